@@ -1,0 +1,247 @@
+"""The records a click travels in: `KeyedJagged` (sparse ids), `Jagged` (one feature of it), `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Jagged:
+    """One feature: row i holds `values_N[offsets_B1[i]:offsets_B1[i + 1]]`; sample b uses row `inverse_B[b]`.
+
+    values_N: ids [N], or vectors [N, D] after an unpooled lookup. offsets_B1: int64 [rows + 1], from 0 to N.
+    weights_N: float [N] or None. inverse_B: int64 [B], or None when sample b uses row b.
+    """
+
+    values_N: Tensor
+    offsets_B1: Tensor
+    weights_N: Tensor | None = None
+    inverse_B: Tensor | None = None
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Values per stored row, int64 [rows]."""
+        return self.offsets_B1.diff()
+
+    def expanded(self) -> Jagged:
+        """The same feature with one row per sample and no inverse index (RecD's jagged index select)."""
+        if self.inverse_B is None:
+            return self
+        lengths_B = self.lengths_B[self.inverse_B]
+        offsets_B1 = _offsets(lengths_B)
+        start_B = self.offsets_B1[:-1][self.inverse_B] - offsets_B1[:-1]
+        index_N = torch.arange(int(offsets_B1[-1]), device=start_B.device) + start_B.repeat_interleave(lengths_B)
+        weights_N = None if self.weights_N is None else self.weights_N[index_N]
+        return Jagged(values_N=self.values_N[index_N], offsets_B1=offsets_B1, weights_N=weights_N)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeyedJagged:
+    """Sparse features of a batch, after the field's KeyedJaggedTensor: ragged lists of ids, all of a key together.
+
+    keys: F feature names. values_N: int32 or int64 ids [N], key by key. lengths or offsets (give one): values per
+    row [sum of rows], or where each row begins [sum of rows + 1]. weights_N: float [N].
+    inverse_B: feature group -> int64 [B], RecD's IKJT: the group's rows are stored once and the index says which
+    of them each sample uses; a key in no group has one row per sample. rows: rows stored per key; needed only when
+    groups store different numbers.
+    Raises UserError when the parts do not fit together. Source: RecD (arXiv 2211.05239), section 4.
+    """
+
+    keys: tuple[str, ...]
+    values_N: Tensor
+    lengths: Tensor | None = None
+    offsets: Tensor | None = None
+    weights_N: Tensor | None = None
+    inverse_B: Mapping[tuple[str, ...], Tensor] = field(default_factory=dict)
+    rows: tuple[int, ...] | None = None
+    _bounds: tuple[int, ...] = ()  # where each key's values begin, on the host: computed once, kept by to()
+
+    def __post_init__(self) -> None:
+        if (self.lengths is None) == (self.offsets is None) and not self._bounds:
+            raise UserError("KeyedJagged: give either lengths or offsets")
+        if len(set(self.keys)) != len(self.keys):
+            raise UserError(f"KeyedJagged.keys: {self.keys} repeats a name; name every feature once")
+        if self.values_N.dtype not in (torch.int32, torch.int64):
+            raise UserError(f"KeyedJagged.values_N: ids are {self.values_N.dtype}; convert them to int64 or int32")
+        if self.weights_N is not None and self.weights_N.shape != self.values_N.shape:
+            raise UserError(
+                f"KeyedJagged.weights_N: {tuple(self.weights_N.shape)} weights for {tuple(self.values_N.shape)} ids; "
+                "give one weight per id"
+            )
+        for group in self.inverse_B:
+            for key in group:
+                if key not in self.keys:
+                    raise UserError(f"KeyedJagged.inverse_B: no feature {key!r}{suggest(key, self.keys)}")
+        if not self._bounds:
+            self._measure()
+
+    def _measure(self) -> None:
+        offsets = self.offsets if self.lengths is None else _offsets(self.lengths)
+        assert offsets is not None
+        offsets = offsets.long()
+        count, rows = offsets.numel() - 1, self.rows
+        if rows is None:
+            if self.keys and count % len(self.keys):
+                raise UserError(f"KeyedJagged.lengths: {count} rows do not divide among {len(self.keys)} keys; give rows")
+            rows = (count // max(len(self.keys), 1),) * len(self.keys)
+        if len(rows) != len(self.keys) or sum(rows) != count:
+            raise UserError(f"KeyedJagged.rows: {rows} does not add up to {count} rows over {len(self.keys)} keys")
+        ends = torch.tensor([0, *rows]).cumsum(0)
+        bounds = tuple(offsets.cpu()[ends].tolist()) if count else (0,) * (len(self.keys) + 1)
+        if bounds[0] != 0 or bounds[-1] != self.values_N.numel() or bool((offsets.diff() < 0).any()):
+            raise UserError(
+                f"KeyedJagged.lengths: they run from {bounds[0]} to {bounds[-1]} where {self.values_N.numel()} ids are "
+                "given, or fall in between; every length must be >= 0 and they must add up to the ids"
+            )
+        if len({self._group_size(key, n) for key, n in zip(self.keys, rows, strict=True)}) > 1:
+            raise UserError("KeyedJagged.inverse_B: groups and features differ in their number of samples")
+        for name, value in (("offsets", offsets), ("lengths", offsets.diff()), ("rows", rows), ("_bounds", bounds)):
+            object.__setattr__(self, name, value)
+
+    def _group_size(self, key: str, rows: int) -> int:
+        inverse = self._inverse(key)
+        return rows if inverse is None else inverse.numel()
+
+    def _inverse(self, key: str) -> Tensor | None:
+        return next((inverse for group, inverse in self.inverse_B.items() if key in group), None)
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of samples (not of stored rows)."""
+        assert self.rows is not None
+        return self._group_size(self.keys[0], self.rows[0]) if self.keys else 0
+
+    def __getitem__(self, key: str) -> Jagged:
+        if key not in self.keys:
+            raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
+        assert self.rows is not None and self.offsets is not None
+        k = self.keys.index(key)
+        first, last = sum(self.rows[:k]), sum(self.rows[: k + 1])
+        low, high = self._bounds[k], self._bounds[k + 1]
+        return Jagged(
+            values_N=self.values_N[low:high],
+            offsets_B1=self.offsets[first : last + 1] - low,
+            weights_N=None if self.weights_N is None else self.weights_N[low:high],
+            inverse_B=self._inverse(key),
+        )
+
+    def expanded(self) -> KeyedJagged:
+        """The same batch with one row per sample for every key and no inverse index."""
+        if not self.inverse_B:
+            return self
+        parts = [self[key].expanded() for key in self.keys]
+        return KeyedJagged(
+            keys=self.keys,
+            values_N=torch.cat([p.values_N for p in parts]),
+            lengths=torch.cat([p.lengths_B for p in parts]),
+            weights_N=None if self.weights_N is None else torch.cat([p.weights_N for p in parts]),  # type: ignore[misc]
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
+        """A copy on `device`; the host-side metadata travels along, so that nothing is measured twice."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            values_N=move(self.values_N),
+            lengths=move(self.lengths),
+            offsets=move(self.offsets),
+            weights_N=move(self.weights_N),
+            inverse_B={group: move(inverse) for group, inverse in self.inverse_B.items()},
+        )
+
+    @classmethod
+    def from_lists(cls, lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJagged:
+        """From Python lists: feature -> for each sample its ids. For examples and tests."""
+        rows = [row for feature in lists.values() for row in feature]
+        return cls(
+            keys=tuple(lists),
+            values_N=torch.tensor([i for row in rows for i in row], dtype=torch.int64),
+            lengths=torch.tensor([len(row) for row in rows], dtype=torch.int64),
+        )
+
+    def to_torchrec(self) -> KeyedJaggedTensor:
+        """A torchrec KeyedJaggedTensor of the expanded batch; needs torchrec installed."""
+        from torchrec import KeyedJaggedTensor
+
+        flat = self.expanded()
+        return KeyedJaggedTensor(
+            keys=list(flat.keys), values=flat.values_N, lengths=flat.lengths, weights=flat.weights_N
+        )
+
+    @classmethod
+    def from_torchrec(cls, kjt: KeyedJaggedTensor) -> KeyedJagged:
+        """From a torchrec KeyedJaggedTensor; its inverse indices become one group per key."""
+        inverse: dict[tuple[str, ...], Tensor] = {}
+        indices: Any = kjt.inverse_indices_or_none()
+        if indices is not None:
+            inverse = {(key,): row for key, row in zip(indices[0], indices[1], strict=True)}
+        return cls(
+            keys=tuple(kjt.keys()),
+            values_N=kjt.values(),
+            lengths=kjt.lengths(),
+            weights_N=kjt.weights_or_none(),
+            inverse_B=inverse,
+            rows=tuple(kjt.stride_per_key()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """What a model is given.
+
+    dense_BC: float32 [B, C], C >= 0. ids: sparse features. labels_BT: float32 [B, T], absent when predicting.
+    weights_B: float32 [B] sample weights. session_B: int64 [B], the group that GAUC ranks within.
+    """
+
+    dense_BC: Tensor
+    ids: KeyedJagged
+    labels_BT: Tensor | None = None
+    weights_B: Tensor | None = None
+    session_B: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        size = self.dense_BC.shape[0]
+        sizes = {"labels_BT": self.labels_BT, "weights_B": self.weights_B, "session_B": self.session_B}
+        for name, tensor in sizes.items():
+            if tensor is not None and tensor.shape[0] != size:
+                raise UserError(f"Batch.{name}: {tensor.shape[0]} samples where dense_BC has {size}; cut them alike")
+        if self.ids.keys and self.ids.batch_size != size:
+            raise UserError(f"Batch.ids: {self.ids.batch_size} samples where dense_BC has {size}; cut them alike")
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of samples."""
+        return self.dense_BC.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """A copy on `device`."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(device, non_blocking=non_blocking)
+
+        return Batch(
+            dense_BC=self.dense_BC.to(device, non_blocking=non_blocking),
+            ids=self.ids.to(device, non_blocking),
+            labels_BT=move(self.labels_BT),
+            weights_B=move(self.weights_B),
+            session_B=move(self.session_B),
+        )
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets

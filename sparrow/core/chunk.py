@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+    """A block of a table's row records: what checkpoints, reshards and deltas move.
+
+    table: the component table's name. rows, columns: half-open ranges in the whole table, whoever holds them now.
+    fields: name -> tensor with one entry per row of `rows` along its first dimension: "weight" [rows, columns],
+    the rule's state such as "sum" [rows], and "touched" [rows].
+    """
+
+    table: str
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    fields: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        count = self.rows[1] - self.rows[0]
+        for name, tensor in self.fields.items():
+            if tensor.shape[0] != count:
+                raise UserError(
+                    f"chunk of table {self.table!r}, field {name!r}: {tensor.shape[0]} rows where the range "
+                    f"{self.rows} holds {count}; cut the field to the range"
+                )

@@ -1,0 +1,187 @@
+"""Configs: frozen dataclasses, read from plain data with an error that names the key, and written back."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import pkgutil
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sparrow.core.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The members of a package, one file each: file `x.py` with a dataclass `Config` is the member named "x".
+
+    A field annotated `Annotated[Protocol, Family("sparrow.models")]` is read from a table whose `name` key picks
+    the member. Adding a member is adding its file.
+    """
+
+    package: str
+
+    def names(self) -> list[str]:
+        """Every member, sorted; files that begin with an underscore are not members."""
+        path = importlib.import_module(self.package).__path__
+        return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+
+    def config(self, name: str, place: str = "name") -> type:
+        """The `Config` class of member `name`; UserError if there is none."""
+        if name not in self.names():
+            raise UserError(f"{place}: no {self.package.rpartition('.')[2]} named {name!r}{suggest(name, self.names())}")
+        config: type = importlib.import_module(f"{self.package}.{name}").Config
+        return config
+
+    def name_of(self, config: object) -> str:
+        """The member name that `config` (an instance of some `Config`) belongs to."""
+        return type(config).__module__.rpartition(".")[2]
+
+
+def from_dict(cls: type[T], data: object, place: str = "") -> T:
+    """Build dataclass `cls` from plain data (what TOML or JSON gives), strictly.
+
+    Unknown keys, wrong types and missing keys raise UserError naming the dotted place, the value and the remedy.
+    """
+    return typing.cast(T, _convert(cls, data, place))
+
+
+def _convert(kind: Any, value: Any, place: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        families = [a for a in args[1:] if isinstance(a, Family)]
+        return _convert_member(families[0], value, place) if families else _convert(args[0], value, place)
+    if dataclasses.is_dataclass(kind):
+        return value if isinstance(value, typing.cast(type, kind)) else _convert_dataclass(kind, value, place)
+    if origin is typing.Literal:
+        if value not in args:
+            raise UserError(f"{place}: {value!r} is not one of {', '.join(map(repr, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, place)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{place}: expected a list, got {value!r}")
+        return tuple(_convert(args[0], v, f"{place}[{i}]") for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise UserError(f"{place}: expected a table, got {value!r}")
+        return {k: _convert(args[1], v, f"{place}.{k}".lstrip(".")) for k, v in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{place}: expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _convert_dataclass(cls: Any, value: Any, place: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    at = f"{place}." if place else ""
+    for key in value:
+        if key not in fields:
+            raise UserError(f"{at}{key}: unknown key{suggest(key, fields)}")
+    for name, f in fields.items():
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and name not in value:
+            raise UserError(f"{at}{name}: missing; add it")
+    converted = {k: _convert(hints[k], v, at + k) for k, v in value.items()}
+    try:
+        return cls(**converted)
+    except UserError as error:
+        raise UserError(f"{at}{error}") from None
+
+
+def _convert_member(family: Family, value: Any, place: str) -> Any:
+    if not isinstance(value, dict):
+        if dataclasses.is_dataclass(value):
+            return value
+        raise UserError(f"{place}: expected a table with a name, got {value!r}")
+    if "name" not in value:
+        raise UserError(f"{place}.name: missing; one of {', '.join(family.names())}")
+    rest = {k: v for k, v in value.items() if k != "name"}
+    return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain data that `from_dict` reads back to an equal config; None is left out, a family member gets its name."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        families = [a for a in typing.get_args(hints[f.name])[1:] if isinstance(a, Family)]
+        if families:
+            out[f.name] = {"name": families[0].name_of(value), **to_dict(value)}
+        elif value is not None:
+            out[f.name] = _plain(value)
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML file; UserError naming file and line when it is absent or malformed."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+
+
+def write_toml(data: Mapping[str, Any], *, header: str = "") -> str:
+    """TOML text of nested plain data, for people to read: scalars first, innermost tables on one line each."""
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    _write_table(data, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+    def is_leaf(value: Any) -> bool:
+        return not isinstance(value, Mapping) or (name != "" and not any(isinstance(v, Mapping) for v in value.values()))
+
+    leaves = {k: v for k, v in table.items() if is_leaf(v)}
+    if leaves:
+        if name:
+            lines += ["", f"[{name}]"]
+        width = max(len(_key(k)) for k in leaves)
+        lines += [f"{_key(k):<{width}} = {_value(v)}" for k, v in leaves.items()]
+    for k, v in table.items():
+        if k not in leaves:
+            _write_table(v, f"{name}.{_key(k)}" if name else _key(k), lines)
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "a").replace("-", "a").isalnum()
+    return key if bare else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # a JSON string is a TOML basic string, DEL excepted
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)  # repr of a float gives every bit back: 1e-06, inf and nan are TOML too

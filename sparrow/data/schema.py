@@ -1,0 +1,136 @@
+"""What a prepared log's columns mean: read by people, obeyed by prepare, models and serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
+from sparrow.core.errors import UserError, suggest
+
+HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
+kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample) or ignore.
+Values under [tables] and mean/std are fitted on the training part and rewritten by prepare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One feature or role.
+
+    kind: see the file's header. source: the log's column, when it is not this one's name (a column can serve twice).
+    table: embedding table of a categorical or list column; columns may share one. pooling: how a list becomes a
+    vector (mean unless told); "none" keeps one vector per id. max_length: keep only the last so many ids of a list.
+    transform: of a numeric column (standard unless told): subtract mean, divide by std; "log" takes
+    sign(x) * log(1 + |x|) first; "none" keeps the number. mean, std: fitted, of the training part.
+    positive: the value of a label that counts as 1, for labels that are not 0/1. note: why it was inferred so.
+    """
+
+    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "weight", "ignore"]
+    source: str | None = None
+    table: str | None = None
+    pooling: Literal["sum", "mean", "none"] | None = None
+    max_length: int | None = None
+    transform: Literal["standard", "log", "none"] | None = None
+    mean: float | None = None
+    std: float | None = None
+    positive: str | None = None
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind in ("categorical", "list") and not self.table:
+            raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
+        if self.max_length is not None and self.max_length < 1:
+            raise UserError(f"max_length: {self.max_length} keeps nothing; use 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """How the ids of one embedding table are numbered; fitted on the training part.
+
+    encoding "range": integers low..high become 1..high - low + 1, anything else 0, and rows = high - low + 2.
+    encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
+    any value is legal. distinct: ids seen in training.
+    """
+
+    encoding: Literal["range", "hash"] = "hash"
+    rows: int | None = None
+    low: int | None = None
+    high: int | None = None
+    distinct: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """How the raw log is read. format "criteo" is tab-separated, without a header, with its fixed column names."""
+
+    format: Literal["csv", "tsv", "parquet", "criteo"] = "parquet"
+    header: bool = True
+    names: tuple[str, ...] = ()  # of the columns, when there is no header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """by "time": the last rows in time are valid and test; by "ratio": whole rows at random, seeded.
+
+    valid, test: shares of the rows in [0, 1).
+    """
+
+    by: Literal["time", "ratio"] = "ratio"
+    valid: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < 1):
+            raise UserError(f"split: valid {self.valid} and test {self.test} leave no training rows; lower them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """A log's columns by feature name, the tables their ids live in, how it is read and split."""
+
+    columns: dict[str, Column]
+    tables: dict[str, Table] = field(default_factory=dict)
+    source: Source = Source()
+    split: Split = Split()
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if column.table is not None and column.table not in self.tables:
+                raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
+        for kind in ("label", "time", "group", "weight"):
+            named = self.of_kind(kind)
+            if len(named) > 1:
+                raise UserError(f"columns: {' and '.join(named)} are both of kind {kind}; make all but one 'ignore'")
+
+    def of_kind(self, *kinds: str) -> tuple[str, ...]:
+        """Names of the columns of these kinds, in the schema's order."""
+        return tuple(name for name, column in self.columns.items() if column.kind in kinds)
+
+    def role(self, kind: str) -> str | None:
+        """The one column of a kind that occurs at most once (label, time, group, weight), or None."""
+        return next(iter(self.of_kind(kind)), None)
+
+    @property
+    def dense(self) -> tuple[str, ...]:
+        """The numeric features, in the order of `Batch.dense_BC`'s columns."""
+        return self.of_kind("numeric")
+
+    @property
+    def sparse(self) -> tuple[str, ...]:
+        """The id features, in the order of `Batch.ids.keys`."""
+        return self.of_kind("categorical", "list")
+
+    def save(self, path: str | Path) -> None:
+        """Write as TOML, one line per column."""
+        Path(path).write_text(write_toml(to_dict(self), header=HEADER), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read what `save` wrote or a person edited; UserError names file and key."""
+        try:
+            return from_dict(cls, read_toml(path))
+        except UserError as error:
+            text = str(error)
+            raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None
