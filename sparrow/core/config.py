@@ -138,6 +138,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def flatten(data: Any, place: str = "") -> dict[str, Any]:
+    """Nested plain data as dotted name -> leaf, lists for tuples."""
+    if isinstance(data, Mapping):
+        return {k: v for key, value in data.items() for k, v in flatten(value, f"{place}.{key}".lstrip(".")).items()}
+    return {place: list(data) if isinstance(data, tuple) else data}
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Parse a TOML file; UserError naming file and line when it is absent or malformed."""
     try:
@@ -172,7 +179,7 @@ def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "a").replace("-", "a").isalnum()
-    return key if bare else json.dumps(key, ensure_ascii=False)
+    return key if bare else _text(key)
 
 
 def _value(value: Any) -> str:
@@ -182,6 +189,10 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):  # a JSON string is a TOML basic string, DEL excepted
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, str):
+        return _text(value)
     return repr(value)  # repr of a float gives every bit back: 1e-06, inf and nan are TOML too
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # a TOML basic string, DEL excepted

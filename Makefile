@@ -1,0 +1,40 @@
+PYTHON ?= python3
+BIN = .venv/bin
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: setup demo test test-slow lint format clean
+
+setup: .venv/ready  ## .venv with torch, the kernels and everything the tests need
+
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard sparrow/kernels/*/cpu.cpp)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Sparrow needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy 'setuptools>=77' ninja
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## generate a log with a known answer, prepare it, train on it, read the result against the limit
+	$(BIN)/sparrow generate data/demo.parquet --rows 400000 --overwrite
+	$(BIN)/sparrow prepare data/demo.parquet --out data/demo --overwrite
+	$(BIN)/sparrow train recipes/demo.toml --overwrite
+	$(BIN)/sparrow evaluate runs/demo --split test
+
+test: setup lint  ## lint, layers, types, quick tests
+	$(BIN)/pytest
+
+test-slow: setup
+	$(BIN)/pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info sparrow/kernels/_cpp*.so

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sparrow.core import Chunk, UserError
+from sparrow.core.config import flatten
+
+FORMAT = 1
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint on disk, its manifest read and its files listed but not loaded."""
+
+    path: Path
+    step: int
+    identity: dict[str, Any]
+    state: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors of part `name`; UserError when the file is damaged."""
+        return self._read(f"{name}.safetensors")
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The tables' chunks, one file at a time; UserError when one is damaged."""
+        for file, entry in self.files.items():
+            if "table" in entry:
+                rows, columns = entry["rows"], entry["columns"]
+                fields = self._read(file)
+                yield Chunk(table=entry["table"], rows=tuple(rows), columns=tuple(columns), fields=fields)
+
+    def check(self, identity: Mapping[str, Any]) -> None:
+        """UserError when this is a checkpoint of another model: names the first difference."""
+        ours, theirs = flatten(identity), flatten(self.identity)
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key):
+                raise UserError(
+                    f"{self.path}: checkpoint of another model: {key} is {theirs.get(key)!r} there and "
+                    f"{ours.get(key)!r} here; restore the setting or choose another run_dir"
+                )
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        def damaged(why: str) -> UserError:
+            return UserError(
+                f"{self.path / file}: damaged checkpoint ({why}); delete the folder {self.path.name} to fall back to the "
+                "checkpoint before it"
+            )
+
+        if file not in self.files:
+            raise damaged("not in the manifest")
+        try:
+            data = (self.path / file).read_bytes()
+        except FileNotFoundError:
+            raise damaged("the file is missing") from None
+        if len(data) != self.files[file]["bytes"]:
+            raise damaged(f"{len(data)} bytes where {self.files[file]['bytes']} were written")
+        if hashlib.sha256(data).hexdigest() != self.files[file]["sha256"]:
+            raise damaged("its checksum differs")
+        try:
+            return safetensors.torch.load(data)
+        except SafetensorError as error:
+            raise damaged(str(error)) from None
+
+
+def save(
+    directory: Path,
+    step: int,
+    *,
+    identity: Mapping[str, Any],
+    state: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Tensor]],
+    chunks: Iterable[Chunk],
+    keep: int = 3,
+) -> Path:
+    """Write checkpoint `step` under `directory` and drop all but the last `keep` and the best.
+
+    state: plain data (JSON). parts: name -> tensors. Atomic: the folder gets its name when every byte is on disk; a
+    failure (full disk) removes what was begun, leaves the others alone and raises UserError.
+    """
+    final = directory / f"step-{step:09d}"
+    if final.exists():
+        return final
+    directory.mkdir(parents=True, exist_ok=True)
+    clean(directory)
+    writing = directory / f".writing-{step:09d}"
+    try:
+        writing.mkdir()
+        files: dict[str, dict[str, Any]] = {}
+        for name, tensors in parts.items():
+            files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
+        for chunk in chunks:
+            file = f"table-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
+            place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
+            files[file] = {**place, **_write(writing / file, chunk.fields)}
+        manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
+        _write_bytes(writing / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _sync(writing)
+        os.rename(writing, final)
+        _sync(directory)
+    except OSError as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        kept = latest(directory)
+        raise UserError(
+            f"{final}: cannot write the checkpoint ({error.strerror or error}); make room and resume from "
+            f"{'step ' + str(kept) if kept is not None else 'the beginning'}: nothing written before was lost"
+        ) from error
+    _prune(directory, keep)
+    return final
+
+
+def load(directory: Path, step: int | None = None) -> Checkpoint:
+    """Open checkpoint `step`, or the latest; UserError when there is none or its manifest is unreadable."""
+    chosen = latest(directory) if step is None else step
+    if chosen is None:
+        raise UserError(f"{directory}: no checkpoint here; train first, or give the run directory of a finished run")
+    path = directory / f"step-{chosen:09d}"
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{path}: checkpoint format {manifest['format']}, this Sparrow reads {FORMAT}; update it")
+        known = {key: manifest[key] for key in ("step", "identity", "state", "files")}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such checkpoint; there are {steps(directory)}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise UserError(
+            f"{path / 'manifest.json'}: damaged checkpoint (not a manifest); delete the folder {path.name} to fall back "
+            "to the checkpoint before it"
+        ) from None
+    return Checkpoint(path=path, **known)
+
+
+def steps(directory: Path) -> list[int]:
+    """Steps of the complete checkpoints under `directory`, ascending."""
+    names = (p.name for p in directory.iterdir()) if directory.is_dir() else ()
+    return sorted(int(m[1]) for m in map(_STEP.fullmatch, names) if m)
+
+
+def latest(directory: Path, *, best: bool = False) -> int | None:
+    """The last complete checkpoint's step; with `best`, the one `mark_best` named, or the last if there is none."""
+    found = steps(directory)
+    if best and (directory / "best.json").exists():
+        marked = json.loads((directory / "best.json").read_bytes())["step"]
+        if marked in found:
+            return int(marked)
+    return found[-1] if found else None
+
+
+def mark_best(directory: Path, step: int) -> None:
+    """Remember `step` as the best; it is kept until another is marked."""
+    _write_bytes(directory / ".best.json", json.dumps({"step": step}).encode())
+    os.replace(directory / ".best.json", directory / "best.json")
+    _sync(directory)
+
+
+def remove(directory: Path, step: int) -> None:
+    """Delete a checkpoint: renamed first, so that a kill in the middle leaves no half of one."""
+    doomed = directory / f".deleting-{step:09d}"
+    os.rename(directory / f"step-{step:09d}", doomed)
+    shutil.rmtree(doomed)
+
+
+def clean(directory: Path) -> None:
+    """Remove what a killed save or prune left half done."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name.startswith((".writing-", ".deleting-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _prune(directory: Path, keep: int) -> None:
+    best = latest(directory, best=True)
+    for step in steps(directory)[: -max(keep, 1)]:
+        if step != best:
+            remove(directory, step)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    _write_bytes(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+

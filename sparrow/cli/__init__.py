@@ -1,0 +1,65 @@
+"""The command line. One file per command: file `x.py` with a function `main(arguments)` is `sparrow x`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparrow.core.errors import UserError, suggest
+
+__all__ = ["main"]
+
+ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # as a log meets them; others follow
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not given or given[0] in ("-h", "--help"):
+            print(_overview())
+            return 0
+        if given[0] == "--version":
+            print(importlib.import_module("sparrow").__version__)
+            return 0
+        if given[0] not in _commands():
+            raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
+        importlib.import_module(f"sparrow.cli.{given[0]}").main(given[1:])
+        return 0
+    except UserError as error:
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sparrow":
+            raise
+        return _refuse(f"this command needs {error.name!r}; pip install 'sparrow-rec[cli,report]'")
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{place}{error.strerror or error}; check the path, its permissions and the free space")
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(message: str) -> int:
+    print(f"sparrow: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _commands() -> list[str]:
+    names = {m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")}
+    return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
+
+
+def _overview() -> str:
+    lines = ["usage: sparrow COMMAND [...]    (sparrow COMMAND --help tells more)", ""]
+    for name in _commands():  # read, not imported: help should not wait for torch
+        tree = ast.parse(Path(__path__[0], f"{name}.py").read_text(encoding="utf-8"))
+        lines.append(f"  {name:<10} {(ast.get_docstring(tree) or '').splitlines()[0]}")
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""How the command line looks: bars, tables, one line for an event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from sparrow.core.errors import Progress
+
+err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, width=None)
+
+METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar for work that reports (what, done, total)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=err, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total or None)
+            bar.update(tasks[what], completed=done, total=total or None)
+
+        yield report
+
+
+class TrainView:
+    """Draws a training run from its events."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.bar = Bar(*columns, console=err, transient=True)
+        self.task: Any = None
+        self.said = time.monotonic()
+
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        """The trainer's listener."""
+        if event == "begin":
+            self.bar.start()
+            self.task = self.bar.add_task("", total=values["total"], completed=values["step"])
+        elif event == "progress":
+            self._progress(values)
+        elif event == "evaluation":
+            err.print(f"step {values['step']}: valid {numbers(values)}")
+        elif event == "note":
+            err.print(values["text"], markup=False)
+        elif event == "end":
+            self.bar.stop()
+
+    def _progress(self, values: dict[str, Any]) -> None:
+        text = f"{values['examples_per_s']:,.0f} examples/s"
+        if "ne" in values:
+            text += f"  NE {values['ne']:.4f}"
+        self.bar.update(self.task, completed=values["step"], description=text)
+        if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line now and then
+            self.said = time.monotonic()
+            err.print(f"step {values['step']}/{values['total']}: {text}")
+
+
+def numbers(values: Mapping[str, Any]) -> str:
+    """`auc 0.7512  ne 0.9012 ...` of the metrics that are there."""
+    return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
+
+
+def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
+    """A table of named metric rows; columns nobody has are left out."""
+    names = [name for name in METRICS if any(name in values for _, values in rows)]
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in ("examples", *names):
+        table.add_column(name, justify="right")
+    for label, values in rows:
+        cells = [f"{values[n]:.4f}" if n in values else "" for n in names]
+        table.add_row(label, f"{values['examples']:,.0f}", *cells)
+    return table

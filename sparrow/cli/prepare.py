@@ -1,0 +1,65 @@
+"""Turn a raw click log into typed, split, fitted Parquet that training reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+def prepare(
+    inputs: tyro.conf.Positional[tuple[str, ...]],
+    /,
+    out: Path,
+    schema: Path | None = None,
+    label: str | None = None,
+    split: Literal["time", "ratio"] | None = None,
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+    overwrite: bool = False,
+    infer_only: bool = False,
+) -> None:
+    """Turn a raw click log into typed, split, fitted Parquet that training reads.
+
+    Without --schema the columns' meaning is inferred and written to OUT/schema.toml, to read, edit and pass back.
+
+    Args:
+        inputs: Files or globs, in order: CSV, TSV, Parquet or Criteo's format, .gz and .zst too.
+        out: The prepared log, a new directory.
+        schema: A schema to obey; what is fitted may be left out.
+        label: The column to predict, when it cannot be guessed.
+        split: By time (the last rows are held out) or by ratio (rows at random); time when there is a time column.
+        valid: Share of the rows for validation.
+        test: Share of the rows for the test.
+        seed: Of the split by ratio.
+        overwrite: Replace an existing OUT, once the new one is complete.
+        infer_only: Print the inferred schema and stop.
+    """
+    from sparrow import data
+    from sparrow.cli import _show
+    from sparrow.data.schema import Schema, Split
+
+    given = Schema.load(schema) if schema else None
+    if infer_only:
+        print(data.infer(inputs, label=label).to_toml(), end="")
+        return
+    wanted = None if split is None and given else Split(by=split, valid=valid, test=test, seed=seed) if split else None
+    with _show.progress_bar() as progress:
+        made = data.prepare(
+            inputs, out, schema=given, label=label, split=wanted, valid=valid, test=test, overwrite=overwrite, progress=progress
+        )
+    for note in made.notes:
+        _show.out.print(f"note: {note}", markup=False, soft_wrap=True)
+    table = _show.Table("part", "rows", "positives")
+    for name, rows in made.rows.items():
+        table.add_row(name, f"{rows:,}", f"{made.label_mean[name]:.4f}" if rows else "")
+    _show.out.print(table)
+    _show.out.print(f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`sparrow prepare INPUT... --out DIR`."""
+    tyro.cli(prepare, args=list(arguments), prog="sparrow prepare")

@@ -1,0 +1,7 @@
+"""ids -> vectors: a table is addressing x row format x placement x fused rule (DESIGN: the four choices)."""
+
+from sparrow.embeddings.addressing import Addressing, Direct, Hashed
+from sparrow.embeddings.spec import Feature, TableSpec
+from sparrow.embeddings.tables import EmbeddingTables, Handle, RowGradients
+
+__all__ = ["Addressing", "Direct", "EmbeddingTables", "Feature", "Handle", "Hashed", "RowGradients", "TableSpec"]

@@ -1,0 +1,70 @@
+"""Which row does an id use? One small class per answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+
+
+class Addressing(Protocol):
+    """Maps ids to rows of a table with `rows` rows."""
+
+    @property
+    def rows(self) -> int:
+        """R, the rows of the table."""
+        ...
+
+    def slots(self, ids_N: Tensor) -> Tensor:
+        """Rows [N] of ids [N]; a row outside [0, rows) marks an id the table does not hold."""
+        ...
+
+
+def _check_rows(rows: int) -> None:
+    if rows < 1:
+        raise UserError(f"rows: a table of {rows} rows holds nothing; give 1 or more")
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Id i is row i; ids outside [0, rows) are errors."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        _check_rows(self.rows)
+
+    def slots(self, ids_N: Tensor) -> Tensor:
+        """The ids themselves."""
+        return ids_N
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Any 64-bit id, by a multiply-shift mix (splitmix64's finaliser) of id + seed, modulo rows."""
+
+    rows: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rows(self.rows)
+
+    def slots(self, ids_N: Tensor) -> Tensor:
+        """Rows [N]; two ids may share one."""
+        h = ids_N.long() + (self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % (1 << 63)
+        h = (h ^ _shift_right(h, 30)) * _signed(0xBF58476D1CE4E5B9)
+        h = (h ^ _shift_right(h, 27)) * _signed(0x94D049BB133111EB)
+        h = h ^ _shift_right(h, 31)
+        return (h & torch.iinfo(torch.int64).max) % self.rows
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts int64 arithmetically: clear the copies of the sign
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparrow.core.errors import UserError
+from sparrow.embeddings.addressing import Addressing
+from sparrow.kernels.rules import RowRule, rowwise_adagrad
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """What decides a table's values; where its rows live is the plan's business.
+
+    name: the table's. dim: D >= 1. addressing: ids -> rows. weight_precision: how a row is stored.
+    rule: how a row learns. Rows begin uniform in +-init_scale, +-1/sqrt(rows) unless told (DLRM, arXiv 1906.00091).
+    """
+
+    name: str
+    dim: int
+    addressing: Addressing
+    weight_precision: Literal["fp32"] = "fp32"
+    rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    init_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise UserError(f"table {self.name!r}: dim {self.dim}; give 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A column of ids that looks into a table; several may share one.
+
+    pooling: "sum" or "mean" (over the ids of a sample; weighted when the batch brings weights, and a mean still
+    divides by the count), or "none": one vector per id.
+    """
+
+    name: str
+    table: str
+    pooling: Literal["sum", "mean", "none"] = "sum"

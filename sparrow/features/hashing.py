@@ -1,0 +1,61 @@
+"""The one hash by which ids of any kind become 63-bit numbers; other languages can reproduce it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+UInt64s = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+def hash_ids(ids: pa.Array) -> npt.NDArray[np.int64]:
+    """Stable ids int64 [N] in [1, 2^63) of a string, binary or integer array [N]; missing -> 0.
+
+    An id is hashed as bytes: a string's UTF-8, an integer's decimal text ("-12"), so that the id 12 is the same in a
+    CSV, an int32 and a uint64 column. With all arithmetic modulo 2^64:
+
+        mix(z): z += 0x9E3779B97F4A7C15; z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+                z = (z ^ z >> 27) * 0x94D049BB133111EB; return z ^ z >> 31
+        h = mix(number of bytes); for each 8 bytes, little-endian, the last ones padded with zeros: h = mix(h ^ word)
+        id = max(h mod 2^63, 1)
+
+    Source: the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), chained over words.
+    """
+    encoded = ids.dictionary_encode()  # each distinct id is hashed once
+    texts = encoded.dictionary
+    if pa.types.is_integer(texts.type):
+        texts = texts.cast(pa.large_string())
+    hashes = _hash_texts(texts.cast(pa.large_binary())) & np.uint64((1 << 63) - 1)
+    hashes = np.append(np.maximum(hashes, np.uint64(1)).astype(np.int64), np.int64(0))  # the last one is for missing
+    return hashes[encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)]
+
+
+def mix(z_N: UInt64s) -> UInt64s:
+    """splitmix64 of uint64 [N]: one step and its finaliser."""
+    z_N = z_N + _GOLDEN
+    z_N = (z_N ^ (z_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z_N = (z_N ^ (z_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z_N ^ (z_N >> np.uint64(31))
+
+
+def _hash_texts(texts: pa.LargeBinaryArray) -> UInt64s:
+    _, offsets_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.zeros(int(offsets[-1]) + 8, np.uint8)  # eight more: the last word may reach beyond the last string
+    data[:-8] = np.frombuffer(data_buffer, np.uint8)[: offsets[-1]] if offsets[-1] else 0
+    words = np.lib.stride_tricks.sliding_window_view(data, 8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    h = mix(lengths.astype(np.uint64))
+    active = np.flatnonzero(lengths)
+    done = 0
+    while len(active):  # once per word of the longest string
+        word = words[starts[active] + done].copy().view("<u8")[:, 0]
+        unused = np.maximum(8 - (lengths[active] - done), 0).astype(np.uint64)
+        h[active] = mix(h[active] ^ (word & (_ALL >> (unused * np.uint64(8)))))
+        done += 8
+        active = active[lengths[active] > done]
+    return h

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparrow.core import Batch, UserError
+
+
+def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
+    """Mean binary cross-entropy of logits [B, T] against the batch's labels, weighted by its sample weights.
+
+    sum_b w_b l_b / sum_b w_b, averaged over tasks; UserError when the batch has no labels.
+    """
+    if batch.labels_BT is None:
+        raise UserError("loss: the batch has no labels; use a log with a label column, or model.score to predict")
+    loss_BT = F.binary_cross_entropy_with_logits(logits_BT, batch.labels_BT, reduction="none")
+    if batch.weights_B is None:
+        return loss_BT.mean()
+    weights_B1 = batch.weights_B[:, None]
+    return (loss_BT * weights_B1).sum() / (weights_B1.sum().clamp(min=1e-12) * loss_BT.shape[1])

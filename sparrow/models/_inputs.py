@@ -1,0 +1,36 @@
+"""What every feature model begins with: the schema's tables and dense columns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch, UserError
+from sparrow.data.schema import Schema
+from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Hashed, TableSpec
+from sparrow.kernels.rules import RowRule
+
+
+def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: float | None = None) -> EmbeddingTables:
+    """Tables of one dim for all of a schema's id columns; UserError when a column cannot be pooled to a vector."""
+    specs = []
+    for name, table in schema.tables.items():
+        if table.rows is None:
+            raise UserError(f"tables.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
+        addressing: Addressing = Direct(table.rows) if table.encoding == "range" else Hashed(table.rows)
+        specs.append(TableSpec(name=name, dim=dim, addressing=addressing, rule=rule, init_scale=init_scale))
+    features = []
+    for name in schema.sparse:
+        column = schema.columns[name]
+        if column.pooling == "none":
+            raise UserError(f"columns.{name}.pooling: this model needs one vector per sample; use 'sum' or 'mean'")
+        assert column.table is not None
+        pooling = (column.pooling or "mean") if column.kind == "list" else "sum"
+        features.append(Feature(name=name, table=column.table, pooling=pooling))
+    return EmbeddingTables(specs, features, seed=seed)
+
+
+def pooled(tables: EmbeddingTables, batch: Batch) -> list[Tensor]:
+    """One [B, D] per feature, in the tables' order."""
+    vectors = tables(batch.ids).values()
+    return [v for v in vectors if isinstance(v, torch.Tensor)]

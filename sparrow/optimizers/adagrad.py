@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn, optim
+
+from sparrow.optimizers import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """AdaGrad, as MLPerf's DLRM-DCNv2 uses it."""
+
+    lr: float = 0.005
+    eps: float = 1e-8
+    initial: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """torch's Adagrad, with initial as the accumulators' first value."""
+        return optim.Adagrad(
+            parameters, lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial, weight_decay=self.weight_decay
+        )

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn, optim
+
+from sparrow.optimizers import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Stochastic gradient descent, with or without momentum."""
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """torch's SGD."""
+        return optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

@@ -1,0 +1,179 @@
+"""`Run`: the whole of a training job as one tree of plain values; a TOML file and a Python call spell it alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+
+from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
+from sparrow.core.errors import UserError
+from sparrow.embeddings.tables import Mode
+from sparrow.kernels.rules import RowRule, rowwise_adagrad
+from sparrow.models import ModelConfig
+from sparrow.optimizers import OptimizerConfig, adam
+
+
+def _positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise UserError(f"{name}: {value} is not positive; give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """path: the prepared log. batch_size: examples per forward. shuffle: else the log's own order is kept."""
+
+    path: str
+    batch_size: int = 4096
+    shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(batch_size=self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A factor on both learning rates: up linearly over warmup_steps, then constant or down to `final` at the end."""
+
+    warmup_steps: int = 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    final: float = 0.0
+
+    def factor(self, step: int, total: int) -> float:
+        """The factor for step 0 <= step < total."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(total - self.warmup_steps, 1)
+        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * min(done, 1.0))) / 2}[self.decay]
+        return self.final + (1 - self.final) * shape if self.decay != "constant" else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How the training loop goes.
+
+    epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the global gradient
+    norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite gradient out (100 in a row stop the
+    run), "stop" ends the run, "off" does not look. update_mode: of the tables; "auto" is "fused" unless accumulation,
+    clipping or skipping need whole gradients. progressive: predict each batch before training on it, and report it.
+    evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
+    many evaluations without a better `monitor`.
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    nonfinite: Literal["skip", "stop", "off"] = "skip"
+    update_mode: Literal["auto", "fused", "deferred", "off"] = "auto"
+    progressive: bool = True
+    evaluate_every: int | None = None
+    patience: int | None = None
+    monitor: Literal["ne", "logloss", "auc", "gauc"] = "ne"
+
+    def __post_init__(self) -> None:
+        _positive(epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate, clip_norm=self.clip_norm)
+        _positive(evaluate_every=self.evaluate_every, patience=self.patience)
+        whole = self.accumulate > 1 or self.clip_norm is not None or self.nonfinite == "skip"
+        if self.update_mode == "fused" and whole:
+            raise UserError(
+                "update_mode: 'fused' updates tables inside backward, too early for accumulate > 1, clip_norm or "
+                "nonfinite = 'skip'; use 'deferred' or 'auto'"
+            )
+
+    @property
+    def table_mode(self) -> Mode:
+        """`update_mode` with "auto" resolved."""
+        if self.update_mode != "auto":
+            return self.update_mode
+        whole = self.accumulate > 1 or self.clip_norm is not None or self.nonfinite == "skip"
+        return "deferred" if whole else "fused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """every: steps between checkpoints (one is always written at the end). keep: how many of the last, plus the best."""
+
+    every: int | None = None
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        _positive(every=self.every, keep=self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """every: steps between lines of the run log. tensorboard: also write event files, when it is installed."""
+
+    every: int = 20
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        _positive(every=self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A training job.
+
+    run_dir: where everything about it is written. model, tables (the rule rows learn by, with its lr) and dense (the
+    optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads,
+    0 for torch's choice, which is then written down, because sums depend on it. device: "cpu", "cuda", "cuda:1", ...
+    """
+
+    run_dir: str
+    data: Data
+    model: Annotated[ModelConfig, Family("sparrow.models")]
+    tables: Annotated[RowRule, Family("sparrow.kernels.rules")] = dataclasses.field(
+        default_factory=rowwise_adagrad.Config
+    )
+    dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(default_factory=adam.Config)
+    schedule: Schedule = Schedule()
+    loop: Loop = Loop()
+    checkpoint: Checkpoints = Checkpoints()
+    log: Log = Log()
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise UserError(f"device: {self.device!r} is not a device; use cpu or cuda") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
+
+    def resolved(self) -> Run:
+        """The same run with every automatic choice made."""
+        loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
+        return dataclasses.replace(self, loop=loop, threads=self.threads or torch.get_num_threads())
+
+    def save(self, path: Path) -> None:
+        """Write as TOML."""
+        path.write_text(write_toml(to_dict(self), header="A Sparrow run, every choice made."), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> Run:
+        """Read a TOML file, with overrides by dotted name; UserError names file and key."""
+        data = read_toml(path)
+        for name, value in (overrides or {}).items():
+            _override(data, name, value)
+        try:
+            return from_dict(cls, data)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+
+
+def _override(data: dict[str, Any], name: str, value: Any) -> None:
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise UserError(f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the names")
+    data[leaf] = value

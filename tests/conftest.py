@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real sets, which users' machines do not have."""
+    path = Path(os.environ.get("SPARROW_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip("no real data here: set SPARROW_DATA to the folder")
+    return path
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads in a test; put back afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparrow.core import Batch, Chunk, KeyedJagged, UserError
+
+LISTS = {"user": [[7], [8], [7]], "history": [[1, 2], [], [3]]}
+
+
+def lists_of(ids: KeyedJagged) -> dict[str, list[list[int]]]:
+    out = {}
+    for key in ids.keys:
+        part = ids[key].expanded()
+        out[key] = [x.tolist() for x in part.values_N.split(part.lengths_B.tolist())]
+    return out
+
+
+def test_lists_come_back() -> None:
+    ids = KeyedJagged.from_lists(LISTS)
+    assert ids.batch_size == 3
+    assert lists_of(ids) == LISTS
+
+
+def test_offsets_are_as_good_as_lengths() -> None:
+    one = KeyedJagged.from_lists(LISTS)
+    two = KeyedJagged(keys=one.keys, values_N=one.values_N, offsets=one.offsets)
+    assert lists_of(two) == LISTS
+    assert torch.equal(one.lengths, two.lengths)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6),
+    st.lists(st.integers(0, 99), min_size=1, max_size=12),
+)
+def test_inverse_index_is_the_expanded_batch(rows: list[list[int]], picks: list[int]) -> None:
+    inverse_B = torch.tensor([p % len(rows) for p in picks])
+    user = [[i] for i in range(len(picks))]
+    flat = [i for row in [*rows, *user] for i in row]
+    ids = KeyedJagged(
+        keys=("history", "user"),
+        values_N=torch.tensor(flat, dtype=torch.int64),
+        lengths=torch.tensor([len(row) for row in [*rows, *user]]),
+        weights_N=torch.arange(len(flat), dtype=torch.float32),
+        inverse_B={("history",): inverse_B},
+        rows=(len(rows), len(picks)),
+    )
+    want = {"history": [rows[p % len(rows)] for p in picks], "user": user}
+    assert ids.batch_size == len(picks)
+    assert lists_of(ids) == want
+    expanded = ids.expanded()
+    assert lists_of(expanded) == want
+    assert not expanded.inverse_B
+    stored = dict(zip(range(len(flat)), flat, strict=True))  # each weight still belongs to its id
+    assert [stored[int(w)] for w in expanded.weights_N] == expanded.values_N.tolist()
+
+
+def test_moving_keeps_everything() -> None:
+    ids = KeyedJagged.from_lists(LISTS)
+    moved = ids.to("meta")
+    assert moved.keys == ids.keys
+    assert moved.batch_size == 3
+    assert moved["history"].values_N.shape == (3,)  # known without reading the device
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lengths": None}, "either lengths or offsets"),
+        ({"keys": ("a", "a")}, "repeats a name"),
+        ({"values_N": torch.zeros(4)}, "convert them to int64"),
+        ({"weights_N": torch.zeros(3)}, "one weight per id"),
+        ({"lengths": torch.tensor([1, 1, 1])}, "do not divide among"),
+        ({"lengths": torch.tensor([1, 1, 1, 5])}, "add up to the ids"),
+        ({"lengths": torch.tensor([1, 1, 3, -1])}, "every length must be >= 0"),
+        ({"rows": (3, 2)}, "does not add up"),
+        ({"rows": (3, 1)}, "differ in their number of samples"),
+        ({"inverse_B": {("c",): torch.zeros(2)}}, "no feature 'c'"),
+    ],
+)
+def test_parts_that_do_not_fit(change: dict, says: str) -> None:
+    good = {"keys": ("a", "b"), "values_N": torch.arange(4), "lengths": torch.ones(4, dtype=torch.int64)}
+    with pytest.raises(UserError, match=says):
+        KeyedJagged(**(good | change))
+
+
+def test_unknown_feature_suggests() -> None:
+    with pytest.raises(UserError, match="did you mean 'history'"):
+        KeyedJagged.from_lists(LISTS)["histroy"]
+
+
+def test_batch_sizes_must_agree() -> None:
+    ids = KeyedJagged.from_lists(LISTS)
+    Batch(dense_BC=torch.zeros(3, 0), ids=ids)
+    with pytest.raises(UserError, match=r"Batch\.ids: 3 samples where dense_BC has 2"):
+        Batch(dense_BC=torch.zeros(2, 0), ids=ids)
+    with pytest.raises(UserError, match=r"Batch\.labels_BT"):
+        Batch(dense_BC=torch.zeros(3, 0), ids=ids, labels_BT=torch.zeros(2, 1))
+
+
+def test_records_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        KeyedJagged.from_lists(LISTS).keys = ()
+
+
+def test_chunk_rows_must_agree() -> None:
+    with pytest.raises(UserError, match="field 'sum': 3 rows"):
+        Chunk(table="t", rows=(0, 2), columns=(0, 1), fields={"sum": torch.zeros(3)})
+
+
+def test_torchrec_round_trip() -> None:
+    pytest.importorskip("torchrec", reason="torchrec is a peer, not a dependency")
+    ids = KeyedJagged.from_lists(LISTS)
+    assert lists_of(KeyedJagged.from_torchrec(ids.to_torchrec())) == LISTS

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparrow.core import UserError
+from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
+
+RULES = Family("sparrow.kernels.rules")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = 3
+    kind: Literal["a", "b"] = "a"
+    share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    name: str
+    inner: Inner = Inner()
+    sizes: tuple[int, ...] = ()
+    named: dict[str, Inner] | None = None
+    rule: Annotated[object, RULES] | None = None
+
+
+def test_round_trip() -> None:
+    one = from_dict(Outer, {"name": "x", "inner": {"share": 1}, "sizes": [1, 2], "named": {"k": {"kind": "b"}}})
+    assert one == Outer(name="x", inner=Inner(share=1.0), sizes=(1, 2), named={"k": Inner(kind="b")})
+    assert from_dict(Outer, to_dict(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({}, "name: missing"),
+        ({"name": 3}, "name: expected str, got 3"),
+        ({"name": "x", "inner": {"sise": 1}}, "inner.sise: unknown key; did you mean 'size'?"),
+        ({"name": "x", "inner": {"size": True}}, "inner.size: expected int"),
+        ({"name": "x", "inner": {"size": 1.5}}, "inner.size: expected int"),
+        ({"name": "x", "inner": {"kind": "c"}}, "inner.kind: 'c' is not one of 'a', 'b'"),
+        ({"name": "x", "inner": 3}, "inner: expected a table"),
+        ({"name": "x", "sizes": [1, "2"]}, r"sizes\[1\]: expected int"),
+        ({"name": "x", "named": {"k": {"size": ""}}}, "named.k.size: expected int"),
+    ],
+)
+def test_errors_name_the_place(data: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        from_dict(Outer, data)
+
+
+def test_family_members_are_files() -> None:
+    assert {"sgd", "rowwise_adagrad"} <= set(RULES.names())
+    config = RULES.config("sgd")()
+    assert RULES.name_of(config) == "sgd"
+    with pytest.raises(UserError, match="no rules named 'sdg'; did you mean 'sgd'"):
+        RULES.config("sdg")
+
+
+plain = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1), plain, max_size=4))
+def test_toml_reads_back_as_written(tmp_path_factory: pytest.TempPathFactory, data: dict) -> None:
+    path = tmp_path_factory.mktemp("toml") / "x.toml"
+    path.write_text(write_toml(data), encoding="utf-8")
+    assert read_toml(path) == data
+
+
+def test_toml_keeps_odd_floats() -> None:
+    text = write_toml({"a": math.inf, "b": 1e-300, "c": 1e22})
+    assert tomllib.loads(text) == {"a": math.inf, "b": 1e-300, "c": 1e22}
+
+
+def test_toml_errors_name_the_file(tmp_path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    with pytest.raises(UserError, match=r"bad.toml: not valid TOML: .*line 1"):
+        read_toml(tmp_path / "bad.toml")

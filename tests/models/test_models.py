@@ -1,0 +1,157 @@
+"""One matrix for the family: a new model adds a row to MODELS."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.core.config import Family
+from sparrow.data.schema import Column, Schema, Table
+from sparrow.embeddings import EmbeddingTables
+from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.models import dcnv2, dlrm, logistic
+from sparrow.models.dcnv2 import DCNv2
+from sparrow.models.dlrm import DLRM
+
+MODELS = [
+    logistic.Config(),
+    dlrm.Config(dim=4, bottom=(8,), top=(16,)),
+    dlrm.Config(dim=4, bottom=(), top=()),
+    dcnv2.Config(dim=4, cross_layers=2, deep=(16,)),
+    dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="parallel"),
+]
+SCHEMA = Schema(
+    columns={
+        "price": Column(kind="numeric"),
+        "age": Column(kind="numeric"),
+        "item": Column(kind="categorical", table="item"),
+        "user": Column(kind="categorical", table="user"),
+        "history": Column(kind="list", table="item", pooling="mean"),
+        "click": Column(kind="label"),
+    },
+    tables={"item": Table(encoding="range", rows=20), "user": Table(encoding="hash", rows=30)},
+)
+
+
+def batch(size: int = 64, seed: int = 0, schema: Schema = SCHEMA) -> Batch:
+    random = torch.Generator().manual_seed(seed)
+    one = torch.ones(size, dtype=torch.int64)
+    lengths = {"item": one, "user": one, "history": torch.randint(0, 4, (size,), generator=random)}
+    lengths = torch.cat([lengths[name] for name in schema.sparse])
+    values = torch.randint(0, 20, (int(lengths.sum()),), generator=random)
+    ids = KeyedJagged(keys=schema.sparse, values_N=values, lengths=lengths)
+    label = (ids["item"].values_N % 2 == 0).float()[:, None]  # what there is to learn
+    return Batch(dense_BC=torch.randn(size, len(schema.dense), generator=random), ids=ids, labels_BT=label)
+
+
+def build(config: object, schema: Schema = SCHEMA, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return config.build(schema, rowwise_adagrad.Config(lr=0.3), seed)
+
+
+def test_every_model_has_a_row() -> None:
+    family = Family("sparrow.models")
+    assert {family.name_of(config) for config in MODELS} == set(family.names())
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_learns_a_planted_signal(config: object) -> None:
+    model = build(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    first = model.loss(batch()).item()
+    for step in range(60):
+        model.loss(batch(seed=step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.loss(batch(seed=1000)).item() < 0.4 < first
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_score_is_the_probability_that_loss_judges(config: object) -> None:
+    model, example = build(config), batch()
+    score = model.score(example)
+    assert score.shape == (64, 1)
+    assert ((score > 0) & (score < 1)).all()
+    torch.testing.assert_close(model.loss(example), F.binary_cross_entropy(score, example.labels_BT))
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_every_weight_and_table_gets_a_gradient(config: object) -> None:
+    model = build(config)
+    tables = next(m for m in model.modules() if isinstance(m, EmbeddingTables))
+    tables.mode = "deferred"
+    model.loss(batch(512)).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.abs().sum() > 0, name
+    assert set(tables.gradients()) == {"item", "user"}
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_seeds_decide(config: object) -> None:
+    one, two = build(config).score(batch()), build(config).score(batch())
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_without_dense_columns(config: object) -> None:
+    columns = {k: v for k, v in SCHEMA.columns.items() if v.kind != "numeric"}
+    schema = dataclasses.replace(SCHEMA, columns=columns)
+    loss = build(config, schema).loss(batch(schema=schema))
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_sample_weights(config: object) -> None:
+    model, whole = build(config), batch(64)
+    weights_B = torch.zeros(64)
+    weights_B[:3] = torch.tensor([1.0, 2.0, 3.0])
+    each = F.binary_cross_entropy(model.score(whole), whole.labels_BT, reduction="none")[:3, 0]
+    weighted = model.loss(dataclasses.replace(whole, weights_B=weights_B))
+    torch.testing.assert_close(weighted, (each * weights_B[:3]).sum() / 6)
+
+
+def test_a_batch_without_labels() -> None:
+    with pytest.raises(UserError, match="no labels"):
+        build(MODELS[0]).loss(dataclasses.replace(batch(), labels_BT=None))
+
+
+def test_a_sequence_column_is_refused() -> None:
+    columns = {**SCHEMA.columns, "history": Column(kind="list", table="item", pooling="none")}
+    with pytest.raises(UserError, match=r"columns\.history\.pooling"):
+        build(MODELS[1], dataclasses.replace(SCHEMA, columns=columns))
+
+
+def test_dlrm_by_hand() -> None:
+    """Against the paper's definition written out: which pairs, in which order, beside which vector."""
+    model, example = build(dlrm.Config(dim=4, bottom=(8,), top=(16,))), batch(5)
+    assert isinstance(model, DLRM)
+    x = example.dense_BC
+    for layer in model.bottom.layers:
+        x = F.relu(x @ layer.weight.T + layer.bias)
+    vectors = [x, *model.tables(example.ids).values()]
+    pairs = [(vectors[i] * vectors[j]).sum(1, keepdim=True) for i in range(4) for j in range(i)]
+    z = torch.cat([x, *pairs], 1)
+    for layer in model.top.layers:
+        z = F.relu(z @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(model(example), z @ model.head.weight.T + model.head.bias)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_cross_layers_by_hand(rank: int | None) -> None:
+    model = build(dcnv2.Config(dim=4, cross_layers=2, rank=rank))
+    assert isinstance(model, DCNv2)
+    x0 = torch.randn(5, 14)
+    x = x0
+    for layer, bias in enumerate(model.cross.biases):
+        torch.nn.init.normal_(bias)
+        if rank is None:
+            product = x @ model.cross.weights[layer].T
+        else:
+            product = (x @ model.cross.weights[2 * layer].T) @ model.cross.weights[2 * layer + 1].T
+        x = x0 * (product + bias) + x
+    torch.testing.assert_close(model.cross(x0), x)
