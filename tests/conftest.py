@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparrow import data
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
@@ -22,3 +24,18 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small raw log with every kind of column."""
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    data.generate(path, rows=6000, users=200, items=100, categorical=3, numeric=3, seed=5)
+    return path
+
+
+@pytest.fixture(scope="session")
+def prepared(log: Path) -> Path:
+    """The small log, prepared."""
+    data.prepare([log], log.parent / "prepared")
+    return log.parent / "prepared"

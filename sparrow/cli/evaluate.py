@@ -44,8 +44,8 @@ def evaluate(
     with torch.no_grad():
         result = measure(found.model.score, batches, exact=True)
     rows = [(f"{type(found.model).__name__}, step {found.step}", result)]
-    for name, scores in dataset.baselines(split):
-        rows.append((name, measure(*scores, exact=True)))
+    for name, batches in dataset.baselines(split):
+        rows.append((name, measure(lambda batch: batch.dense_BC, batches, exact=True)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if json_out is not None:
         json_out.write_text(json.dumps(dict(rows), indent=1), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +17,9 @@ def prepare(
     schema: Path | None = None,
     label: str | None = None,
     split: Literal["time", "ratio"] | None = None,
-    valid: float = 0.1,
-    test: float = 0.1,
-    seed: int = 0,
+    valid: float | None = None,
+    test: float | None = None,
+    seed: int | None = None,
     overwrite: bool = False,
     infer_only: bool = False,
 ) -> None:
@@ -32,8 +33,8 @@ def prepare(
         schema: A schema to obey; what is fitted may be left out.
         label: The column to predict, when it cannot be guessed.
         split: By time (the last rows are held out) or by ratio (rows at random); time when there is a time column.
-        valid: Share of the rows for validation.
-        test: Share of the rows for the test.
+        valid: Share of the rows for validation; 0.1 unless told.
+        test: Share of the rows for the test; 0.1 unless told.
         seed: Of the split by ratio.
         overwrite: Replace an existing OUT, once the new one is complete.
         infer_only: Print the inferred schema and stop.
@@ -46,10 +47,11 @@ def prepare(
     if infer_only:
         print(data.infer(inputs, label=label).to_toml(), end="")
         return
-    wanted = None if split is None and given else Split(by=split, valid=valid, test=test, seed=seed) if split else None
+    asked = {"by": split, "valid": valid, "test": test, "seed": seed}
+    wanted = replace(given.split if given else Split(), **{k: v for k, v in asked.items() if v is not None})
     with _show.progress_bar() as progress:
         made = data.prepare(
-            inputs, out, schema=given, label=label, split=wanted, valid=valid, test=test, overwrite=overwrite, progress=progress
+            inputs, out, schema=given, label=label, split=wanted, overwrite=overwrite, progress=progress
         )
     for note in made.notes:
         _show.out.print(f"note: {note}", markup=False, soft_wrap=True)

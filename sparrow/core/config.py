@@ -167,9 +167,9 @@ def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
         return not isinstance(value, Mapping) or (name != "" and not any(isinstance(v, Mapping) for v in value.values()))
 
     leaves = {k: v for k, v in table.items() if is_leaf(v)}
+    if name and (leaves or not table):
+        lines += ["", f"[{name}]"]
     if leaves:
-        if name:
-            lines += ["", f"[{name}]"]
         width = max(len(_key(k)) for k in leaves)
         lines += [f"{_key(k):<{width}} = {_value(v)}" for k, v in leaves.items()]
     for k, v in table.items():

@@ -77,9 +77,11 @@ def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
                 f"{file}: reads as {_words(other)} where {files[0]} is {_words(sources[0])}; prepare them apart"
             )
     if sources[0].format == "parquet":
-        metas = [_parquet(file) for file in files]
-        names = metas[0].schema_arrow.names
-        types, rows = {f.name: f.type for f in metas[0].schema_arrow}, sum(meta.metadata.num_rows for meta in metas)
+        rows = 0
+        for file in reversed(files):
+            with _parquet(file) as parquet:
+                fields, rows = list(parquet.schema_arrow), rows + parquet.metadata.num_rows
+        names, types = [f.name for f in fields], {f.name: f.type for f in fields}
     else:
         first = next(_text_batches(files[0], sources[0], None, _SAMPLE_BYTES), None)
         if first is None:
@@ -105,13 +107,14 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
             continue
         kind = log.types[source]
         encoding = schema.tables[column.table].encoding if column.table else None
-        if column.kind in ("numeric", "weight"):
+        if column.kind in ("numeric", "weight", "baseline"):
             kind = pa.float64()
-        elif column.kind in ("group", "list") or encoding == "hash" or column.positive is not None:
+        elif column.kind in ("group", "list") or encoding == "hash":
             kind = pa.string()
         elif encoding == "range":
             kind = pa.int64()
-        types[source] = pa.string() if types.get(source, kind) != kind else kind
+        if types.setdefault(source, kind) != kind:  # a column that serves twice
+            types[source] = pa.string() if pa.string() in (kind, types[source]) else log.types[source]
     return types
 
 
@@ -139,11 +142,7 @@ def _detect(file: Path, source: Source | None) -> Source:
             return Source(format="parquet")
     if source is not None and source.format != "parquet":
         return source
-    try:
-        with pa.input_stream(str(file), compression=_SUFFIXES.get(file.suffix)) as stream:
-            lines = stream.read(1 << 20).decode("utf-8", errors="replace").splitlines()[:2]
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error}; check that it is whole and named as compressed") from None
+    lines = _head(file)
     if not lines or not lines[0].strip():
         raise UserError(f"{file}: empty; give a log with at least one row")
     if any("\0" in line for line in lines):
@@ -157,15 +156,24 @@ def _detect(file: Path, source: Source | None) -> Source:
     return Source(format="tsv" if delimiter == "\t" else "csv", header=header, names=names)
 
 
+def _head(file: Path) -> list[str]:
+    try:
+        with pa.input_stream(str(file), compression=_SUFFIXES.get(file.suffix)) as stream:
+            return stream.read(1 << 20).decode("utf-8", errors="replace").splitlines()[:2]
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error}; check that it is whole and named as compressed") from None
+
+
 def _is_header(first: list[str], second: list[str]) -> bool:
-    """All cells of the first line are distinct texts, and below one of them is a number or all look like names."""
+    """All cells of the first line are texts, and below one of them is a number or they look like distinct names."""
 
     def is_number(cell: str) -> bool:
         return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*(nan|inf)\s*", cell) is not None
 
-    if len(set(first)) < len(first) or any(is_number(cell) or not cell.strip() for cell in first):
+    if any(is_number(cell) or not cell.strip() for cell in first):
         return False
-    return any(map(is_number, second)) or all(re.fullmatch(r"[^\W\d][\w .:/-]*", cell) for cell in first)
+    names = len(set(first)) == len(first) and all(re.fullmatch(r"[^\W\d][\w .:/-]*", cell) for cell in first)
+    return names or any(map(is_number, second))
 
 
 def _parquet(file: Path) -> pq.ParquetFile:
@@ -209,11 +217,12 @@ def _text_batches(
                     yield batch
                 rows += batch.num_rows
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise UserError(f"{file}, after row {rows}: {_explain(error, list(types or names))}") from None
+        names = names or next(csv.reader(_head(file), delimiter=dialect.delimiter), [])
+        raise UserError(f"{file}, after row {rows}: {_explain(error, names)}") from None
 
 
 def _explain(error: Exception, names: list[str]) -> str:
-    """Arrow's words with the column's name for its number, and a remedy."""
+    """Arrow's words with the column's name for its number in the file, and a remedy."""
     text = _first_line(error)
     if found := re.search(r"In CSV column #(\d+): CSV conversion error to (\w+): (.*)", text):
         column = names[int(found[1])] if int(found[1]) < len(names) else f"#{found[1]}"
@@ -225,4 +234,4 @@ def _explain(error: Exception, names: list[str]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].strip("'\"")
+    return str(error.args[0]).splitlines()[0]

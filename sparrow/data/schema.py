@@ -10,7 +10,8 @@ from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, suggest
 
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
-kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample) or ignore.
+kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample), baseline (somebody
+else's click probability, which evaluate puts beside the model's) or ignore.
 Values under [tables] and mean/std are fitted on the training part and rewritten by prepare."""
 
 
@@ -26,7 +27,7 @@ class Column:
     positive: the value of a label that counts as 1, for labels that are not 0/1. note: why it was inferred so.
     """
 
-    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "weight", "ignore"]
+    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "weight", "baseline", "ignore"]
     source: str | None = None
     table: str | None = None
     pooling: Literal["sum", "mean", "none"] | None = None
@@ -50,10 +51,10 @@ class Table:
 
     encoding "range": integers low..high become 1..high - low + 1, anything else 0, and rows = high - low + 2.
     encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
-    any value is legal. distinct: ids seen in training.
+    any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training.
     """
 
-    encoding: Literal["range", "hash"] = "hash"
+    encoding: Literal["range", "hash"] | None = None
     rows: int | None = None
     low: int | None = None
     high: int | None = None
@@ -73,10 +74,11 @@ class Source:
 class Split:
     """by "time": the last rows in time are valid and test; by "ratio": whole rows at random, seeded.
 
+    Unless told, prepare splits by time where there is a time column, and else by ratio.
     valid, test: shares of the rows in [0, 1).
     """
 
-    by: Literal["time", "ratio"] = "ratio"
+    by: Literal["time", "ratio"] | None = None
     valid: float = 0.1
     test: float = 0.1
     seed: int = 0
@@ -122,9 +124,13 @@ class Schema:
         """The id features, in the order of `Batch.ids.keys`."""
         return self.of_kind("categorical", "list")
 
+    def to_toml(self) -> str:
+        """TOML text, one line per column."""
+        return write_toml(to_dict(self), header=HEADER)
+
     def save(self, path: str | Path) -> None:
-        """Write as TOML, one line per column."""
-        Path(path).write_text(write_toml(to_dict(self), header=HEADER), encoding="utf-8")
+        """Write as TOML."""
+        Path(path).write_text(self.to_toml(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:

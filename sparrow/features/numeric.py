@@ -17,18 +17,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
-    """A number or boolean array [N] as float64, missing -> NaN.
+    """A number or boolean array [N] as float64, missing -> NaN; text that spells numbers counts too.
 
     row0: the log's row of the array's first entry. Raises UserError for other types, and for infinite values and
     those that float32 cannot hold.
     """
     kind = column.type
-    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
-    if not any(is_kind(kind) for is_kind in known):
-        raise UserError(f"column {name!r}: {kind} where a number is needed; make it kind categorical, list or ignore")
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
-    x_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+    try:
+        if pa.types.is_temporal(kind):  # arrow would cast it, to a number whose unit nobody chose
+            raise pa.ArrowInvalid("a time")
+        x_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        remedy = "make the column kind categorical, list or ignore"
+        raise UserError(f"column {name!r}: {kind} where a number is needed ({error}); {remedy}") from None
     bad = np.flatnonzero(np.abs(x_N) > _LARGEST)
     if len(bad):
         remedy = "mend the row or leave the value blank"
@@ -70,5 +73,6 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1 for a constant."""
-        return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
+        """Population standard deviation; 1 for a constant, up to the rounding of its mean."""
+        std = math.sqrt(self.squares / self.count) if self.count else 0.0
+        return std if std > 1e-12 * abs(self.mean) else 1.0

@@ -1,7 +1,8 @@
 """A run: config, loop, schedules, run log, report. Training sees `model.loss(batch)` and `model.score(batch)` only."""
 
 from sparrow.training.loop import Trainer, train
+from sparrow.training.predict import predict
 from sparrow.training.restore import Restored, restore
 from sparrow.training.run import Checkpoints, Data, Log, Loop, Run, Schedule
 
-__all__ = ["Checkpoints", "Data", "Log", "Loop", "Restored", "Run", "Schedule", "Trainer", "restore", "train"]
+__all__ = ["Checkpoints", "Data", "Log", "Loop", "Restored", "Run", "Schedule", "Trainer", "predict", "restore", "train"]

@@ -160,9 +160,13 @@ class Run:
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> Run:
-        """Read a TOML file, with overrides by dotted name; UserError names file and key."""
+        """Read a TOML file, with overrides by dotted name; UserError names file and key.
+
+        Another member for a family (`model.name`) begins from that member's defaults: the file's settings were the
+        old member's.
+        """
         data = read_toml(path)
-        for name, value in (overrides or {}).items():
+        for name, value in sorted((overrides or {}).items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
         try:
             return from_dict(cls, data)
@@ -176,4 +180,6 @@ def _override(data: dict[str, Any], name: str, value: Any) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise UserError(f"--{name}: {parent} is a value, not a table; see `sparrow train --help` for the names")
+    if leaf == "name" and data.get(leaf) != value:
+        data.clear()
     data[leaf] = value

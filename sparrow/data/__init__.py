@@ -1,0 +1,34 @@
+"""Click log -> prepared log -> batches. The schema needs torch alone; the rest is loaded, with pyarrow, when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparrow.data.inferred import infer
+    from sparrow.data.loader import Dataset, Loader, batches, open
+    from sparrow.data.prepared import Prepared, prepare
+    from sparrow.data.read import open_log
+    from sparrow.data.transformed import transform
+
+# No file bears the name of what it exports here: importing it would put the module in the function's place.
+_HOMES = {
+    "Dataset": "loader",
+    "Loader": "loader",
+    "Prepared": "prepared",
+    "batches": "loader",
+    "infer": "inferred",
+    "open": "loader",
+    "open_log": "read",
+    "prepare": "prepared",
+    "transform": "transformed",
+}
+
+__all__ = ["Dataset", "Loader", "Prepared", "batches", "infer", "open", "open_log", "prepare", "transform"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

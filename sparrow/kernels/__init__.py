@@ -1,0 +1,2 @@
+from typing import Literal
+Impl = Literal["auto","reference","cpp"]

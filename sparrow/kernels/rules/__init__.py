@@ -1,0 +1,2 @@
+from typing import Any
+RowRule = Any

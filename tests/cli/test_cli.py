@@ -1,0 +1,219 @@
+"""The commands as a user meets them: what they print, and one clear line with exit code 2 for every mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from sparrow.cli import main
+from sparrow.core.config import write_toml
+
+RUN = {
+    "run_dir": "run",
+    "data": {"path": "prepared", "batch_size": 256},
+    "model": {"name": "dlrm", "dim": 4, "bottom": [8], "top": [8]},
+    "checkpoint": {"every": 10},
+    "log": {"tensorboard": False},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path, prepared: Path) -> Path:
+    """A working directory with log.parquet, prepared/ and run.toml."""
+    monkeypatch.chdir(tmp_path)
+    Path("log.parquet").symlink_to(log)
+    Path("prepared").symlink_to(prepared)
+    Path("run.toml").write_text(write_toml(RUN))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
+    """A finished run, to copy."""
+    directory = tmp_path_factory.mktemp("trained")
+    toml = directory / "run.toml"
+    toml.write_text(write_toml(RUN | {"run_dir": str(directory / "run"), "data": {"path": str(prepared), "batch_size": 256}}))
+    assert main(["train", str(toml)]) == 0
+    return directory / "run"
+
+
+def refuses(capsys: pytest.CaptureFixture[str], arguments: list[str], *says: str) -> None:
+    """The command ends with 2 and one line that says all of `says`."""
+    capsys.readouterr()
+    code = main(arguments)
+    printed = capsys.readouterr().err
+    assert code == 2, printed
+    lines = [line for line in printed.splitlines() if line.strip()]
+    assert lines[-1].startswith("sparrow: error: "), printed
+    assert "Traceback" not in printed
+    for text in says:
+        assert re.search(text, lines[-1]), (text, lines[-1])
+
+
+def test_the_main_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prepared").unlink()
+    assert main(["generate", "made.parquet", "--rows", "3000", "--users", "100", "--items", "50"]) == 0
+    assert "the best any model can do" in capsys.readouterr().out
+    assert main(["prepare", "made.parquet", "--out", "prepared"]) == 0
+    assert "schema.toml" in capsys.readouterr().out
+    assert main(["train", "run.toml", "--model.dim", "8", "--tables.lr=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "progressive validation" in out
+    assert "valid" in out
+    assert Path("run/curves.png").stat().st_size > 5000
+    assert "dim    = 8" in Path("run/run.toml").read_text()
+    assert main(["evaluate", "run", "--json-out", "test.json"]) == 0
+    rows = json.loads(Path("test.json").read_text())
+    assert set(rows) == {"DLRM, step 10", "true_p"}
+    assert rows["true_p"]["logloss"] < rows["DLRM, step 10"]["logloss"]
+    assert main(["predict", "run", "made.parquet", "--out", "scores.parquet", "--keep", "user"]) == 0
+    scores, raw = pq.read_table("scores.parquet"), pq.read_table("made.parquet")
+    assert scores["user"].equals(raw["user"])
+    assert scores["score"].type == pa.float32()
+
+
+def test_predictions_are_the_evaluated_scores(here: Path, trained: Path) -> None:
+    """The raw log through `predict` gives, row for row, what the prepared log gives through the model."""
+    from sparrow import data
+    from sparrow.training import restore
+
+    assert main(["predict", str(trained), "log.parquet", "--out", "scores.parquet", "--batch-size", "256"]) == 0
+    scores = pq.read_table("scores.parquet")["score"].to_numpy()
+    found, log = restore(trained), data.open("prepared")
+    direct = [found.model.score(b)[:, 0] for part in ("train", "valid", "test") for b in log.loader(256, split=part)]
+    import torch
+
+    torch.testing.assert_close(torch.from_numpy(scores.copy()), torch.cat(direct).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_predict_needs_no_label(here: Path, trained: Path) -> None:
+    pq.write_table(pq.read_table("log.parquet").drop_columns(["label", "true_p"]), "raw.parquet")
+    assert main(["predict", str(trained), "raw.parquet", "--out", "scores.parquet"]) == 0
+    assert pq.read_table("scores.parquet").num_rows == pq.read_table("raw.parquet").num_rows
+
+
+@pytest.mark.parametrize("command", ["", "generate", "prepare", "train", "evaluate", "predict"])
+def test_help_is_enough_to_go_on(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main([*([command] if command else []), "--help"])
+    except SystemExit as stop:  # tyro's own
+        code = stop.code
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "usage: sparrow" in out
+    if not command:
+        assert all(name in out for name in ("generate", "prepare", "train", "evaluate", "predict"))
+    if command == "train":
+        assert "--model.dim" in out
+
+
+def test_a_new_process_exits_with_2(here: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "sparrow", "trian"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "sparrow: error: no command 'trian'; did you mean 'train'?\n")
+
+
+def test_run_file_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, ["train", "none.toml"], "none.toml: no such file")
+    refuses(capsys, ["train", "run.toml", "--model.dimm", "3"], "model.dimm: unknown key; did you mean 'dim'")
+    refuses(capsys, ["train", "run.toml", "--model.dim", "wide"], "model.dim: expected int, got 'wide'")
+    refuses(capsys, ["train", "run.toml", "--data.path", "nowhere"], "nowhere", "sparrow prepare")
+    refuses(capsys, ["train", "run.toml", "--model.dim"], "a value must follow")
+    Path("run.toml").write_text("run_dir = ")
+    refuses(capsys, ["train", "run.toml"], "run.toml: not valid TOML")
+
+
+def test_run_directory_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, ["evaluate", "nowhere"], "nowhere: not a run directory")
+    shutil.copytree(trained, "run")
+    before = sorted(p.name for p in Path("run/checkpoints").iterdir())
+    refuses(capsys, ["train", "run.toml"], "holds a run up to step", "--resume")
+    refuses(capsys, ["train", "run.toml", "--resume", "--model.dim", "8"], "another model: model.dim is 4 there and 8 here")
+    refuses(capsys, ["evaluate", "run", "--checkpoint", "bset"], "'bset' is not 'best', 'last'")
+    refuses(capsys, ["evaluate", "run", "--checkpoint", "77"], "no such checkpoint")
+    assert sorted(p.name for p in Path("run/checkpoints").iterdir()) == before
+    (newest,) = Path("run/checkpoints").glob(f"{before[-1]}/dense.safetensors")
+    newest.write_bytes(b"x" * newest.stat().st_size)
+    refuses(capsys, ["evaluate", "run", "--checkpoint", "last"], "dense.safetensors: damaged checkpoint", "delete the folder")
+    refuses(capsys, ["train", "run.toml", "--resume"], "damaged checkpoint")
+
+
+def test_predict_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, ["predict", str(trained), "none.parquet", "--out", "s.parquet"], "none.parquet", "no such file|no file")
+    pq.write_table(pq.read_table("log.parquet").drop_columns(["user"]), "short.parquet")
+    refuses(capsys, ["predict", str(trained), "short.parquet", "--out", "s.parquet"], "user")
+    Path("s.parquet").write_text("precious")
+    refuses(capsys, ["predict", str(trained), "log.parquet", "--out", "s.parquet"], "s.parquet", "--overwrite")
+    assert Path("s.parquet").read_text() == "precious"
+    refuses(capsys, ["predict", str(trained), "log.parquet", "--out", "t.parquet", "--keep", "usr"], "usr", "did you mean 'user'")
+    assert not Path("t.parquet").exists()
+
+
+def raw(**columns: list) -> None:
+    size = len(next(iter(columns.values())))
+    table = {"label": [i % 2 for i in range(size)], "user_id": list(range(size)), **columns}
+    pq.write_table(pa.table(table), "raw.parquet")
+
+
+def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def prepare(*says: str, path: str = "raw.parquet", schema: dict | None = None) -> None:
+        extra: list[str] = []
+        if schema is not None:
+            Path("s.toml").write_text(write_toml(schema))
+            extra = ["--schema", "s.toml"]
+        refuses(capsys, ["prepare", path, "--out", "new", *extra], *says)
+        assert not Path("new").exists()
+        assert not [p for p in Path().iterdir() if p.name.startswith((".new", "new."))]
+
+    prepare("none.csv", path="none.csv")
+    raw(label=[0] * 50)
+    prepare("label", "all 50|only 0|one class|is 0")
+    raw(label=[i % 3 for i in range(50)])
+    prepare("label")
+    raw(label=[None, *[i % 2 for i in range(49)]])
+    prepare("label", "row 0|row 1|missing")
+    wanted = {"columns": {"label": {"kind": "label"}, "user_id": {"kind": "categorical", "table": "u"}}, "tables": {"u": {}}}
+    raw(user_id=[1.5] * 50)
+    prepare("user_id", "float|1.5", schema=wanted)
+    pq.write_table(pa.table({"label": [0, 1], "user_id": pa.array([1, 2**63 + 5], pa.uint64())}), "raw.parquet")
+    prepare("user_id", "9223372036854775813", schema=wanted)
+    raw(user_id=[1] * 50)
+    wanted["columns"]["usr"] = {"kind": "numeric"}
+    prepare("usr", schema=wanted)
+    wanted["columns"]["usr"] = {"kind": "nummeric"}
+    prepare("s.toml: columns.usr.kind: 'nummeric' is not one of", schema=wanted)
+    Path("empty.csv").write_text("")
+    prepare("empty.csv", "empty", path="empty.csv")
+    Path("bad.csv").write_text("label,x\n0,1\n1,2,3\n")
+    prepare("bad.csv", path="bad.csv")
+    Path("short.parquet").write_bytes(b"PAR1 and then nothing")
+    prepare("short.parquet", path="short.parquet")
+
+
+def test_csv_and_parquet_prepare_alike(here: Path) -> None:
+    table = pa.table({"label": [i % 2 for i in range(60)], "user_id": [i % 7 for i in range(60)], "x": [i / 7 for i in range(60)]})
+    pq.write_table(table, "a.parquet")
+    pacsv.write_csv(table, "a.csv")
+    for kind in ("parquet", "csv"):
+        assert main(["prepare", f"a.{kind}", "--out", kind]) == 0
+    for part in ("train", "valid", "test"):
+        one, two = (pq.read_table(f"{kind}/{part}") for kind in ("parquet", "csv"))
+        assert one.equals(two)
+
+
+def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw(x=[1.0] * 50)
+    refuses(capsys, ["generate", "raw.parquet"], "raw.parquet", "overwrite")
+    assert pq.read_table("raw.parquet").num_rows == 50
+    refuses(capsys, ["generate", "x.xlsx"], "x.xlsx")
+    refuses(capsys, ["generate", "x.parquet", "--rows", "0"], "rows")
+    refuses(capsys, ["prepare", "raw.parquet", "--out", "prepared"], "prepared", "overwrite")
+    assert Path("prepared/manifest.json").exists()

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparrow import data
+from sparrow.core import Batch, UserError
+from sparrow.data import loader as loader_module
+from sparrow.data import prepared
+from sparrow.data.schema import Column, Schema, Split, Table
+
+ROWS = 1003
+SCHEMA = Schema(
+    columns={
+        "label": Column(kind="label"),
+        "row": Column(kind="numeric", transform="none"),
+        "tags": Column(kind="list", table="tags"),
+        "code": Column(kind="categorical", table="code"),
+        "importance": Column(kind="weight"),
+        "user": Column(kind="group"),
+    },
+    tables={"tags": Table(encoding="range", low=1, high=8), "code": Table(encoding="range", low=0, high=ROWS)},
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
+    """1003 rows in row groups of 100."""
+    folder = tmp_path_factory.mktemp("log")
+    rng = np.random.default_rng(0)
+    columns = {
+        "label": np.arange(ROWS) % 2,
+        "row": np.arange(ROWS, dtype=np.float64),
+        "tags": [rng.integers(1, 9, n).tolist() for n in rng.integers(0, 4, ROWS)],
+        "code": np.arange(ROWS),
+        "importance": np.arange(ROWS) / 4,
+        "user": np.arange(ROWS) // 5,
+    }
+    pq.write_table(pa.table(columns), folder / "log.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "GROUP_ROWS", 100)
+        data.prepare([folder / "log.parquet"], folder / "out", schema=SCHEMA, split=Split(valid=0, test=0))
+    return data.open(folder / "out")
+
+
+def order(batches: Iterable[Batch]) -> list[int]:
+    return [int(row) for batch in batches for row in batch.dense_BC[:, 0]]
+
+
+def same(a: Batch, b: Batch) -> bool:
+    pairs = [(a.dense_BC, b.dense_BC), (a.ids.values_N, b.ids.values_N), (a.ids.offsets, b.ids.offsets)]
+    pairs += [(a.labels_BT, b.labels_BT), (a.weights_B, b.weights_B), (a.session_B, b.session_B)]
+    return all(torch.equal(x, y) for x, y in pairs if x is not None and y is not None)
+
+
+def test_batches_hold_the_files_rows_in_order(dataset: data.Dataset) -> None:
+    loader = dataset.loader(64)
+    batches = list(loader)
+    assert len(batches) == len(loader) == 16
+    assert [batch.batch_size for batch in batches] == [64] * 15 + [43]
+    assert order(batches) == list(range(ROWS))
+    assert order(dataset.loader(64, drop_last=True)) == list(range(960))
+    assert order(dataset.loader(5000)) == list(range(ROWS))
+    batch = batches[3]
+    assert batch.dense_BC.dtype == batch.labels_BT.dtype == batch.weights_B.dtype == torch.float32  # type: ignore[union-attr]
+    rows = torch.arange(3 * 64, 4 * 64)
+    assert batch.ids.keys == ("tags", "code")
+    assert torch.equal(batch.ids["code"].values_N, rows + 1)
+    assert torch.equal(batch.labels_BT, (rows % 2).float()[:, None])  # type: ignore[arg-type]
+    assert torch.equal(batch.weights_B, rows / 4)  # type: ignore[arg-type]
+    assert batch.session_B.unique().numel() == len({int(row) // 5 for row in rows})  # type: ignore[union-attr]
+
+
+def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: data.Dataset) -> None:
+    loader = dataset.loader(64, shuffle=True, seed=3)
+    first, second = order(loader), order(loader)
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert first != second
+    assert first != list(range(ROWS))
+    assert len({row // 100 for row in first[:64]}) > 1  # a batch mixes row groups
+    assert order(dataset.loader(64, shuffle=True, seed=3)) == first
+    assert order(dataset.loader(64, shuffle=True, seed=4)) != first
+    by_row = {int(b.dense_BC[i, 0]): int(b.ids["code"].values_N[i]) for b in loader for i in range(b.batch_size)}
+    assert all(code == row + 1 for row, code in by_row.items())  # a row's columns move together
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.booleans(), st.booleans(), st.floats(0, 2.2))
+def test_a_restored_loader_goes_on_bitwise(
+    dataset: data.Dataset, batch_size: int, shuffle: bool, drop_last: bool, position: float
+) -> None:
+    def make() -> data.Loader:
+        return dataset.loader(batch_size, shuffle=shuffle, seed=7, drop_last=drop_last)
+
+    def epochs(loader: data.Loader) -> Iterable[Batch]:
+        return itertools.chain.from_iterable(loader for _ in range(3))
+
+    whole = list(epochs(make()))
+    stop = int(position * len(make()))
+    first = make()
+    stream = iter(epochs(first))
+    for _ in range(stop):
+        next(stream)
+    second = make()
+    second.load_state_dict(first.state_dict())
+    left = list(itertools.islice(epochs(second), len(whole) - stop))
+    assert len(left) == len(whole) - stop
+    assert all(same(a, b) for a, b in zip(whole[stop:], left, strict=True))
+
+
+def test_what_was_seen_is_not_read_again(dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    plain = pq.ParquetFile.read_row_groups
+
+    def spy(self: pq.ParquetFile, groups: list[int], *args: object, **named: object) -> pa.Table:
+        read.append(groups)
+        return plain(self, groups, *args, **named)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", spy)
+    loader = dataset.loader(50)
+    loader.load_state_dict({"epoch": 2, "batch": 17, "batch_size": 50})
+    assert order(loader) == list(range(850, ROWS))
+    assert read == [[8], [9], [10]]
+    assert loader.state_dict() == {"epoch": 3, "batch": 0, "batch_size": 50}
+
+
+def test_the_reading_thread_ends_with_the_iteration(dataset: data.Dataset) -> None:
+    batches = iter(dataset.loader(10))
+    next(batches)
+    assert any(t.name.startswith("sparrow-loader") for t in threading.enumerate())
+    del batches
+    assert not any(t.name.startswith("sparrow-loader") for t in threading.enumerate())
+
+
+def test_an_error_in_the_reading_thread_reaches_the_caller(
+    dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **named: object) -> pa.Table:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", broken)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(dataset.loader(10))
+
+
+def test_misuse_is_said(dataset: data.Dataset) -> None:
+    with pytest.raises(UserError, match=r"batch_size: 0 holds no rows"):
+        dataset.loader(0)
+    with pytest.raises(UserError, match=r"split: no part 'vaild'; did you mean 'valid'\?"):
+        dataset.loader(8, split="vaild")
+    with pytest.raises(UserError, match=r"batch_size: 8 over 126 batches cannot take up .*'batch_size': 9"):
+        dataset.loader(8).load_state_dict({"epoch": 0, "batch": 1, "batch_size": 9})
+
+
+def test_a_part_without_rows(dataset: data.Dataset) -> None:
+    assert (dataset.rows("test"), len(dataset.loader(8, "test")), list(dataset.loader(8, "test"))) == (0, 0, [])
+    assert math.isnan(dataset.label_mean("test"))
+    assert (dataset.rows(), dataset.label_mean()) == (ROWS, pytest.approx(501 / ROWS))
+
+
+def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not a prepared log \(no manifest\.json\)"):
+        data.open(tmp_path)
+    with pytest.raises(UserError, match=r"not a prepared log"):
+        data.open(tmp_path / "nowhere")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json: damaged"):
+        data.open(tmp_path)
+    text = (dataset.path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 1', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 1; prepare the log again"):
+        data.open(tmp_path)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"schema\.toml: missing"):
+        data.open(tmp_path)
+    for part in ("train", "valid", "test"):
+        (tmp_path / part).symlink_to(dataset.path / part)
+    (tmp_path / "schema.toml").write_text((dataset.path / "schema.toml").read_text() + "\n# edited\n")
+    with pytest.raises(UserError, match=r"schema\.toml: changed since the log was prepared; .*--schema"):
+        data.open(tmp_path)
+
+
+def test_serving_gets_the_batches_of_training(dataset: data.Dataset) -> None:
+    raw = pq.read_table(dataset.path.parent / "log.parquet")
+    served = list(data.batches(dataset.schema, data.transform(dataset.schema, raw, training=False), 100))
+    trained = list(dataset.loader(100))
+    assert len(served) == len(trained)
+    assert all(same(a, b) for a, b in zip(served, trained, strict=True))
+    features = data.transform(dataset.schema, raw.select(["row", "tags", "code"]), training=False)
+    (batch,) = data.batches(dataset.schema, features, ROWS)
+    assert (batch.labels_BT, batch.weights_B, batch.session_B) == (None, None, None)
+
+
+def test_only_dense_or_only_ids() -> None:
+    table = pa.table({"x": pa.array([1.0, 2.0], pa.float32())})
+    (batch,) = data.batches(Schema(columns={"x": Column(kind="numeric")}), table, 9)
+    assert (batch.dense_BC.tolist(), batch.ids.keys) == ([[1.0], [2.0]], ())
+    schema = Schema(columns={"c": Column(kind="categorical", table="c")}, tables={"c": Table()})
+    (batch,) = data.batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
+    assert (tuple(batch.dense_BC.shape), batch.ids.values_N.tolist()) == ((2, 0), [4, 5])
+
+
+def test_windows_are_bounded(dataset: data.Dataset) -> None:
+    assert loader_module.WINDOW_GROUPS * prepared.GROUP_ROWS <= 1 << 19

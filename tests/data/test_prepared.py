@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.data import prepare, prepared
+from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features import hash_ids
+
+
+def written(folder: Path, columns: dict) -> Path:
+    pq.write_table(pa.table(columns), folder / "log.parquet", row_group_size=300)
+    return folder / "log.parquet"
+
+
+def part(out: Path, name: str) -> pa.Table:
+    return pq.read_table(out / name / "part-00000.parquet")
+
+
+def log_of(rows: int, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "label": np.arange(rows) % 2,
+        "n": rng.normal(3, 2, rows),
+        "code": rng.integers(10, 15, rows),
+        "sparse_id": rng.integers(0, 1 << 40, rows),
+        "row": np.arange(rows) / 2,
+    }
+
+
+SCHEMA = Schema(
+    columns={
+        "label": Column(kind="label"),
+        "n": Column(kind="numeric"),
+        "code": Column(kind="categorical", table="code"),
+        "sparse_id": Column(kind="categorical", table="ids"),
+        "row": Column(kind="numeric", transform="none"),
+    },
+    tables={"code": Table(), "ids": Table()},
+)
+
+
+def test_values_are_fitted_on_the_training_part_alone(tmp_path: Path) -> None:
+    raw = log_of(2000)
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=SCHEMA)
+    train = (part(tmp_path / "out", "train")["row"].to_numpy() * 2).astype(int)
+    assert made.rows["train"] == len(train)
+    assert sum(made.rows.values()) == 2000
+    n = made.schema.columns["n"]
+    assert (n.mean, n.std) == pytest.approx((raw["n"][train].mean(), raw["n"][train].std()), rel=1e-12)
+    assert made.schema.tables["code"] == Table(encoding="range", low=10, high=14, rows=6, distinct=5)
+    distinct = len(np.unique(raw["sparse_id"][train]))
+    assert made.schema.tables["ids"] == Table(encoding="hash", rows=4096, distinct=distinct)
+    assert made.schema == Schema.load(tmp_path / "out" / "schema.toml")
+    want = hash_ids(pa.array(raw["sparse_id"][train]))
+    np.testing.assert_array_equal(part(tmp_path / "out", "train")["sparse_id"].to_numpy(), want)
+
+
+def test_a_split_by_ratio_is_seeded_and_near_its_shares(tmp_path: Path) -> None:
+    log = written(tmp_path, log_of(5000))
+    rows = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        made = prepare([log], tmp_path / name, schema=SCHEMA, split=Split(valid=0.2, test=0.1, seed=seed))
+        assert made.rows["valid"] == pytest.approx(1000, abs=5 * math.sqrt(800))
+        assert made.rows["test"] == pytest.approx(500, abs=5 * math.sqrt(450))
+        rows[name] = part(tmp_path / name, "valid")["row"].to_pylist()
+    assert rows["a"] == rows["b"]
+    assert rows["a"] != rows["c"]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_split_by_time_keeps_time_order(tmp_path: Path, in_order: bool) -> None:
+    raw = log_of(1000)
+    time = np.arange(1000) // 3 + 5
+    raw["ts"] = time if in_order else np.random.default_rng(3).permutation(time)
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", split=Split(valid=0.2, test=0.0))
+    assert made.schema.split.by == "time"
+    assert made.rows == {"train": 798, "valid": 202, "test": 0}  # rows of one time stay together
+    got = np.concatenate([part(tmp_path / "out", name)["ts"].to_numpy() for name in ("train", "valid", "test")])
+    np.testing.assert_array_equal(got, time)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["label_mean"]["test"] is None
+
+
+def test_a_given_schema_is_obeyed(tmp_path: Path) -> None:
+    columns = {
+        "label": Column(kind="label"),
+        "n": Column(kind="numeric", transform="log", mean=5.0, std=4.0),
+        "one": Column(kind="categorical", table="fixed", source="code"),
+        "two": Column(kind="categorical", table="mapped", source="code"),
+        "row": Column(kind="ignore"),
+    }
+    tables = {"fixed": Table(encoding="hash", rows=50), "mapped": Table(encoding="range", low=12, high=13)}
+    made = prepare([written(tmp_path, log_of(500))], tmp_path / "out", schema=Schema(columns=columns, tables=tables))
+    assert made.schema.columns == columns
+    assert made.schema.tables["fixed"] == Table(encoding="hash", rows=50, distinct=5)
+    assert made.schema.tables["mapped"] == Table(encoding="range", low=12, high=13, rows=3, distinct=5)
+    assert set(part(tmp_path / "out", "train")["two"].to_pylist()) == {0, 1, 2}
+
+
+def test_columns_that_share_a_table_are_fitted_together(tmp_path: Path) -> None:
+    raw = {"label": [0, 1] * 5, "item": [3] * 10, "history": [[9, 3], []] * 5}
+    columns = {
+        "label": Column(kind="label"),
+        "item": Column(kind="categorical", table="item"),
+        "history": Column(kind="list", table="item"),
+    }
+    schema = Schema(columns=columns, tables={"item": Table()})
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=schema, split=Split(valid=0, test=0))
+    assert made.schema.tables["item"] == Table(encoding="range", low=3, high=9, rows=8, distinct=2)
+    assert part(tmp_path / "out", "train")["history"].to_pylist() == [[7, 1], []] * 5
+
+
+def test_text_and_parquet_give_the_same_ids_and_numbers(tmp_path: Path) -> None:
+    raw = log_of(400)
+    log = written(tmp_path, raw)
+    lines = ["label,n,code,sparse_id,row"]
+    lines += [f"{y},{n!r},{c},{s},{r!r}" for y, n, c, s, r in zip(*(raw[k].tolist() for k in raw), strict=True)]
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    prepare([log], tmp_path / "a", schema=SCHEMA)
+    prepare([tmp_path / "log.csv"], tmp_path / "b", schema=SCHEMA)
+    assert part(tmp_path / "a", "train").equals(part(tmp_path / "b", "train"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"label": [0] * 200}, r"label 'label': all 200 rows are 0; "),
+        ({"label": [1] * 200}, r"label 'label': all 200 rows are 1; "),
+        ({"label": [0, 2] * 100}, r"label 'label', row 1: 2; .*columns\.label\.positive"),
+        ({"label": [0, None] * 100}, r"label 'label', row 1: missing"),
+        ({"n": pa.nulls(200, pa.float64())}, r"columns\.n: missing in all \d+ training rows; make it kind 'ignore'"),
+        ({"n": ["a"] * 200}, r"column 'n': string where a number is needed"),
+        ({"n": [0.0] * 150 + [math.inf] * 50}, r"column 'n', row 150: inf is infinite"),
+        ({"code": [1.5] * 200}, r"column 'code', row 0: 1.5 .*is not an id; write ids as integers or strings"),
+        ({"code": pa.array([1] * 9 + [1 << 63] * 191, pa.uint64())}, r"column 'code', row 9: id 9223372036854775808"),
+    ],
+)
+def test_what_is_wrong_with_a_log_is_said_and_nothing_is_left(tmp_path: Path, change: dict, words: str) -> None:
+    log = written(tmp_path, {**log_of(200), **change})
+    with pytest.raises(UserError, match=words) as caught:
+        prepare([log], tmp_path / "out", schema=SCHEMA)
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["log.parquet"]
+
+
+def test_what_is_wrong_with_a_schema_is_said(tmp_path: Path) -> None:
+    raw = log_of(200)
+    log = written(tmp_path, {k: v for k, v in raw.items() if k != "code"})
+    with pytest.raises(UserError, match=r"columns\.code: no column 'code' in .*; it has label, n, sparse_id, row"):
+        prepare([log], tmp_path / "out", schema=SCHEMA)
+    log = written(tmp_path, raw)
+    with pytest.raises(UserError, match=r"split\.by: 'time' needs a column of kind time"):
+        prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(by="time"))
+    with pytest.raises(UserError, match=r"label: the schema's is None"):
+        prepare([log], tmp_path / "out", schema=Schema(columns={"n": Column(kind="numeric")}))
+    with pytest.raises(UserError, match="no feature to learn from"):
+        prepare([log], tmp_path / "out", schema=Schema(columns={"label": Column(kind="label")}))
+    tables = {"code": Table(encoding="range", rows=4), "ids": Table()}
+    with pytest.raises(UserError, match=r"tables\.code\.rows: 4 for encoding 'range', but 10\.\.14 needs 6"):
+        prepare([log], tmp_path / "out", schema=Schema(columns=SCHEMA.columns, tables=tables))
+    log = written(tmp_path, {**raw, "ts": [7] * 200})
+    with pytest.raises(UserError, match="no row is left for training"):
+        schema = Schema(columns={**SCHEMA.columns, "ts": Column(kind="time")}, tables=SCHEMA.tables)
+        prepare([log], tmp_path / "out", schema=schema)
+    with pytest.raises(UserError, match=r"nowhere: no such file"):
+        prepare([tmp_path / "nowhere"], tmp_path / "out")
+
+
+def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, out = written(tmp_path, log_of(300)), tmp_path / "out"
+    prepare([log], out, schema=SCHEMA)
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
+    with pytest.raises(UserError, match="exists; choose another folder, or overwrite it"):
+        prepare([log], out, schema=SCHEMA)
+
+    def full(*args: object) -> None:
+        (args[0] / "half").write_text("written before the disk was full")  # type: ignore[operator]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(prepared, "_write_parts", full)
+        prepare([log], out, schema=SCHEMA, overwrite=True)
+    assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "out"]
+    prepare([log], out, schema=SCHEMA, overwrite=True, split=Split(valid=0.5, test=0))
+    assert data.open(out).rows("test") == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "out"]
+    with pytest.raises(UserError, match="is not a prepared log"):
+        prepare([log], tmp_path, schema=SCHEMA, overwrite=True)
+
+
+def test_row_groups_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "GROUP_ROWS", 128)
+    told: list[tuple[str, int, int]] = []
+    split = Split(valid=0, test=0)
+    log = written(tmp_path, log_of(1000))
+    prepare([log, log], tmp_path / "out", schema=SCHEMA, split=split, progress=lambda *step: told.append(step))
+    meta = pq.ParquetFile(tmp_path / "out" / "train" / "part-00000.parquet").metadata
+    assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [128] * 15 + [80]
+    assert [step for step in told if step[1] == step[2]] == [("fit", 2000, 2000), ("write", 2000, 2000)]
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "label": st.integers(0, 1),
+        "n": st.one_of(st.none(), st.integers(-80_000, 80_000).map(lambda i: i / 8)),
+        "word": st.one_of(st.none(), st.text("ab", max_size=3)),
+        "code": st.one_of(st.none(), st.integers(-3, 3)),
+        "tags": st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=4)),
+        "user": st.integers(0, 3),
+    }
+)
+TYPES = pa.schema(
+    [
+        ("label", pa.int8()),
+        ("n", pa.float64()),
+        ("word", pa.string()),
+        ("code", pa.int16()),
+        ("tags", pa.list_(pa.int32())),
+        ("user", pa.int64()),
+    ]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(ROW, min_size=2, max_size=30), st.integers(1, 9))
+def test_a_row_is_what_reading_the_docs_makes_of_it(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict], batch_size: int
+) -> None:
+    rows[0]["label"], rows[1]["label"], rows[0]["n"], rows[0]["code"], rows[0]["tags"] = 0, 1, 1.0, 0, [1]
+    folder = tmp_path_factory.mktemp("log")
+    pq.write_table(pa.Table.from_pylist(rows, schema=TYPES), folder / "log.parquet")
+    columns = {
+        "label": Column(kind="label"),
+        "tags": Column(kind="list", table="tags", max_length=2),
+        "n": Column(kind="numeric", transform="log"),
+        "word": Column(kind="categorical", table="word"),
+        "code": Column(kind="categorical", table="code"),
+        "user": Column(kind="group"),
+    }
+    schema = Schema(columns=columns, tables={name: Table() for name in ("tags", "word", "code")})
+    made = prepare([folder / "log.parquet"], folder / "out", schema=schema, split=Split(valid=0, test=0))
+
+    def squashed(x: float | None) -> float:
+        return math.nan if x is None else math.copysign(math.log1p(abs(x)), x)
+
+    seen = [squashed(row["n"]) for row in rows if row["n"] is not None]
+    mean = sum(seen) / len(seen)
+    std = 1.0 if len(set(seen)) == 1 else math.sqrt(sum((x - mean) ** 2 for x in seen) / len(seen))
+    codes = [row["code"] for row in rows if row["code"] is not None]
+    tags = [[t for t in row["tags"] or [] if t is not None][-2:] for row in rows]
+    low = min(t for tag in tags for t in tag)
+    at = 0
+    for batch in data.open(folder / "out").loader(batch_size):
+        now = rows[at : at + batch.batch_size]
+        assert batch.labels_BT is not None
+        assert batch.session_B is not None
+        assert batch.labels_BT[:, 0].tolist() == [row["label"] for row in now]
+        want = [0.0 if row["n"] is None else (squashed(row["n"]) - mean) / std for row in now]
+        np.testing.assert_allclose(batch.dense_BC[:, 0].numpy(), want, rtol=1e-4, atol=1e-5)
+        assert batch.ids.keys == ("tags", "word", "code")
+        assert batch.ids["word"].values_N.tolist() == hash_ids(pa.array([r["word"] for r in now], pa.string())).tolist()
+        want_codes = [0 if row["code"] is None else row["code"] - min(codes) + 1 for row in now]
+        assert batch.ids["code"].values_N.tolist() == want_codes
+        lists = batch.ids["tags"].values_N.split(batch.ids["tags"].lengths_B.tolist())
+        assert [ids.tolist() for ids in lists] == [[t - low + 1 for t in tag] for tag in tags[at : at + len(now)]]
+        users = [row["user"] for row in now]
+        same = batch.session_B[:, None] == batch.session_B[None, :]
+        assert same.tolist() == [[a == b for b in users] for a in users]
+        at += batch.batch_size
+    assert at == len(rows) == made.rows["train"]
+
+
+def test_real_logs(real_data: Path, tmp_path: Path) -> None:
+    made = prepare([real_data / "criteo" / "train_8000.tsv"], tmp_path / "criteo")
+    assert sum(made.rows.values()) == 8000
+    mean = sum(made.rows[p] * made.label_mean[p] for p in made.rows) / 8000
+    raw = (real_data / "criteo" / "train_8000.tsv").read_text().splitlines()
+    assert mean == pytest.approx(sum(line[0] == "1" for line in raw) / 8000, rel=1e-9)
+    census = prepare([real_data / "census_kdd" / "census-income.test.gz"], tmp_path / "census", label="c41")
+    assert sum(census.rows.values()) == 99_762
+    assert census.label_mean["train"] == pytest.approx(0.062, abs=0.002)

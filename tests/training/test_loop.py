@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow import checkpoint, data
+from sparrow.core import Batch, UserError
+from sparrow.core.config import to_dict, write_toml
+from sparrow.kernels.rules import rowwise_adagrad, sgd
+from sparrow.metrics import auc
+from sparrow.models import dcnv2, dlrm
+from sparrow.models.dlrm import DLRM
+from sparrow.optimizers import adam
+from sparrow.optimizers import sgd as dense_sgd
+from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, restore, train
+
+
+def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
+    run = Run(
+        run_dir=str(run_dir),
+        data=Data(path=str(prepared), batch_size=256),
+        model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
+        tables=rowwise_adagrad.Config(lr=0.1),
+        dense=adam.Config(lr=3e-3),
+        schedule=Schedule(warmup_steps=3, decay="cosine"),
+        checkpoint=Checkpoints(every=4),
+        log=Log(every=3, tensorboard=False),
+        threads=1,
+    )
+    return dataclasses.replace(run, **changes)
+
+
+def tensors(run_dir: Path | str, step: int | None = None) -> dict[str, torch.Tensor]:
+    """Everything a checkpoint holds."""
+    saved = checkpoint.load(Path(run_dir) / "checkpoints", step)
+    out = {f"{part}.{k}": v for part in ("dense", "optimizer", "random", "progressive") for k, v in saved.part(part).items()}
+    for chunk in saved.chunks():
+        out |= {f"{chunk.table}.{chunk.rows[0]}.{k}": v for k, v in chunk.fields.items()}
+    return out
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+class Kill(Exception):
+    """Stands for a death in the middle of a step."""
+
+
+def dies_at(step: int) -> Any:
+    def listener(event: str, values: dict[str, Any]) -> None:
+        if event == "progress" and values["step"] >= step:
+            raise Kill
+
+    return listener
+
+
+VARIANTS = {
+    "plain": {},
+    "fused": {"loop": Loop(nonfinite="stop")},
+    "shuffled, accumulated, clipped": {
+        "data": {"shuffle": True},
+        "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
+    },
+    "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": sgd.Config(lr=0.1)},
+    "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> None:
+    variant = dict(VARIANTS[name])
+    changes = {"data": dataclasses.replace(make(prepared, tmp_path).data, **variant.pop("data", {})), **variant}
+    whole = train(make(prepared, tmp_path / "whole", **changes))
+    with pytest.raises(Kill):
+        train(make(prepared, tmp_path / "cut", **changes), listener=dies_at(6))
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") < whole["step"]
+    cut = train(make(prepared, tmp_path / "cut", **changes), resume=True)
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+    assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
+    lines = [[json.loads(x) for x in (tmp_path / d / "log.jsonl").read_text().splitlines()] for d in ("whole", "cut")]
+    assert [(x["step"], x["event"]) for x in lines[0]] == [(x["step"], x["event"]) for x in lines[1]]
+
+
+def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Path) -> None:
+    def listener(event: str, values: dict[str, Any]) -> None:
+        if event == "progress" and values["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = train(make(prepared, tmp_path / "whole"))
+    before = signal.getsignal(signal.SIGTERM)
+    stopped = train(make(prepared, tmp_path / "cut"), listener=listener)
+    assert stopped["stopped_by_signal"]
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == stopped["step"] == 6
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = train(make(prepared, tmp_path / "cut"), resume=True)
+    assert again["valid"] == whole["valid"]
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+
+
+KILLED = """
+    import os, random, signal, sys, threading, time
+    from pathlib import Path
+    from sparrow import checkpoint
+    from sparrow.training import Run, train  # imported once; each life is a fork of this process
+
+    toml, lives = sys.argv[1], int(sys.argv[2])
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+    def dying(function, before):
+        def call(*arguments, **options):
+            if before:
+                die()
+            function(*arguments, **options)
+            die()
+        return call
+    for life in range(lives + 1):
+        pid = os.fork()
+        if pid == 0:
+            chance = random.Random(life)
+            def listener(event, values, life=life, chance=chance):
+                if life < lives and event == "begin":
+                    if life % 3 == 0:  # around the rename that makes a checkpoint
+                        os.rename = dying(os.rename, before=life % 2 == 0)
+                    else:  # anywhere
+                        threading.Timer(chance.uniform(0.0, 0.25), die).start()
+            try:
+                train(Run.load(toml), resume=True, listener=listener)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        print("killed" if os.WIFSIGNALED(status) else f"ended {os.WEXITSTATUS(status)}", flush=True)
+"""
+
+
+@pytest.mark.multi
+def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) -> None:
+    changes = {"loop": Loop(epochs=6, evaluate_every=5), "checkpoint": Checkpoints(every=2, keep=2)}
+    train(make(prepared, tmp_path / "whole", **changes))
+    toml = tmp_path / "run.toml"
+    toml.write_text(write_toml(to_dict(make(prepared, tmp_path / "cut", **changes))))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(toml), "10"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lives = done.stdout.splitlines()
+    assert lives[-1] == "ended 0", done.stdout + done.stderr
+    assert lives.count("killed") >= 8, lives  # a late timer may find the work done
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+
+
+def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -> None:
+    """The figures of the first fifth, recomputed by a plain loop that scores each batch before training on it."""
+    run = make(prepared, tmp_path / "run", loop=Loop(nonfinite="stop"), schedule=Schedule())
+    got = train(run)["progressive"]
+    log = data.open(prepared)
+    torch.manual_seed(run.seed)
+    model = DLRM(log.schema, rule=run.tables, dim=4, bottom=(8,), top=(8,), seed=run.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    scores, labels, seen = [], [], 0
+    for batch in log.loader(256):
+        if seen * 5 // log.rows("train") == 0:
+            scores.append(model.score(batch).detach()[:, 0])
+            labels.append(batch.labels_BT[:, 0])
+        seen += batch.batch_size
+        model.loss(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert got[0]["examples"] == sum(map(len, labels))
+    assert got[0]["auc"] == pytest.approx(float(auc(torch.cat(scores), torch.cat(labels))), abs=2e-3)
+    assert sum(w["examples"] for w in got) == log.rows("train")
+
+
+def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, log: Path, tmp_path: Path) -> None:
+    result = train(make(prepared, tmp_path / "run", loop=Loop(epochs=3)))["valid"]
+    assert result["ne"] < 0.99
+    assert result["auc"] > 0.6
+
+
+def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, calls = DLRM.loss, [0]
+
+    def sometimes(self: DLRM, batch: Batch) -> torch.Tensor:
+        calls[0] += 1
+        return loss(self, batch) * (float("nan") if calls[0] == 5 else 1.0)
+
+    monkeypatch.setattr(DLRM, "loss", sometimes)
+    result = train(make(prepared, tmp_path / "skip"))
+    assert result["skipped_steps"] == 1
+    assert all(v.isfinite().all() for v in tensors(tmp_path / "skip").values())
+    calls[0] = 0
+    with pytest.raises(UserError, match="step 4: the loss or a gradient is not finite"):
+        train(make(prepared, tmp_path / "stop", loop=Loop(nonfinite="stop")))
+
+
+def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path) -> None:
+    trainer = Trainer(make(prepared, tmp_path / "run"))
+    before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
+    next(trainer.model.head.parameters()).register_hook(lambda g: g * float("inf"))
+    trainer._train_step([next(iter(trainer.loader))])
+    after = [r.weight for t in trainer.tables for r in t.all_records()]
+    assert trainer.skipped == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
+    """With plain SGD at lr 1 the step's length is the clipped norm, over dense weights and rows together."""
+    changes = {"dense": dense_sgd.Config(lr=1.0), "tables": sgd.Config(lr=1.0), "schedule": Schedule()}
+    trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
+    weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
+    before = [w.detach().clone() for w in weights]
+    trainer._train_step([next(iter(trainer.loader))])
+    moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
+    assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path) -> None:
+    large = make(prepared, tmp_path / "large", data=Data(path=str(prepared), batch_size=256))
+    small = make(prepared, tmp_path / "small", data=Data(path=str(prepared), batch_size=64), loop=Loop(accumulate=4))
+    train(dataclasses.replace(large, checkpoint=Checkpoints()))
+    train(dataclasses.replace(small, checkpoint=Checkpoints()))
+    one, two = tensors(tmp_path / "large"), tensors(tmp_path / "small")
+    for name in one:
+        if not name.startswith(("progressive", "random")):
+            torch.testing.assert_close(one[name], two[name], rtol=2e-3, atol=2e-4)
+
+
+def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
+    still = {"dense": adam.Config(lr=0.0), "tables": sgd.Config(lr=0.0)}
+    loop = Loop(epochs=5, evaluate_every=3, patience=2)
+    result = train(make(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still))
+    assert (result["step"], result["best_step"]) == (9, 3)
+    assert restore(tmp_path / "run").step == 3
+    assert restore(tmp_path / "run", which="last").step == 9
+
+
+def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> None:
+    trainer = Trainer(make(prepared, tmp_path / "run"))
+    trainer.fit()
+    found = restore(tmp_path / "run", which="last")
+    for batch in data.open(prepared).loader(300, split="valid"):
+        assert torch.equal(found.model.score(batch), trainer.model.score(batch))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        (Schedule(), [1, 1, 1, 1, 1]),
+        (Schedule(warmup_steps=2), [0.5, 1, 1, 1, 1]),
+        (Schedule(warmup_steps=1, decay="linear", final=0.2), [1, 1, 0.8, 0.6, 0.4]),
+        (Schedule(decay="cosine"), [1, 0.9045, 0.6545, 0.3455, 0.0955]),
+    ],
+)
+def test_schedules(schedule: Schedule, wanted: list[float]) -> None:
+    assert [schedule.factor(s, 5) for s in range(5)] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_two_runs_do_not_mix(prepared: Path, tmp_path: Path) -> None:
+    run = make(prepared, tmp_path / "run")
+    train(run)
+    with pytest.raises(UserError, match="add --resume, --overwrite"):
+        train(run)
+    other = dataclasses.replace(run, model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
+    with pytest.raises(UserError, match=r"another model: model\.dim is 4 there and 8 here"):
+        train(other, resume=True)
+    assert restore(tmp_path / "run").run.model.dim == 4  # refused before anything was changed
+    train(other, overwrite=True)
+    assert restore(tmp_path / "run").run.model.dim == 8
+
+
+def test_resuming_says_what_changed(prepared: Path, tmp_path: Path) -> None:
+    train(make(prepared, tmp_path / "run"))
+    notes: list[str] = []
+    longer = make(prepared, tmp_path / "run", loop=Loop(epochs=2))
+    result = train(longer, resume=True, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None)
+    assert notes == ["resumed with loop.epochs = 2, it was 1"]
+    assert result["examples"] == 2 * data.open(prepared).rows("train")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loop": {"accumulate": 2, "update_mode": "fused"}}, "use 'deferred' or 'auto'"),
+        ({"loop": {"epochs": 0}}, "epochs: 0 is not positive"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
+        ({"data": {"path": "x", "batch_size": -1}}, "batch_size: -1"),
+        ({"model": {"name": "dlmr"}}, "model.name: no models named 'dlmr'; did you mean 'dlrm'"),
+        ({"model": {"dim": 3}}, "model.name: missing; one of dcnv2, dlrm, logistic"),
+        ({"modle": {}}, "modle: unknown key; did you mean 'model'"),
+    ],
+)
+def test_impossible_runs(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    good = {"run_dir": "r", "data": {"path": "x"}, "model": {"name": "dlrm"}}
+    (tmp_path / "run.toml").write_text(write_toml(good | change))
+    with pytest.raises(UserError, match=f"run.toml: .*{says}"):
+        Run.load(tmp_path / "run.toml")
+
+
+def test_random_configs_read_back(tmp_path: Path) -> None:
+    pick = random.Random(0)
+    for _ in range(20):
+        run = make(Path("p"), Path("r"), seed=pick.randrange(99), dense=adam.Config(lr=pick.random() * 1e-3))
+        run.save(tmp_path / "run.toml")
+        assert Run.load(tmp_path / "run.toml") == run
