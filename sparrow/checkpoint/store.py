@@ -57,8 +57,8 @@ class Checkpoint:
     def _read(self, file: str) -> dict[str, Tensor]:
         def damaged(why: str) -> UserError:
             return UserError(
-                f"{self.path / file}: damaged checkpoint ({why}); delete the folder {self.path.name} to fall back to the "
-                "checkpoint before it"
+                f"{self.path / file}: damaged checkpoint ({why}); delete the folder {self.path.name} to fall back to "
+                "the checkpoint before it"
             )
 
         if file not in self.files:
@@ -138,8 +138,8 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
         raise UserError(f"{path}: no such checkpoint; there are {steps(directory)}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise UserError(
-            f"{path / 'manifest.json'}: damaged checkpoint (not a manifest); delete the folder {path.name} to fall back "
-            "to the checkpoint before it"
+            f"{path / 'manifest.json'}: damaged checkpoint (not a manifest); delete the folder {path.name} to fall "
+            "back to the checkpoint before it"
         ) from None
     return Checkpoint(path=path, **known)
 
@@ -207,4 +207,3 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-

@@ -23,7 +23,13 @@ METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A bar for work that reports (what, done, total)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=err, transient=True) as bar:
         tasks: dict[str, Any] = {}
 
@@ -39,7 +45,13 @@ class TrainView:
     """Draws a training run from its events."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
         self.bar = Bar(*columns, console=err, transient=True)
         self.task: Any = None
         self.said = time.monotonic()

@@ -39,13 +39,15 @@ def evaluate(
     found = restore(run_dir, which=checkpoint, device=device)
     dataset = logs.open(data or found.run.data.path)
     if not dataset.rows(split):
-        raise UserError(f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share")
+        raise UserError(
+            f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
+        )
     batches = (batch.to(found.run.device) for batch in dataset.loader(found.run.data.batch_size, split=split))
     with torch.no_grad():
         result = measure(found.model.score, batches, exact=True)
     rows = [(f"{type(found.model).__name__}, step {found.step}", result)]
-    for name, batches in dataset.baselines(split):
-        rows.append((name, measure(lambda batch: batch.dense_BC, batches, exact=True)))
+    for name, loader in dataset.baselines(split):
+        rows.append((name, measure(lambda batch: batch.dense_BC, loader, exact=True)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if json_out is not None:
         json_out.write_text(json.dumps(dict(rows), indent=1), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,8 +46,13 @@ def prepare(
     if infer_only:
         print(data.infer(inputs, label=label).to_toml(), end="")
         return
-    asked = {"by": split, "valid": valid, "test": test, "seed": seed}
-    wanted = replace(given.split if given else Split(), **{k: v for k, v in asked.items() if v is not None})
+    before = given.split if given else Split()
+    wanted = Split(
+        by=before.by if split is None else split,
+        valid=before.valid if valid is None else valid,
+        test=before.test if test is None else test,
+        seed=before.seed if seed is None else seed,
+    )
     with _show.progress_bar() as progress:
         made = data.prepare(
             inputs, out, schema=given, label=label, split=wanted, overwrite=overwrite, progress=progress
@@ -59,7 +63,9 @@ def prepare(
     for name, rows in made.rows.items():
         table.add_row(name, f"{rows:,}", f"{made.label_mean[name]:.4f}" if rows else "")
     _show.out.print(table)
-    _show.out.print(f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True)
+    _show.out.print(
+        f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
+    )
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -47,7 +47,10 @@ def main(arguments: Sequence[str]) -> None:
     if results["valid"]:
         _show.out.print(_show.metrics_table([("valid", results["valid"])], f"held out, after step {results['step']}"))
     picture = draw(Path(run.run_dir))
-    _show.out.print(f"{results['run_dir']}: results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}", soft_wrap=True)
+    _show.out.print(
+        f"{results['run_dir']}: results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}",
+        soft_wrap=True,
+    )
     if results["stopped_by_signal"]:
         _show.out.print(f"stopped by a signal after step {results['step']}; --resume goes on from there")
 

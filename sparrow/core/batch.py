@@ -92,7 +92,9 @@ class KeyedJagged:
         count, rows = offsets.numel() - 1, self.rows
         if rows is None:
             if self.keys and count % len(self.keys):
-                raise UserError(f"KeyedJagged.lengths: {count} rows do not divide among {len(self.keys)} keys; give rows")
+                raise UserError(
+                    f"KeyedJagged.lengths: {count} rows do not divide among {len(self.keys)} keys; give rows"
+                )
             rows = (count // max(len(self.keys), 1),) * len(self.keys)
         if len(rows) != len(self.keys) or sum(rows) != count:
             raise UserError(f"KeyedJagged.rows: {rows} does not add up to {count} rows over {len(self.keys)} keys")
@@ -150,15 +152,16 @@ class KeyedJagged:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
         """A copy on `device`; the host-side metadata travels along, so that nothing is measured twice."""
 
-        def move(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.to(device, non_blocking=non_blocking)
+        def move(t: Tensor) -> Tensor:
+            return t.to(device, non_blocking=non_blocking)
 
+        assert self.lengths is not None and self.offsets is not None
         return replace(
             self,
             values_N=move(self.values_N),
             lengths=move(self.lengths),
             offsets=move(self.offsets),
-            weights_N=move(self.weights_N),
+            weights_N=None if self.weights_N is None else move(self.weights_N),
             inverse_B={group: move(inverse) for group, inverse in self.inverse_B.items()},
         )
 

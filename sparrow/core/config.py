@@ -36,7 +36,9 @@ class Family:
     def config(self, name: str, place: str = "name") -> type:
         """The `Config` class of member `name`; UserError if there is none."""
         if name not in self.names():
-            raise UserError(f"{place}: no {self.package.rpartition('.')[2]} named {name!r}{suggest(name, self.names())}")
+            raise UserError(
+                f"{place}: no {self.package.rpartition('.')[2]} named {name!r}{suggest(name, self.names())}"
+            )
         config: type = importlib.import_module(f"{self.package}.{name}").Config
         return config
 
@@ -164,7 +166,9 @@ def write_toml(data: Mapping[str, Any], *, header: str = "") -> str:
 
 def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
     def is_leaf(value: Any) -> bool:
-        return not isinstance(value, Mapping) or (name != "" and not any(isinstance(v, Mapping) for v in value.values()))
+        return not isinstance(value, Mapping) or (
+            name != "" and not any(isinstance(v, Mapping) for v in value.values())
+        )
 
     leaves = {k: v for k, v in table.items() if is_leaf(v)}
     if name and (leaves or not table):

@@ -104,7 +104,7 @@ class Loader:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
         self.schema, self.batch_size = schema, batch_size
-        self._file, self._shuffle, self._seed = file, shuffle, seed
+        self._file, self._shuffle, self._seed = file, shuffle, seed % (1 << 64)  # numpy takes no negative seed
         with pq.ParquetFile(file) as parquet:
             meta = parquet.metadata
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)

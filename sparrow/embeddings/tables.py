@@ -71,10 +71,12 @@ class RowRecords(nn.Module):
 
     @property
     def state(self) -> dict[str, Tensor]:
+        """The rule's fields, by name."""
         return {name: self.get_buffer(name) for name in self.state_names}
 
     @property
     def fields(self) -> dict[str, Tensor]:
+        """Every field of the row record, by name."""
         return {"weight": self.weight, **self.state, "touched": self.touched}
 
 
@@ -225,7 +227,9 @@ class EmbeddingTables(nn.Module):
         record = self.record(chunk.table)
         rows, dim = record.weight.shape
         if set(chunk.fields) != set(record.fields):
-            raise UserError(f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(record.fields)} are kept")
+            raise UserError(
+                f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(record.fields)} are kept"
+            )
         if not (0 <= chunk.rows[0] <= chunk.rows[1] <= rows and 0 <= chunk.columns[0] <= chunk.columns[1] <= dim):
             raise UserError(f"table {chunk.table!r}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}")
         for name, tensor in record.fields.items():
@@ -238,8 +242,8 @@ class EmbeddingTables(nn.Module):
         for record, count in noticed:
             if int(count):
                 raise UserError(
-                    f"table {record.spec.name!r}, features {[f.name for f in record.features]}: {int(count)} ids outside "
-                    f"[0, {record.spec.addressing.rows}); give the table more rows or hashed addressing"
+                    f"table {record.spec.name!r}, features {[f.name for f in record.features]}: {int(count)} ids "
+                    f"outside [0, {record.spec.addressing.rows}); give the table more rows or hashed addressing"
                 )
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -249,9 +253,13 @@ class EmbeddingTables(nn.Module):
         for feature in record.features:
             jagged = ids[feature.name]
             slots.append(self._check(record, feature, jagged.values_N, record.spec.addressing.slots(jagged.values_N)))
-            each = jagged.lengths_B if feature.pooling != "none" else torch.ones_like(jagged.values_N, dtype=torch.int64)
+            each = (
+                jagged.lengths_B if feature.pooling != "none" else torch.ones_like(jagged.values_N, dtype=torch.int64)
+            )
             lengths.append(each)
-            scales.append(1.0 / each.clamp(min=1) if feature.pooling == "mean" else torch.ones_like(each, dtype=torch.float32))
+            scales.append(
+                1.0 / each.clamp(min=1) if feature.pooling == "mean" else torch.ones_like(each, dtype=torch.float32)
+            )
             if jagged.weights_N is not None:
                 weights.append(jagged.weights_N)
         slots_N, lengths_B = torch.cat(slots), torch.cat(lengths)
@@ -276,8 +284,8 @@ class EmbeddingTables(nn.Module):
         if int(low) < 0 or int(high) >= rows:
             position = int(((slots_N < 0) | (slots_N >= rows)).nonzero()[0])
             raise UserError(
-                f"table {record.spec.name!r}, feature {feature.name!r}: id {int(ids_N[position])} at position {position} "
-                f"is outside [0, {rows}); give the table more rows or hashed addressing"
+                f"table {record.spec.name!r}, feature {feature.name!r}: id {int(ids_N[position])} at position "
+                f"{position} is outside [0, {rows}); give the table more rows or hashed addressing"
             )
         return slots_N
 
@@ -300,7 +308,7 @@ class _Lookup(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor | None, ...]:
         bags, record, tables = ctx.bags, ctx.record, ctx.tables
         if tables.mode != "off" and record.version != ctx.version:
             raise RuntimeError(

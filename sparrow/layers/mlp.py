@@ -30,9 +30,7 @@ class MLP(nn.Module):
 
     def __init__(self, in_features: int, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes])
-        )
+        self.layers = nn.ModuleList(Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes]))
         self.out_features = sizes[-1] if sizes else in_features
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,4 +5,16 @@ from sparrow.training.predict import predict
 from sparrow.training.restore import Restored, restore
 from sparrow.training.run import Checkpoints, Data, Log, Loop, Run, Schedule
 
-__all__ = ["Checkpoints", "Data", "Log", "Loop", "Restored", "Run", "Schedule", "Trainer", "predict", "restore", "train"]
+__all__ = [
+    "Checkpoints",
+    "Data",
+    "Log",
+    "Loop",
+    "Restored",
+    "Run",
+    "Schedule",
+    "Trainer",
+    "predict",
+    "restore",
+    "train",
+]

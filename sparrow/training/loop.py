@@ -32,7 +32,9 @@ Listener = Callable[[str, dict[str, Any]], None]
 """Told (event, values): "begin", "progress", "evaluation", "checkpoint", "note", "end"."""
 
 
-def train(run: Run, *, resume: bool = False, overwrite: bool = False, listener: Listener | None = None) -> dict[str, Any]:
+def train(
+    run: Run, *, resume: bool = False, overwrite: bool = False, listener: Listener | None = None
+) -> dict[str, Any]:
     """Train to the end (or to a SIGTERM) and return the results, which are also in `run_dir/results.json`.
 
     resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
@@ -190,7 +192,9 @@ class Trainer:
         self.skipped_in_row += 1
         place = f"step {self.step}: the loss or a gradient is not finite (norm {norm})"
         if self.run.loop.nonfinite == "stop" or self.skipped_in_row > PATIENCE_NONFINITE:
-            raise UserError(f"{place}; lower the learning rates, clip with --loop.clip_norm, or check the numeric columns")
+            raise UserError(
+                f"{place}; lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
+            )
         self.listen("note", {"text": f"{place}; left out"})
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -263,7 +267,9 @@ class Trainer:
         if found is None or overwrite:
             return None
         if not resume:
-            raise UserError(f"{self.dir}: holds a run up to step {found}; add --resume, --overwrite or another --run_dir")
+            raise UserError(
+                f"{self.dir}: holds a run up to step {found}; add --resume, --overwrite or another --run_dir"
+            )
         saved = checkpoint.load(self.checkpoints, found)
         saved.check(self.identity)
         if saved.state["train_rows"] != self.dataset.rows("train"):

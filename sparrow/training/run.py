@@ -49,7 +49,9 @@ class Schedule:
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(total - self.warmup_steps, 1)
-        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * min(done, 1.0))) / 2}[self.decay]
+        shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * min(done, 1.0))) / 2}[
+            self.decay
+        ]
         return self.final + (1 - self.final) * shape if self.decay != "constant" else 1.0
 
 

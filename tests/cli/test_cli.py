@@ -41,7 +41,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     """A finished run, to copy."""
     directory = tmp_path_factory.mktemp("trained")
     toml = directory / "run.toml"
-    toml.write_text(write_toml(RUN | {"run_dir": str(directory / "run"), "data": {"path": str(prepared), "batch_size": 256}}))
+    toml.write_text(
+        write_toml(RUN | {"run_dir": str(directory / "run"), "data": {"path": str(prepared), "batch_size": 256}})
+    )
     assert main(["train", str(toml)]) == 0
     return directory / "run"
 
@@ -136,24 +138,38 @@ def test_run_directory_mistakes(here: Path, trained: Path, capsys: pytest.Captur
     shutil.copytree(trained, "run")
     before = sorted(p.name for p in Path("run/checkpoints").iterdir())
     refuses(capsys, ["train", "run.toml"], "holds a run up to step", "--resume")
-    refuses(capsys, ["train", "run.toml", "--resume", "--model.dim", "8"], "another model: model.dim is 4 there and 8 here")
+    refuses(
+        capsys, ["train", "run.toml", "--resume", "--model.dim", "8"], "another model: model.dim is 4 there and 8 here"
+    )
     refuses(capsys, ["evaluate", "run", "--checkpoint", "bset"], "'bset' is not 'best', 'last'")
     refuses(capsys, ["evaluate", "run", "--checkpoint", "77"], "no such checkpoint")
     assert sorted(p.name for p in Path("run/checkpoints").iterdir()) == before
     (newest,) = Path("run/checkpoints").glob(f"{before[-1]}/dense.safetensors")
     newest.write_bytes(b"x" * newest.stat().st_size)
-    refuses(capsys, ["evaluate", "run", "--checkpoint", "last"], "dense.safetensors: damaged checkpoint", "delete the folder")
+    refuses(
+        capsys,
+        ["evaluate", "run", "--checkpoint", "last"],
+        "dense.safetensors: damaged checkpoint",
+        "delete the folder",
+    )
     refuses(capsys, ["train", "run.toml", "--resume"], "damaged checkpoint")
 
 
 def test_predict_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, ["predict", str(trained), "none.parquet", "--out", "s.parquet"], "none.parquet", "no such file|no file")
+    refuses(
+        capsys, ["predict", str(trained), "none.parquet", "--out", "s.parquet"], "none.parquet", "no such file|no file"
+    )
     pq.write_table(pq.read_table("log.parquet").drop_columns(["user"]), "short.parquet")
     refuses(capsys, ["predict", str(trained), "short.parquet", "--out", "s.parquet"], "user")
     Path("s.parquet").write_text("precious")
     refuses(capsys, ["predict", str(trained), "log.parquet", "--out", "s.parquet"], "s.parquet", "--overwrite")
     assert Path("s.parquet").read_text() == "precious"
-    refuses(capsys, ["predict", str(trained), "log.parquet", "--out", "t.parquet", "--keep", "usr"], "usr", "did you mean 'user'")
+    refuses(
+        capsys,
+        ["predict", str(trained), "log.parquet", "--out", "t.parquet", "--keep", "usr"],
+        "usr",
+        "did you mean 'user'",
+    )
     assert not Path("t.parquet").exists()
 
 
@@ -180,7 +196,10 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare("label")
     raw(label=[None, *[i % 2 for i in range(49)]])
     prepare("label", "row 0|row 1|missing")
-    wanted = {"columns": {"label": {"kind": "label"}, "user_id": {"kind": "categorical", "table": "u"}}, "tables": {"u": {}}}
+    wanted = {
+        "columns": {"label": {"kind": "label"}, "user_id": {"kind": "categorical", "table": "u"}},
+        "tables": {"u": {}},
+    }
     raw(user_id=[1.5] * 50)
     prepare("user_id", "float|1.5", schema=wanted)
     pq.write_table(pa.table({"label": [0, 1], "user_id": pa.array([1, 2**63 + 5], pa.uint64())}), "raw.parquet")
@@ -199,7 +218,9 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_csv_and_parquet_prepare_alike(here: Path) -> None:
-    table = pa.table({"label": [i % 2 for i in range(60)], "user_id": [i % 7 for i in range(60)], "x": [i / 7 for i in range(60)]})
+    table = pa.table(
+        {"label": [i % 2 for i in range(60)], "user_id": [i % 7 for i in range(60)], "x": [i / 7 for i in range(60)]}
+    )
     pq.write_table(table, "a.parquet")
     pacsv.write_csv(table, "a.csv")
     for kind in ("parquet", "csv"):

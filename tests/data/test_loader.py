@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import loader as loader_module
 from sparrow.data import prepared
 from sparrow.data.schema import Column, Schema, Split, Table
 
@@ -88,6 +87,8 @@ def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: data.Data
     assert sorted(first) == sorted(second) == list(range(ROWS))
     assert first != second
     assert first != list(range(ROWS))
+    windows = [{row // 100 for row in epoch[:400]} for epoch in (first, second)]
+    assert windows[0] != windows[1]
     assert len({row // 100 for row in first[:64]}) > 1  # a batch mixes row groups
     assert order(dataset.loader(64, shuffle=True, seed=3)) == first
     assert order(dataset.loader(64, shuffle=True, seed=4)) != first
@@ -163,6 +164,13 @@ def test_misuse_is_said(dataset: data.Dataset) -> None:
         dataset.loader(8).load_state_dict({"epoch": 0, "batch": 1, "batch_size": 9})
 
 
+def test_rows_of_one_window_are_shuffled_anew_each_epoch(dataset: data.Dataset, tmp_path: Path) -> None:
+    log = dataset.path.parent / "log.parquet"
+    data.prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(valid=0, test=0))  # one row group
+    loader = data.open(tmp_path / "out").loader(64, shuffle=True)
+    assert order(loader) != order(loader)
+
+
 def test_a_part_without_rows(dataset: data.Dataset) -> None:
     assert (dataset.rows("test"), len(dataset.loader(8, "test")), list(dataset.loader(8, "test"))) == (0, 0, [])
     assert math.isnan(dataset.label_mean("test"))
@@ -209,7 +217,3 @@ def test_only_dense_or_only_ids() -> None:
     schema = Schema(columns={"c": Column(kind="categorical", table="c")}, tables={"c": Table()})
     (batch,) = data.batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
     assert (tuple(batch.dense_BC.shape), batch.ids.values_N.tolist()) == ((2, 0), [4, 5])
-
-
-def test_windows_are_bounded(dataset: data.Dataset) -> None:
-    assert loader_module.WINDOW_GROUPS * prepared.GROUP_ROWS <= 1 << 19

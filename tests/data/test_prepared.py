@@ -87,8 +87,9 @@ def test_a_split_by_time_keeps_time_order(tmp_path: Path, in_order: bool) -> Non
     made = prepare([written(tmp_path, raw)], tmp_path / "out", split=Split(valid=0.2, test=0.0))
     assert made.schema.split.by == "time"
     assert made.rows == {"train": 798, "valid": 202, "test": 0}  # rows of one time stay together
-    got = np.concatenate([part(tmp_path / "out", name)["ts"].to_numpy() for name in ("train", "valid", "test")])
-    np.testing.assert_array_equal(got, time)
+    table = pa.concat_tables([part(tmp_path / "out", name) for name in ("train", "valid", "test")])
+    np.testing.assert_array_equal(table["ts"], time)
+    assert (np.diff(table["row"])[np.diff(time) == 0] > 0).all()  # and, at one time, the log's order
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["label_mean"]["test"] is None
 
 
@@ -170,8 +171,8 @@ def test_what_is_wrong_with_a_schema_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tables\.code\.rows: 4 for encoding 'range', but 10\.\.14 needs 6"):
         prepare([log], tmp_path / "out", schema=Schema(columns=SCHEMA.columns, tables=tables))
     log = written(tmp_path, {**raw, "ts": [7] * 200})
+    schema = Schema(columns={**SCHEMA.columns, "ts": Column(kind="time")}, tables=SCHEMA.tables)
     with pytest.raises(UserError, match="no row is left for training"):
-        schema = Schema(columns={**SCHEMA.columns, "ts": Column(kind="time")}, tables=SCHEMA.tables)
         prepare([log], tmp_path / "out", schema=schema)
     with pytest.raises(UserError, match=r"nowhere: no such file"):
         prepare([tmp_path / "nowhere"], tmp_path / "out")
@@ -184,13 +185,14 @@ def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="exists; choose another folder, or overwrite it"):
         prepare([log], out, schema=SCHEMA)
 
-    def full(*args: object) -> None:
-        (args[0] / "half").write_text("written before the disk was full")  # type: ignore[operator]
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(*args: object, **named: object) -> None:
+        raise error
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(prepared, "_write_parts", full)
-        prepare([log], out, schema=SCHEMA, overwrite=True)
+    for error in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
+        with monkeypatch.context() as patch:
+            patch.setattr(pq.ParquetWriter, "write_table", full)
+            with pytest.raises(type(error)):
+                prepare([log], out, schema=SCHEMA, overwrite=True)
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "out"]
     prepare([log], out, schema=SCHEMA, overwrite=True, split=Split(valid=0.5, test=0))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -58,7 +60,7 @@ def test_lists_lose_nulls_and_then_all_but_the_last(rows: list, most: int | None
         array, rows = array.slice(start), rows[start:]
     values, offsets = as_lists(array, "x", 0, most)
     want = [[i for i in row or [] if i is not None][-(most or 99) :] for row in rows]
-    assert [values.to_pylist()[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == want
+    assert [values.to_pylist()[a:b] for a, b in itertools.pairwise(offsets)] == want
 
 
 def test_text_is_a_list_cut_at_spaces() -> None:

@@ -44,7 +44,11 @@ def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
 def tensors(run_dir: Path | str, step: int | None = None) -> dict[str, torch.Tensor]:
     """Everything a checkpoint holds."""
     saved = checkpoint.load(Path(run_dir) / "checkpoints", step)
-    out = {f"{part}.{k}": v for part in ("dense", "optimizer", "random", "progressive") for k, v in saved.part(part).items()}
+    out = {
+        f"{part}.{k}": v
+        for part in ("dense", "optimizer", "random", "progressive")
+        for k, v in saved.part(part).items()
+    }
     for chunk in saved.chunks():
         out |= {f"{chunk.table}.{chunk.rows[0]}.{k}": v for k, v in chunk.fields.items()}
     return out

@@ -1,10 +1,44 @@
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass
+
 import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.kernels.rules import check
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """Row-wise AdaGrad, one accumulator per row: sum += mean(g^2); w -= lr / (sqrt(sum) + eps) * g.
+
+    initial: the accumulators' first value. The mean is of the squares, never the square of the mean (Neo,
+    arXiv 2104.05158, section 4.1.4).
+    """
+
     lr: float = 0.05
     eps: float = 1e-8
-    def init_state(self, rows, dim): return {"sum": torch.zeros(rows)}
-    def update(self, w, s, g, lr):
-        n = s["sum"] + g.square().mean(1)
-        return w - lr*g/(n.sqrt()+self.eps)[:,None], {"sum": n}
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(lr=self.lr, eps=self.eps)
+        if not (math.isfinite(self.initial) and self.initial >= 0):
+            raise UserError(f"initial: {self.initial} is not a finite number >= 0; give one, such as 0.0")
+
+    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
+        """sum [rows]: the mean square gradients so far."""
+        return {"sum": torch.full((rows,), self.initial)}
+
+    def update(
+        self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """New weights [U, D] and sum [U]; see `RowRule.update`."""
+        sum_U = state["sum"] + grad_UD.square().mean(dim=1)
+        rate_U = lr / (sum_U.sqrt() + self.eps)
+        return weight_UD - rate_U[:, None] * grad_UD, {"sum": sum_U}
+
+    def cpp(self) -> tuple[str, list[float]]:
+        """See `RowRule.cpp`."""
+        return "rowwise_adagrad", [self.eps]

@@ -1,7 +1,31 @@
+from __future__ import annotations
+
 from dataclasses import dataclass
-import torch
+
+from torch import Tensor
+
+from sparrow.kernels.rules import check
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    """Stochastic gradient descent: w -= lr * g."""
+
     lr: float = 0.1
-    def init_state(self, rows, dim): return {}
-    def update(self, w, s, g, lr): return w - lr*g, {}
+
+    def __post_init__(self) -> None:
+        check(lr=self.lr)
+
+    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
+        """No state."""
+        return {}
+
+    def update(
+        self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """New weights [U, D]; see `RowRule.update`."""
+        return weight_UD - lr * grad_UD, {}
+
+    def cpp(self) -> tuple[str, list[float]]:
+        """See `RowRule.cpp`."""
+        return "sgd", []
