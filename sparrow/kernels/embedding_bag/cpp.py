@@ -52,7 +52,7 @@ def update_rows(
 ) -> None:
     """See `reference.update_rows`."""
     name, hyper = rule.cpp()
-    ops.update_rows(weight_RD, list(state.values()), touched_R, *_dense(rows_U, grad_UD), name, lr, hyper)
+    ops.update_rows(weight_RD, list(state.values()), touched_R, *_dense(rows_U, grad_UD), name, lr, *(hyper or [0.0]))
 
 
 def fused_update(
@@ -70,7 +70,7 @@ def fused_update(
     """See `reference.fused_update`; each row's gradient goes from scratch through the rule, [U, D] never exists."""
     name, hyper = rule.cpp()
     bags = _dense(grad_BD, slots_N, offsets_B1, weights_N, scale_B)
-    ops.fused_update(weight_RD, list(state.values()), touched_R, *bags, name, lr, hyper)
+    ops.fused_update(weight_RD, list(state.values()), touched_R, *bags, name, lr, *(hyper or [0.0]))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
