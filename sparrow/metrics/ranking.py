@@ -1,0 +1,72 @@
+"""How well scores order rows: AUC, and AUC within groups."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparrow.core import UserError
+from sparrow.metrics._columns import columns
+
+
+class GroupedAUC(NamedTuple):
+    """value: GAUC. counted: groups with clicks and non-clicks, which alone it averages. groups: all of them."""
+
+    value: float
+    counted: int
+    groups: int
+
+
+def auc(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
+    """Probability that a click scores above a non-click; a tie counts half (average ranks). Exact.
+
+    scores_B: any numbers, [B]. labels_B: 0 or 1. weights_B: >= 0, ones unless given. NaN when only one class is
+    there, or when a score is NaN. Source: Hanley and McNeil 1982 (the Mann-Whitney statistic).
+    """
+    return gauc(scores_B, labels_B, torch.zeros_like(scores_B, dtype=torch.int64), weights_B).value
+
+
+def gauc(scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor | None = None) -> GroupedAUC:
+    """AUC within each group, averaged over groups with the group's impressions (sum of weights) as its weight.
+
+    groups_B: integers, such as user or session, [B]. Groups with one class have no AUC and are left out of both
+    sums; NaN when none is left, or when a score is NaN. Else like `auc`.
+    Source: Deep Interest Network (arXiv 1706.06978), under Metrics.
+    """
+    scores_B, labels_B, weights_B = columns(scores_B, labels_B, weights_B)
+    groups_B = groups_B.to(scores_B.device)
+    if groups_B.shape != scores_B.shape:
+        raise UserError(f"groups: shape {tuple(groups_B.shape)} for {scores_B.numel()} scores; give one per row")
+    if not scores_B.numel() or bool(scores_B.isnan().any()):
+        return GroupedAUC(math.nan, 0, int(groups_B.unique().numel()))
+    order_B = _by_group_then_score(scores_B, groups_B)
+    scores_B, labels_B, weights_B, groups_B = (t[order_B] for t in (scores_B, labels_B, weights_B, groups_B))
+    new_group_B = _differs_from_before(groups_B)
+    group_B = new_group_B.cumsum(0) - 1
+    tie_B = (new_group_B | _differs_from_before(scores_B)).cumsum(0) - 1  # rows of one group and score: ranked alike
+    clicks_B, others_B = weights_B * labels_B, weights_B * (1 - labels_B)
+
+    def total(values_B: Tensor, index_B: Tensor) -> Tensor:
+        return values_B.new_zeros(int(index_B[-1]) + 1).index_add_(0, index_B, values_B)
+
+    others_G, others_U = total(others_B, group_B), total(others_B, tie_B)
+    before_group_G, before_tie_U = others_G.cumsum(0) - others_G, others_U.cumsum(0) - others_U
+    below_B = before_tie_U[tie_B] - before_group_G[group_B] + others_U[tie_B] / 2
+    won_G, pairs_G = total(clicks_B * below_B, group_B), total(clicks_B, group_B) * others_G
+    counted_G = pairs_G > 0
+    auc_G, impressions_G = won_G[counted_G] / pairs_G[counted_G], total(weights_B, group_B)[counted_G]
+    counted = int(counted_G.sum())
+    value = float(auc_G @ impressions_G / impressions_G.sum()) if counted else math.nan
+    return GroupedAUC(value, counted, counted_G.numel())
+
+
+def _by_group_then_score(scores_B: Tensor, groups_B: Tensor) -> Tensor:
+    order_B = scores_B.argsort()
+    return order_B[groups_B[order_B].argsort(stable=True)] if bool((groups_B != groups_B[0]).any()) else order_B
+
+
+def _differs_from_before(sorted_B: Tensor) -> Tensor:
+    return torch.cat([torch.ones_like(sorted_B[:1], dtype=torch.bool), sorted_B[1:] != sorted_B[:-1]])

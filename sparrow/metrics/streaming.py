@@ -1,0 +1,111 @@
+"""Metrics of a stream in constant memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparrow.metrics._columns import check_probabilities, columns
+from sparrow.metrics.likelihood import CLAMP, base_logloss, log_odds_and_loss
+
+BINS = 1 << 16
+_REACH = math.log1p(-CLAMP) - math.log(CLAMP)  # the largest logit of a clamped score, 16.1
+
+
+class Reliability(NamedTuple):
+    """Points of a calibration picture, one per score quantile: means [Q] and the weight [Q] behind each."""
+
+    predictions_Q: Tensor
+    labels_Q: Tensor
+    weights_Q: Tensor
+
+
+class Streaming:
+    """Logloss, NE, calibration and AUC of a stream: state of 1 MiB whatever its length, which adds up across parts.
+
+    Everything but AUC is a ratio of float64 sums. AUC comes from the weight of clicks and non-clicks in 65,536 bins of
+    the score's logit, each 0.0005 wide; within a bin every pair counts as a tie, see `auc_error`. Counts stay exact
+    up to 2^53. The state is in host memory: an update brings 8 to 12 bytes a row there.
+    """
+
+    def __init__(self) -> None:
+        self._masses = torch.zeros(2, BINS, dtype=torch.float64)  # non-clicks, clicks
+        self._sums = torch.zeros(5, dtype=torch.float64)  # rows, weights, clicks, predictions, losses
+
+    def update(self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
+        """Take in probabilities, 0/1 labels and weights (ones unless given), all [B], on any device.
+
+        Raises UserError for other shapes, scores outside 0..1, and labels or weights that cannot be.
+        """
+        scores_B, labels_B, weights_B = columns(scores_B.cpu(), labels_B, weights_B)
+        check_probabilities(scores_B)
+        logits_B, loss_B = log_odds_and_loss(scores_B, labels_B)
+        bins_B = ((logits_B + _REACH) * (BINS / 2 / _REACH)).nan_to_num(0).long().clamp(0, BINS - 1)
+        clicks_B = weights_B * labels_B
+        self._masses[0].index_add_(0, bins_B, weights_B - clicks_B)
+        self._masses[1].index_add_(0, bins_B, clicks_B)
+        rows = weights_B.new_tensor(weights_B.numel())
+        self._sums += torch.stack(
+            [rows, weights_B.sum(), clicks_B.sum(), weights_B @ scores_B, weights_B @ loss_B]  # NaN scores reach these
+        )
+
+    def merge(self, other: Streaming) -> None:
+        """Take in all that `other` has seen."""
+        self._masses += other._masses
+        self._sums += other._sums
+
+    def result(self, base_rate: float | None = None) -> dict[str, float]:
+        """auc, logloss, ne, calibration, base_rate and examples (rows); NaN where undefined, as in the functions.
+
+        base_rate: what NE compares with; the stream's own unless given.
+        """
+        rows, mass, clicks, predicted, loss = self._sums.tolist()
+        known = mass > 0
+        return {
+            "auc": self._auc() if not math.isnan(predicted) else math.nan,
+            "logloss": loss / mass if known else math.nan,
+            "ne": loss / mass / base_logloss(mass, clicks, base_rate) if known else math.nan,
+            "calibration": predicted / clicks if clicks else math.nan,
+            "base_rate": clicks / mass if known else math.nan,
+            "examples": rows,
+        }
+
+    def _auc(self) -> float:
+        others_R, clicks_R = self._masses
+        below_R = others_R.cumsum(0) - others_R / 2
+        pairs = float(others_R.sum() * clicks_R.sum())
+        return float(clicks_R @ below_R) / pairs if pairs else math.nan
+
+    def auc_error(self) -> float:
+        """Bound on |auc - exact AUC|: half the share of (click, non-click) pairs that fall in one bin; NaN like auc."""
+        others_R, clicks_R = self._masses
+        pairs = float(others_R.sum() * clicks_R.sum())
+        return float(clicks_R @ others_R) / 2 / pairs if pairs else math.nan
+
+    def reliability(self, quantiles: int = 20) -> Reliability:
+        """Mean prediction and mean label of each of `quantiles` groups of equal weight, in order of score.
+
+        Predictions are those of the bins' middles, within 0.03 % (or 1e-7) of the truth. Many equal scores leave fewer
+        groups. No points without rows.
+        """
+        mass_R = self._masses.sum(0)
+        middle_R = torch.sigmoid((torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH)
+        place_R = (mass_R.cumsum(0) - mass_R / 2) / mass_R.sum()
+        group_R = (place_R.nan_to_num(0) * quantiles).long().clamp(max=quantiles - 1)
+        sums = torch.zeros(3, quantiles, dtype=torch.float64)
+        sums.index_add_(1, group_R, torch.stack([mass_R * middle_R, self._masses[1], mass_R]))
+        predictions_Q, labels_Q, weights_Q = sums[:, sums[2] > 0]
+        return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the state; a stream that goes on from it ends in the same bits."""
+        return {"masses": self._masses.clone(), "sums": self._sums.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state_dict`."""
+        self._masses.copy_(state["masses"])
+        self._sums.copy_(state["sums"])
