@@ -22,7 +22,13 @@ try:
     kernels = CppExtension(
         "sparrow.kernels._cpp",
         sorted(glob.glob("sparrow/kernels/*/cpu.cpp")),
-        extra_compile_args=["-O3", "-std=c++20", "-ffp-contract=off", f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}", "-fvisibility=hidden"],
+        extra_compile_args=[
+            "-O3",
+            "-std=c++20",
+            "-ffp-contract=off",
+            f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}",
+            "-fvisibility=hidden",
+        ],
         py_limited_api=True,
     )
     setup(

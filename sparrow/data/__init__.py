@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from sparrow.data.loader import Dataset, Loader, batches, open
     from sparrow.data.prepared import Prepared, prepare
     from sparrow.data.read import open_log
+    from sparrow.data.synthetic import Generated, generate
     from sparrow.data.transformed import transform
 
 # No file bears the name of what it exports here: importing it would put the module in the function's place.
 _HOMES = {
     "Dataset": "loader",
     "Loader": "loader",
+    "Generated": "synthetic",
     "Prepared": "prepared",
     "batches": "loader",
+    "generate": "synthetic",
     "infer": "inferred",
     "open": "loader",
     "open_log": "read",
@@ -25,7 +28,7 @@ _HOMES = {
     "transform": "transformed",
 }
 
-__all__ = ["Dataset", "Loader", "Prepared", "batches", "infer", "open", "open_log", "prepare", "transform"]
+__all__ = ["Dataset", "Loader", "Generated", "Prepared", "batches", "generate", "infer", "open", "open_log", "prepare", "transform"]
 
 
 def __getattr__(name: str) -> Any:

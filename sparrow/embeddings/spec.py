@@ -5,7 +5,8 @@ from typing import Literal
 
 from sparrow.core.errors import UserError
 from sparrow.embeddings.addressing import Addressing
-from sparrow.kernels.rules import RowRule, rowwise_adagrad
+from sparrow.kernels.rules import RowRule
+from sparrow.kernels.rules.rowwise_adagrad import Config as RowWiseAdaGrad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class TableSpec:
     dim: int
     addressing: Addressing
     weight_precision: Literal["fp32"] = "fp32"
-    rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    rule: RowRule = field(default_factory=RowWiseAdaGrad)
     init_scale: float | None = None
 
     def __post_init__(self) -> None:

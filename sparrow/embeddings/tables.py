@@ -115,7 +115,7 @@ class EmbeddingTables(nn.Module):
             self.records[_module_name(spec.name)] = RowRecords(spec, own, seed)
         self.mode, self.impl = mode, impl
         self._anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the tables' backward
-        self._bad_ids: list[tuple[RowRecords, Tensor]] = []
+        self._bad_ids: list[tuple[RowRecords, Feature, Tensor]] = []
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
@@ -239,11 +239,11 @@ class EmbeddingTables(nn.Module):
     def raise_bad_ids(self) -> None:
         """Raise what prepare noticed on a GPU, where asking at once would stall it; call at a synchronisation."""
         noticed, self._bad_ids = self._bad_ids, []
-        for record, count in noticed:
+        for record, feature, count in noticed:
             if int(count):
                 raise UserError(
-                    f"table {record.spec.name!r}, features {[f.name for f in record.features]}: {int(count)} ids "
-                    f"outside [0, {record.spec.addressing.rows}); give the table more rows or hashed addressing"
+                    f"table {record.spec.name!r}, feature {feature.name!r}: {int(count)} ids outside "
+                    f"[0, {record.spec.addressing.rows}); give the table more rows or hashed addressing"
                 )
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class EmbeddingTables(nn.Module):
         if not slots_N.numel():
             return slots_N
         if slots_N.is_cuda:
-            self._bad_ids.append((record, ((slots_N < 0) | (slots_N >= rows)).sum()))
+            self._bad_ids.append((record, feature, ((slots_N < 0) | (slots_N >= rows)).sum()))
             return slots_N.clamp(0, rows - 1)
         low, high = torch.aminmax(slots_N)
         if int(low) < 0 or int(high) >= rows:

@@ -99,7 +99,7 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """every: steps between checkpoints (one is always written at the end). keep: how many of the last, plus the best."""
+    """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best."""
 
     every: int | None = None
     keep: int = 3

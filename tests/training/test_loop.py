@@ -321,3 +321,12 @@ def test_random_configs_read_back(tmp_path: Path) -> None:
         run = make(Path("p"), Path("r"), seed=pick.randrange(99), dense=adam.Config(lr=pick.random() * 1e-3))
         run.save(tmp_path / "run.toml")
         assert Run.load(tmp_path / "run.toml") == run
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_learns_what_a_cpu_learns(prepared: Path, tmp_path: Path) -> None:
+    cpu, gpu = (train(make(prepared, tmp_path / d, device=d, loop=Loop(epochs=2))) for d in ("cpu", "cuda"))
+    assert gpu["valid"]["auc"] == pytest.approx(cpu["valid"]["auc"], abs=0.01)
+    assert restore(tmp_path / "cuda", device="cpu").step == gpu["step"]
+    assert restore(tmp_path / "cpu", device="cuda").step == cpu["step"]

@@ -9,18 +9,22 @@ a GPU). No autograd here: `embeddings/` supplies it.
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from sparrow.kernels import Impl, resolve
+from sparrow.kernels.embedding_bag import reference
 from sparrow.kernels.rules import RowRule
 
 
 def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
-    return importlib.import_module(f"sparrow.kernels.embedding_bag.{resolve(impl, tensor.device)}")
+    if resolve(impl, tensor.device) == "reference":
+        return reference
+    from sparrow.kernels.embedding_bag import cpp  # can be imported only once the library is loaded
+
+    return cpp
 
 
 def lookup(

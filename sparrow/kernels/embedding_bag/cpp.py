@@ -51,8 +51,8 @@ def update_rows(
     lr: Tensor,
 ) -> None:
     """See `reference.update_rows`."""
-    name, hyper = rule.cpp()
-    ops.update_rows(weight_RD, list(state.values()), touched_R, *_dense(rows_U, grad_UD), name, lr, *(hyper or [0.0]))
+    name, numbers = rule.cpp()
+    ops.update_rows(weight_RD, list(state.values()), touched_R, *_dense(rows_U, grad_UD), name, lr, numbers)
 
 
 def fused_update(
@@ -68,9 +68,9 @@ def fused_update(
     lr: Tensor,
 ) -> None:
     """See `reference.fused_update`; each row's gradient goes from scratch through the rule, [U, D] never exists."""
-    name, hyper = rule.cpp()
+    name, numbers = rule.cpp()
     bags = _dense(grad_BD, slots_N, offsets_B1, weights_N, scale_B)
-    ops.fused_update(weight_RD, list(state.values()), touched_R, *bags, name, lr, *(hyper or [0.0]))
+    ops.fused_update(weight_RD, list(state.values()), touched_R, *bags, name, lr, numbers)
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -98,7 +98,7 @@ def _(grad: Tensor, weight: Tensor, slots: Tensor, offsets: Tensor, scale: Tenso
 @torch.library.register_fake("sparrow::update_rows")
 def _(
     weight: Tensor, state: list[Tensor], touched: Tensor, rows: Tensor, grad: Tensor,
-    rule: str, lr: Tensor, hyper: list[float],
+    rule: str, lr: Tensor, numbers: list[float],
 ) -> None:  # fmt: skip
     pass
 
@@ -106,6 +106,6 @@ def _(
 @torch.library.register_fake("sparrow::fused_update")
 def _(
     weight: Tensor, state: list[Tensor], touched: Tensor, grad: Tensor, slots: Tensor, offsets: Tensor,
-    weights: Tensor | None, scale: Tensor | None, rule: str, lr: Tensor, hyper: list[float],
+    weights: Tensor | None, scale: Tensor | None, rule: str, lr: Tensor, numbers: list[float],
 ) -> None:  # fmt: skip
     pass

@@ -1,417 +1,428 @@
-// Bags of slots on one table: the same operators as reference.py, for CPUs, against torch's stable ABI.
+// The embedding-bag operator on CPUs, against torch's stable ABI. reference.py beside this file is its definition.
 //
-// Rows are summed by one thread each, in order of occurrence, without atomics: any number of threads gives the same
-// bits. Built with -ffp-contract=off, so that products are rounded as the reference rounds them.
+// Every parallel loop gives a bag or a row to one thread, and every sum runs in order of occurrence: any number of
+// threads gives the same bits. Built with -ffp-contract=off: a fused multiply-add rounds once where the definition
+// rounds twice. Slots are checked as they are copied, so no loop below reads outside a table.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <numeric>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+// One build, many processors: the loader picks the variant. Elsewhere the compiler's default is all there is.
+#if defined(__linux__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+#if defined(__GNUC__)
+#define INLINE inline __attribute__((always_inline))
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define INLINE inline
+#define PREFETCH(address) ((void)(address))
+#endif
+
+// Runs a statement with `dim` in it; for usual dims the compiler knows the length of its loops.
+#define FOR_DIM(D, STATEMENT)                                     \
+  switch (D) {                                                    \
+    case 8: { constexpr int64_t dim = 8; STATEMENT; break; }      \
+    case 16: { constexpr int64_t dim = 16; STATEMENT; break; }    \
+    case 32: { constexpr int64_t dim = 32; STATEMENT; break; }    \
+    case 64: { constexpr int64_t dim = 64; STATEMENT; break; }    \
+    case 128: { constexpr int64_t dim = 128; STATEMENT; break; }  \
+    default: { const int64_t dim = D; STATEMENT; }                \
+  }
+
 namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
 
-#define INLINE inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-// one copy for each instruction set, chosen when the library is loaded
-#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define EVERY_CPU
-#endif
+constexpr int64_t kGrain = 16384;    // floats of work below which another thread costs more than it saves
+constexpr int64_t kAhead = 8;        // lookups between asking for a row and using it
+constexpr int64_t kLanes = 16;       // partial sums of a dot product: fixed, so that every processor gives the same bits
+constexpr int64_t kMax = 1LL << 32;  // rows and lookups are numbered in 32 bits while they are sorted
 
-constexpr int64_t kAhead = 8;           // how many rows ahead of their use to ask memory for them
-constexpr int64_t kGrainFloats = 1 << 15;  // least work worth another thread
+// -- checks: std::invalid_argument arrives in Python as a ValueError -------------------------------------------------
 
-INLINE void prefetch_row(const float* row, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(row + d);
+template <class... Parts>
+void check(bool fine, const Parts&... parts) {
+  if (fine) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+template <class T>
+T* data(const Tensor& tensor, ScalarType type, int64_t dim, const char* name) {
+  check(tensor.scalar_type() == type && tensor.dim() == dim && tensor.is_contiguous(), name,
+        ": expected a contiguous tensor with ", dim, " dimensions and the documented dtype");
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+const float* numbers(const MaybeTensor& tensor, int64_t count, const char* name) {
+  if (!tensor) return nullptr;
+  check(tensor->numel() == count, name, ": expected ", count, " values, got ", tensor->numel());
+  return data<float>(*tensor, ScalarType::Float, 1, name);
+}
+
+Tensor empty(std::vector<int64_t> sizes, ScalarType type) { return torch::stable::empty(sizes, type); }
+
+template <class Slot>
+void copy_slots(const Slot* slots, int64_t count, int64_t rows, uint32_t* out) {
+  bool fine = true;
+  for (int64_t n = 0; n < count; ++n) {
+    fine &= static_cast<uint64_t>(slots[n]) < static_cast<uint64_t>(rows);
+    out[n] = static_cast<uint32_t>(slots[n]);
+  }
+  for (int64_t n = 0; !fine && n < count; ++n)
+    check(slots[n] >= 0 && slots[n] < rows, "slot ", slots[n], " at position ", n, " is outside [0, ", rows, ")");
 }
 
 struct Bags {
-  const void* slots;
-  bool wide;  // slots are int64, not int32
+  int64_t N, B;
+  std::vector<uint32_t> slots;
   const int64_t* offsets;
-  const float* weights;  // may be null
-  const float* scale;    // may be null
-  int64_t values, bags;
+  const float* weights;  // null: all 1
+  const float* scale;    // null: all 1
 
-  int64_t slot(int64_t n) const {
-    return wide ? static_cast<const int64_t*>(slots)[n] : static_cast<const int32_t*>(slots)[n];
+  Bags(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N, const MaybeTensor& scale_B,
+       int64_t rows)
+      : N(slots_N.numel()), B(offsets_B1.numel() - 1), slots(N) {
+    check(rows <= kMax && N < kMax, "more than 2**32 rows or lookups in one call; use impl='reference'");
+    if (slots_N.scalar_type() == ScalarType::Int)
+      copy_slots(data<int32_t>(slots_N, ScalarType::Int, 1, "slots_N"), N, rows, slots.data());
+    else
+      copy_slots(data<int64_t>(slots_N, ScalarType::Long, 1, "slots_N"), N, rows, slots.data());
+    offsets = data<int64_t>(offsets_B1, ScalarType::Long, 1, "offsets_B1");
+    bool fine = B >= 0 && offsets[0] == 0 && offsets[B] == N;
+    for (int64_t b = 0; fine && b < B; ++b) fine = offsets[b] <= offsets[b + 1];
+    check(fine, "offsets_B1 must go from 0 to the ", N, " slots and never fall");
+    weights = numbers(weights_N, N, "weights_N");
+    scale = numbers(scale_B, B, "scale_B");
   }
 };
 
-void check_float(const Tensor& t, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_contiguous(), name, ": expected contiguous float32");
-}
+// -- sharing work among threads --------------------------------------------------------------------------------------
 
-const float* floats(const std::optional<Tensor>& t, int64_t count, const char* name) {
-  if (!t.has_value()) return nullptr;
-  check_float(*t, name);
-  STD_TORCH_CHECK(t->numel() == count, name, ": expected ", count, " values, got ", t->numel());
-  return t->const_data_ptr<float>();
-}
+int64_t chunk_count(int64_t work) { return std::clamp<int64_t>(work / kGrain, 1, torch::stable::get_num_threads()); }
 
-Bags make_bags(const Tensor& slots, const Tensor& offsets, const std::optional<Tensor>& weights,
-               const std::optional<Tensor>& scale) {
-  const bool wide = slots.scalar_type() == ScalarType::Long;
-  STD_TORCH_CHECK(wide || slots.scalar_type() == ScalarType::Int, "slots: expected int32 or int64");
-  STD_TORCH_CHECK(offsets.scalar_type() == ScalarType::Long && offsets.numel() > 0, "offsets: expected int64 [B + 1]");
-  STD_TORCH_CHECK(slots.is_contiguous() && offsets.is_contiguous(), "slots, offsets: expected contiguous tensors");
-  const int64_t values = slots.numel(), bags = offsets.numel() - 1;
-  const int64_t* at = offsets.const_data_ptr<int64_t>();
-  bool fits = at[0] == 0 && at[bags] == values;
-  for (int64_t b = 0; b < bags; ++b) fits &= at[b] <= at[b + 1];
-  STD_TORCH_CHECK(fits, "offsets: they must rise from 0 to the number of slots, ", values);
-  return {slots.const_data_ptr(), wide, at, floats(weights, values, "weights"), floats(scale, bags, "scale"), values, bags};
-}
-
-void check_slots(const Bags& bags, int64_t rows) {
-  std::atomic<int64_t> first{bags.values};
-  torch::stable::parallel_for(0, bags.values, kGrainFloats, [&](int64_t low, int64_t high) {
-    for (int64_t n = low; n < high; ++n) {
-      if (static_cast<uint64_t>(bags.slot(n)) >= static_cast<uint64_t>(rows)) {
-        int64_t seen = first.load();
-        while (n < seen && !first.compare_exchange_weak(seen, n)) {
-        }
-        return;
-      }
-    }
+template <class F>
+void parallel(int64_t chunks, const F& f) {
+  if (chunks == 1) return f(0);
+  torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) f(c);
   });
-  const int64_t n = first.load();
-  STD_TORCH_CHECK(n == bags.values, "slot ", bags.slot(n), " at position ", n, " is outside [0, ", rows, ")");
 }
 
-int64_t grain(int64_t dim, int64_t values, int64_t items) {
-  const int64_t floats_per_item = std::max<int64_t>(1, dim * std::max<int64_t>(1, values / std::max<int64_t>(1, items)));
-  return std::max<int64_t>(1, kGrainFloats / floats_per_item);
+// Calls f(first bag, last bag) on ranges of equal cost, where a bag costs its lookups and one more.
+template <class F>
+void parallel_bags(const Bags& bags, int64_t dim, const F& f) {
+  const int64_t chunks = chunk_count((bags.N + bags.B) * dim);
+  auto first = [&](int64_t chunk) {
+    const int64_t cost = (bags.N + bags.B) * chunk / chunks;
+    int64_t low = 0, high = bags.B;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (bags.offsets[middle] + middle < cost) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+  parallel(chunks, [&](int64_t c) { f(first(c), first(c + 1)); });
 }
 
-// -- lookup --------------------------------------------------------------------------------------------------------
+// -- lookups, grouped by row -----------------------------------------------------------------------------------------
 
-template <class Slot>
-INLINE void lookup_dim(const float* table, const Bags& bags, float* out, int64_t low, int64_t high, const int64_t dim) {
-  const Slot* slots = static_cast<const Slot*>(bags.slots);
-  for (int64_t b = low; b < high; ++b) {
-    float* sum = out + b * dim;
-    for (int64_t d = 0; d < dim; ++d) sum[d] = 0.0f;
+INLINE int64_t row_of(uint64_t key) { return static_cast<int64_t>(key >> 32); }
+INLINE int64_t position_of(uint64_t key) { return static_cast<int64_t>(key & 0xffffffffu); }
+
+// Least-significant-digit radix sort by row; it is stable, so a row's lookups stay in order of occurrence.
+void sort_by_row(std::vector<uint64_t>& keys, int64_t rows) {
+  const int bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows - 1, 1)));
+  const int passes = (bits + 10) / 11, digit_bits = (bits + passes - 1) / passes;
+  const int64_t N = static_cast<int64_t>(keys.size()), buckets = 1LL << digit_bits, chunks = chunk_count(N / 4);
+  std::vector<uint64_t> other(keys.size());
+  std::vector<int64_t> next(chunks * buckets);  // where a chunk puts its next key with a digit
+  for (int shift = 32; shift < 32 + bits; shift += digit_bits) {
+    std::fill(next.begin(), next.end(), 0);
+    auto for_keys = [&](auto&& f) {  // f(key, number of its chunk's digit)
+      parallel(chunks, [&](int64_t c) {
+        const uint64_t* key = keys.data();
+        int64_t* numbers = next.data() + c * buckets;
+        const uint64_t mask = buckets - 1;
+        for (int64_t i = N * c / chunks, end = N * (c + 1) / chunks; i < end; ++i) f(key[i], numbers[key[i] >> shift & mask]);
+      });
+    };
+    for_keys([](uint64_t, int64_t& count) { ++count; });
+    int64_t total = 0;
+    for (int64_t digit = 0; digit < buckets; ++digit)
+      for (int64_t c = 0; c < chunks; ++c) total += std::exchange(next[c * buckets + digit], total);
+    for_keys([to = other.data()](uint64_t key, int64_t& place) { to[place++] = key; });
+    keys.swap(other);
+  }
+}
+
+struct Groups {
+  std::vector<uint64_t> keys;   // (row, position) of every lookup, ascending
+  std::vector<uint32_t> bag;    // position -> bag
+  std::vector<int64_t> bounds;  // chunk -> its first key; no row lies in two chunks
+
+  Groups(const Bags& bags, int64_t rows, int64_t dim) : keys(bags.N), bag(bags.N) {
+    for (int64_t b = 0; b < bags.B; ++b)
+      for (int64_t n = bags.offsets[b]; n < bags.offsets[b + 1]; ++n) {
+        keys[n] = static_cast<uint64_t>(bags.slots[n]) << 32 | static_cast<uint64_t>(n);
+        bag[n] = static_cast<uint32_t>(b);
+      }
+    const int64_t chunks = chunk_count(bags.N * dim);
+    sort_by_row(keys, rows);
+    bounds.push_back(0);
+    for (int64_t c = 1; c <= chunks; ++c) {  // equal numbers of lookups, to the end of the row in which they end
+      const int64_t i = bags.N * c / chunks;
+      const auto row_end = i == 0 ? keys.begin() : std::upper_bound(keys.begin() + i, keys.end(), keys[i - 1] | 0xffffffffu);
+      bounds.push_back(row_end - keys.begin());
+    }
+  }
+  int64_t chunks() const { return static_cast<int64_t>(bounds.size()) - 1; }
+};
+
+// -- row rules: a function and a line in `apply` and in `Rule` each; kernels/rules/ holds the definitions -------------
+
+INLINE float dot(const float* a, const float* b, const int64_t dim) {
+  float lanes[kLanes] = {}, sum = 0;
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes)
+    for (int64_t j = 0; j < kLanes; ++j) lanes[j] += a[d + j] * b[d + j];
+  for (int64_t j = 0; d + j < dim; ++j) lanes[j] += a[d + j] * b[d + j];
+  for (int64_t j = 0; j < kLanes; ++j) sum += lanes[j];
+  return sum;
+}
+
+struct Rule {
+  enum Kind { sgd, rowwise_adagrad } kind;
+  float lr, eps = 0;
+  float* weight;
+  float* sum = nullptr;
+  uint8_t* touched;
+  int64_t R, D;
+
+  // numbers: what the rule's `cpp()` gives beside its name.
+  Rule(const Tensor& weight_RD, const std::vector<Tensor>& state, const Tensor& touched_R, const std::string& name,
+       const Tensor& lr_1, const std::vector<double>& numbers)
+      : weight(data<float>(weight_RD, ScalarType::Float, 2, "weight_RD")),
+        touched(data<uint8_t>(touched_R, ScalarType::Byte, 1, "touched_R")),
+        R(weight_RD.size(0)),
+        D(weight_RD.size(1)) {
+    check(touched_R.numel() == R, "touched_R: expected ", R, " rows, got ", touched_R.numel());
+    check(lr_1.numel() == 1, "lr: expected one number, got ", lr_1.numel());
+    lr = *data<float>(lr_1, ScalarType::Float, lr_1.dim(), "lr");
+    if (name == "sgd") {
+      kind = sgd;
+    } else {
+      check(name == "rowwise_adagrad", "rule ", name, " has no C++ row function; use impl='reference'");
+      check(state.size() == 1 && state[0].numel() == R && numbers.size() == 1, name, ": expected eps and sum [R]");
+      kind = rowwise_adagrad;
+      sum = data<float>(state[0], ScalarType::Float, 1, "sum");
+      eps = static_cast<float>(numbers[0]);
+    }
+  }
+};
+
+INLINE void step(float* __restrict row, const float* __restrict grad, float rate, const int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) row[d] -= rate * grad[d];
+}
+
+INLINE void rowwise_adagrad(const Rule& rule, int64_t row, const float* grad, const int64_t dim) {
+  const float sum = rule.sum[row] += dot(grad, grad, dim) / static_cast<float>(dim);
+  step(rule.weight + row * dim, grad, rule.lr / (std::sqrt(sum) + rule.eps), dim);
+}
+
+INLINE void apply(const Rule& rule, int64_t row, const float* grad, const int64_t dim) {
+  switch (rule.kind) {
+    case Rule::sgd: step(rule.weight + row * dim, grad, rule.lr, dim); break;
+    case Rule::rowwise_adagrad: rowwise_adagrad(rule, row, grad, dim); break;
+  }
+  rule.touched[row] = 1;
+}
+
+// -- inner loops: `dim` is often a constant, and CLONES hold one variant for each kind of processor ------------------
+
+INLINE void prefetch_row(const float* row, const int64_t dim) {
+  for (int64_t d = 0; d < dim && d < 128; d += 16) PREFETCH(row + d);
+}
+
+INLINE void prefetch_target(const Rule& rule, int64_t row, const int64_t dim) {
+  prefetch_row(rule.weight + row * dim, dim);
+  PREFETCH(rule.touched + row);
+  if (rule.sum) PREFETCH(rule.sum + row);
+}
+
+INLINE void clear(float* sum, const int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) sum[d] = 0;
+}
+
+INLINE void pool_dim(const Bags& bags, const float* weight, float* out, int64_t begin, int64_t end, const int64_t dim) {
+  const uint32_t* slots = bags.slots.data();
+  for (int64_t b = begin; b < end; ++b) {
+    float* __restrict sum = out + b * dim;
+    clear(sum, dim);
     for (int64_t n = bags.offsets[b]; n < bags.offsets[b + 1]; ++n) {
-      if (n + kAhead < bags.values) prefetch_row(table + slots[n + kAhead] * dim, dim);
-      const float* row = table + slots[n] * dim;
-      const float weight = bags.weights ? bags.weights[n] : 1.0f;
-      for (int64_t d = 0; d < dim; ++d) sum[d] += weight * row[d];
+      if (n + kAhead < bags.N) prefetch_row(weight + slots[n + kAhead] * dim, dim);
+      const float* __restrict row = weight + slots[n] * dim;
+      const float factor = bags.weights ? bags.weights[n] : 1.0f;
+      for (int64_t d = 0; d < dim; ++d) sum[d] += row[d] * factor;
     }
     if (bags.scale)
       for (int64_t d = 0; d < dim; ++d) sum[d] *= bags.scale[b];
   }
 }
 
-// Dims that occur most get code of their own: the compiler knows the length of their loops.
-#define FOR_DIM(CALL)                   \
-  switch (dim) {                        \
-    case 4: CALL(4); break;             \
-    case 8: CALL(8); break;             \
-    case 16: CALL(16); break;           \
-    case 32: CALL(32); break;           \
-    case 64: CALL(64); break;           \
-    case 128: CALL(128); break;         \
-    default: CALL(dim);                 \
-  }
-
-EVERY_CPU void lookup_range(const float* table, const Bags& bags, float* out, int64_t low, int64_t high, int64_t dim) {
-#define CALL(D)                                                    \
-  if (bags.wide) lookup_dim<int64_t>(table, bags, out, low, high, D); \
-  else lookup_dim<int32_t>(table, bags, out, low, high, D)
-  FOR_DIM(CALL)
-#undef CALL
+CLONES void pool(const Bags& bags, const float* weight, float* out, int64_t begin, int64_t end, int64_t D) {
+  FOR_DIM(D, pool_dim(bags, weight, out, begin, end, dim))
 }
 
-Tensor lookup(const Tensor& weight, const Tensor& slots, const Tensor& offsets, const std::optional<Tensor>& weights,
-              const std::optional<Tensor>& scale) {
-  check_float(weight, "weight");
-  const Bags bags = make_bags(slots, offsets, weights, scale);
-  const int64_t dim = weight.size(1);
-  check_slots(bags, weight.size(0));
-  Tensor out = torch::stable::new_empty(weight, {bags.bags, dim});
-  const float* table = weight.const_data_ptr<float>();
-  float* sums = out.mutable_data_ptr<float>();
-  torch::stable::parallel_for(0, bags.bags, grain(dim, bags.values, bags.bags), [&](int64_t low, int64_t high) {
-    lookup_range(table, bags, sums, low, high, dim);
-  });
-  return out;
-}
-
-// -- gradients of rows ---------------------------------------------------------------------------------------------
-
-// Lookups grouped by row: order[start[u] .. start[u + 1]) are the positions that look row[u] up, rising.
-struct Groups {
-  std::vector<uint32_t> order, bag;
-  std::vector<int64_t> row, start;
-};
-
-constexpr int kDigit = 11;  // bits sorted by in one pass
-
-Groups group(const Bags& bags, int64_t rows) {
-  STD_TORCH_CHECK(bags.values < std::numeric_limits<uint32_t>::max(), "more than 2^32 lookups in one call; split the batch");
-  const int64_t count = bags.values;
-  Groups out;
-  out.bag.resize(count);
-  for (int64_t b = 0; b < bags.bags; ++b)
-    for (int64_t n = bags.offsets[b]; n < bags.offsets[b + 1]; ++n) out.bag[n] = static_cast<uint32_t>(b);
-  std::vector<uint64_t> key(count), key2(count);
-  std::vector<uint32_t> order2(count);
-  out.order.resize(count);
-  std::iota(out.order.begin(), out.order.end(), 0);
-  for (int64_t n = 0; n < count; ++n) key[n] = static_cast<uint64_t>(bags.slot(n));
-  for (int shift = 0; shift < 64 && (static_cast<uint64_t>(rows - 1) >> shift) != 0; shift += kDigit) {
-    int64_t place[(1 << kDigit) + 1] = {};
-    constexpr uint64_t mask = (1 << kDigit) - 1;
-    for (int64_t n = 0; n < count; ++n) ++place[((key[n] >> shift) & mask) + 1];
-    for (int64_t i = 0; i < (1 << kDigit); ++i) place[i + 1] += place[i];
-    for (int64_t n = 0; n < count; ++n) {  // stable: equal rows keep their order of occurrence
-      const int64_t to = place[(key[n] >> shift) & mask]++;
-      key2[to] = key[n];
-      order2[to] = out.order[n];
-    }
-    key.swap(key2);
-    out.order.swap(order2);
-  }
-  for (int64_t n = 0; n < count; ++n) {
-    if (n == 0 || key[n] != key[n - 1]) {
-      out.row.push_back(static_cast<int64_t>(key[n]));
-      out.start.push_back(n);
-    }
-  }
-  out.start.push_back(count);
-  return out;
-}
-
-// Calls work(first row, last row) on ranges of about equal numbers of lookups: a hot row is as heavy as its lookups.
-template <class Work>
-void for_groups(const Groups& groups, int64_t dim, const Work& work) {
-  const int64_t count = static_cast<int64_t>(groups.order.size());
-  const int64_t least = std::max<int64_t>(1, kGrainFloats / dim);
-  const int64_t pieces = std::clamp<int64_t>(count / least, 1, 4 * torch::stable::get_num_threads());
-  auto first_row = [&](int64_t piece) {
-    return std::lower_bound(groups.start.begin(), groups.start.end() - 1, count * piece / pieces) - groups.start.begin();
-  };
-  torch::stable::parallel_for(0, pieces, 1, [&](int64_t low, int64_t high) { work(first_row(low), first_row(high)); });
-}
-
-INLINE void sum_group(const Bags& bags, const Groups& groups, const float* grad, int64_t u, float* sum, const int64_t dim) {
-  for (int64_t d = 0; d < dim; ++d) sum[d] = 0.0f;
-  for (int64_t i = groups.start[u]; i < groups.start[u + 1]; ++i) {
-    const int64_t n = groups.order[i];
-    if (i + kAhead < static_cast<int64_t>(groups.order.size()))
-      prefetch_row(grad + static_cast<int64_t>(groups.bag[groups.order[i + kAhead]]) * dim, dim);
-    const int64_t b = groups.bag[n];
-    const float* g = grad + b * dim;
-    const float scale = bags.scale ? bags.scale[b] : 1.0f;
-    const float weight = bags.weights ? bags.weights[n] : 1.0f;
-    for (int64_t d = 0; d < dim; ++d) sum[d] += (g[d] * scale) * weight;
-  }
-}
-
-EVERY_CPU void sum_groups(const Bags& bags, const Groups& groups, const float* grad, int64_t low, int64_t high, float* out,
-                          int64_t dim) {
-#define CALL(D) \
-  for (int64_t u = low; u < high; ++u) sum_group(bags, groups, grad, u, out + u * D, D)
-  FOR_DIM(CALL)
-#undef CALL
-}
-
-const float* check_grad(const Tensor& grad, const Bags& bags) {
-  check_float(grad, "grad");
-  STD_TORCH_CHECK(grad.dim() == 2 && grad.size(0) == bags.bags, "grad: expected one row for each of ", bags.bags, " bags");
-  return grad.const_data_ptr<float>();
-}
-
-std::tuple<Tensor, Tensor> row_gradients(const Tensor& grad, const Tensor& slots, const Tensor& offsets,
-                                         const std::optional<Tensor>& weights, const std::optional<Tensor>& scale,
-                                         int64_t num_rows) {
-  const Bags bags = make_bags(slots, offsets, weights, scale);
-  const float* g = check_grad(grad, bags);
-  const int64_t dim = grad.size(1);
-  check_slots(bags, num_rows);
-  const Groups groups = group(bags, num_rows);
-  const int64_t unique = static_cast<int64_t>(groups.row.size());
-  Tensor rows = torch::stable::new_empty(offsets, {unique});
-  Tensor sums = torch::stable::new_empty(grad, {unique, dim});
-  std::copy(groups.row.begin(), groups.row.end(), rows.mutable_data_ptr<int64_t>());
-  float* out = sums.mutable_data_ptr<float>();
-  for_groups(groups, dim, [&](int64_t low, int64_t high) { sum_groups(bags, groups, g, low, high, out, dim); });
-  return {rows, sums};
-}
-
-// -- gradients of per-lookup weights -------------------------------------------------------------------------------
-
-EVERY_CPU void dot_range(const float* table, const Bags& bags, const float* grad, float* out, int64_t low, int64_t high,
-                         int64_t dim) {
-  for (int64_t b = low; b < high; ++b) {
-    const float* g = grad + b * dim;
+CLONES void dot_rows(const Bags& bags, const float* grad, const float* weight, float* out, int64_t begin, int64_t end,
+                     int64_t D) {
+  const uint32_t* slots = bags.slots.data();
+  for (int64_t b = begin; b < end; ++b)
     for (int64_t n = bags.offsets[b]; n < bags.offsets[b + 1]; ++n) {
-      const float* row = table + bags.slot(n) * dim;
-      float dot = 0.0f;
-      for (int64_t d = 0; d < dim; ++d) dot += g[d] * row[d];
-      out[n] = bags.scale ? bags.scale[b] * dot : dot;
+      if (n + kAhead < bags.N) prefetch_row(weight + slots[n + kAhead] * D, D);
+      out[n] = dot(grad + b * D, weight + slots[n] * D, D) * (bags.scale ? bags.scale[b] : 1.0f);
+    }
+}
+
+// Sum the gradients of each row that has a key in [begin, end). With a rule, `sums` is one row of scratch, which goes
+// through the rule at once; without, the sums and the rows' numbers are written one after the other.
+INLINE void reduce_dim(const Bags& bags, const Groups& groups, const float* grad, int64_t begin, int64_t end, float* sums,
+                       int64_t* rows, const Rule* rule, const int64_t dim) {
+  const uint64_t* keys = groups.keys.data();
+  const uint32_t* bag = groups.bag.data();
+  for (int64_t i = begin; i < end;) {
+    const int64_t row = row_of(keys[i]);
+    float* __restrict sum = sums;
+    clear(sum, dim);
+    for (; i < end && row_of(keys[i]) == row; ++i) {
+      if (i + kAhead < end) {
+        prefetch_row(grad + bag[position_of(keys[i + kAhead])] * dim, dim);
+        if (rule) prefetch_target(*rule, row_of(keys[i + kAhead]), dim);
+      }
+      const int64_t n = position_of(keys[i]), b = bag[n];
+      const float scale = bags.scale ? bags.scale[b] : 1.0f, factor = bags.weights ? bags.weights[n] : 1.0f;
+      const float* __restrict from = grad + b * dim;
+      for (int64_t d = 0; d < dim; ++d) sum[d] += from[d] * scale * factor;
+    }
+    if (rule) {
+      apply(*rule, row, sums, dim);
+    } else {
+      *rows++ = row;
+      sums += dim;
     }
   }
 }
 
-Tensor weight_gradients(const Tensor& grad, const Tensor& weight, const Tensor& slots, const Tensor& offsets,
-                        const std::optional<Tensor>& scale) {
-  check_float(weight, "weight");
-  const Bags bags = make_bags(slots, offsets, std::nullopt, scale);
-  const float* g = check_grad(grad, bags);
-  const int64_t dim = weight.size(1);
-  check_slots(bags, weight.size(0));
-  Tensor out = torch::stable::new_empty(grad, {bags.values});
-  const float* table = weight.const_data_ptr<float>();
-  float* dots = out.mutable_data_ptr<float>();
-  torch::stable::parallel_for(0, bags.bags, grain(dim, bags.values, bags.bags), [&](int64_t low, int64_t high) {
-    dot_range(table, bags, g, dots, low, high, dim);
+CLONES void reduce(const Bags& bags, const Groups& groups, const float* grad, int64_t begin, int64_t end, float* sums,
+                   int64_t* rows, const Rule* rule, int64_t D) {
+  FOR_DIM(D, reduce_dim(bags, groups, grad, begin, end, sums, rows, rule, dim))
+}
+
+CLONES void apply_rows(const Rule& rule, const int64_t* rows, const float* grad, int64_t begin, int64_t end) {
+  for (int64_t u = begin; u < end; ++u) {
+    if (u + kAhead < end) prefetch_target(rule, rows[u + kAhead], rule.D);
+    apply(rule, rows[u], grad + u * rule.D, rule.D);
+  }
+}
+
+// -- the operators ---------------------------------------------------------------------------------------------------
+
+const float* gradients(const Tensor& grad_BD, const Bags& bags, int64_t dim) {
+  const float* grad = data<float>(grad_BD, ScalarType::Float, 2, "grad_BD");
+  check(grad_BD.size(0) == bags.B && grad_BD.size(1) == dim, "grad_BD: expected ", bags.B, " x ", dim);
+  return grad;
+}
+
+Tensor lookup(const Tensor& weight_RD, const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
+              const MaybeTensor& scale_B) {
+  const float* weight = data<float>(weight_RD, ScalarType::Float, 2, "weight_RD");
+  const Bags bags(slots_N, offsets_B1, weights_N, scale_B, weight_RD.size(0));
+  const int64_t D = weight_RD.size(1);
+  Tensor out_BD = empty({bags.B, D}, ScalarType::Float);
+  float* out = static_cast<float*>(out_BD.data_ptr());
+  parallel_bags(bags, D, [&](int64_t begin, int64_t end) { pool(bags, weight, out, begin, end, D); });
+  return out_BD;
+}
+
+std::tuple<Tensor, Tensor> row_gradients(const Tensor& grad_BD, const Tensor& slots_N, const Tensor& offsets_B1,
+                                         const MaybeTensor& weights_N, const MaybeTensor& scale_B, int64_t num_rows) {
+  const Bags bags(slots_N, offsets_B1, weights_N, scale_B, num_rows);
+  const int64_t D = grad_BD.size(1);
+  const float* grad = gradients(grad_BD, bags, D);
+  const Groups groups(bags, num_rows, D);
+  std::vector<int64_t> first{0};  // chunk -> how many rows lie before it
+  for (int64_t c = 0; c < groups.chunks(); ++c) {
+    int64_t count = first[c];
+    for (int64_t i = groups.bounds[c]; i < groups.bounds[c + 1]; ++i)
+      count += i == 0 || row_of(groups.keys[i]) != row_of(groups.keys[i - 1]);
+    first.push_back(count);
+  }
+  Tensor rows_U = empty({first.back()}, ScalarType::Long), grad_UD = empty({first.back(), D}, ScalarType::Float);
+  int64_t* rows = static_cast<int64_t*>(rows_U.data_ptr());
+  float* sums = static_cast<float*>(grad_UD.data_ptr());
+  parallel(groups.chunks(), [&](int64_t c) {
+    reduce(bags, groups, grad, groups.bounds[c], groups.bounds[c + 1], sums + first[c] * D, rows + first[c], nullptr, D);
   });
-  return out;
+  return {rows_U, grad_UD};
 }
 
-// -- rules: how a row learns from its whole gradient; a new one is a struct and a line in with_rule -------------------
-
-struct Sgd {
-  float lr;
-  INLINE void operator()(float* row, const float* g, int64_t, const int64_t dim) const {
-    for (int64_t d = 0; d < dim; ++d) row[d] -= lr * g[d];
-  }
-};
-
-struct RowWiseAdaGrad {
-  float lr, eps;
-  float* sum;
-  INLINE void operator()(float* row, const float* g, int64_t r, const int64_t dim) const {
-    float lanes[16] = {};  // sixteen sums, so that the compiler may vectorise without reordering any
-    int64_t d = 0;
-    for (; d + 16 <= dim; d += 16)
-      for (int64_t i = 0; i < 16; ++i) lanes[i] += g[d + i] * g[d + i];
-    for (int64_t i = 0; d < dim; ++d, ++i) lanes[i] += g[d] * g[d];
-    float squares = 0.0f;
-    for (float lane : lanes) squares += lane;
-    sum[r] += squares / static_cast<float>(dim);
-    const float step = lr / (std::sqrt(sum[r]) + eps);
-    for (int64_t e = 0; e < dim; ++e) row[e] -= step * g[e];
-  }
-};
-
-struct Target {
-  float* weight;
-  uint8_t* touched;
-  int64_t rows, dim;
-  std::vector<float*> state;
-};
-
-Target make_target(Tensor& weight, std::vector<Tensor>& state, Tensor& touched) {
-  check_float(weight, "weight");
-  STD_TORCH_CHECK(touched.scalar_type() == ScalarType::Byte && touched.numel() == weight.size(0), "touched: expected uint8 [R]");
-  Target to{weight.mutable_data_ptr<float>(), touched.mutable_data_ptr<uint8_t>(), weight.size(0), weight.size(1), {}};
-  for (Tensor& field : state) {
-    check_float(field, "state");
-    to.state.push_back(field.mutable_data_ptr<float>());
-  }
-  return to;
+Tensor weight_gradients(const Tensor& grad_BD, const Tensor& weight_RD, const Tensor& slots_N, const Tensor& offsets_B1,
+                        const MaybeTensor& scale_B) {
+  const float* weight = data<float>(weight_RD, ScalarType::Float, 2, "weight_RD");
+  const Bags bags(slots_N, offsets_B1, std::nullopt, scale_B, weight_RD.size(0));
+  const int64_t D = weight_RD.size(1);
+  const float* grad = gradients(grad_BD, bags, D);
+  Tensor grad_N = empty({bags.N}, ScalarType::Float);
+  float* out = static_cast<float*>(grad_N.data_ptr());
+  parallel_bags(bags, D, [&](int64_t begin, int64_t end) { dot_rows(bags, grad, weight, out, begin, end, D); });
+  return grad_N;
 }
 
-template <class Work>
-void with_rule(const std::string& rule, const Target& to, const Tensor& lr_tensor, double eps, const Work& work) {
-  check_float(lr_tensor, "lr");
-  const float lr = *lr_tensor.const_data_ptr<float>();
-  const size_t fields = to.state.size();
-  if (rule == "sgd" && fields == 0) return work(Sgd{lr});
-  if (rule == "rowwise_adagrad" && fields == 1) return work(RowWiseAdaGrad{lr, static_cast<float>(eps), to.state[0]});
-  STD_TORCH_CHECK(false, "rule: no C++ code for '", rule, "' with ", fields, " state fields");
+void update_rows(const Tensor& weight_RD, const std::vector<Tensor>& state, const Tensor& touched_R, const Tensor& rows_U,
+                 const Tensor& grad_UD, const std::string& name, const Tensor& lr, const std::vector<double>& numbers) {
+  const Rule rule(weight_RD, state, touched_R, name, lr, numbers);
+  const int64_t* rows = data<int64_t>(rows_U, ScalarType::Long, 1, "rows_U");
+  const float* grad = data<float>(grad_UD, ScalarType::Float, 2, "grad_UD");
+  const int64_t U = rows_U.numel();
+  check(grad_UD.size(0) == U && grad_UD.size(1) == rule.D, "grad_UD: expected ", U, " x ", rule.D);
+  for (int64_t u = 0; u < U; ++u)  // a row named twice would be a race
+    if (rows[u] < 0 || rows[u] >= rule.R || (u > 0 && rows[u] <= rows[u - 1]))
+      check(false, "rows_U must ascend within [0, ", rule.R, "); got ", rows[u], " at position ", u);
+  const int64_t chunks = chunk_count(U * rule.D);
+  parallel(chunks, [&](int64_t c) { apply_rows(rule, rows, grad, U * c / chunks, U * (c + 1) / chunks); });
 }
 
-// Where a row's gradient comes from: handed in, or summed on the spot.
-struct Given {
-  const float* grad;
-  INLINE const float* operator()(int64_t u, float*, const int64_t dim) const { return grad + u * dim; }
-};
-
-struct Summed {
-  const Bags& bags;
-  const Groups& groups;
-  const float* grad;
-  INLINE const float* operator()(int64_t u, float* scratch, const int64_t dim) const {
-    sum_group(bags, groups, grad, u, scratch, dim);
-    return scratch;
-  }
-};
-
-template <class Rule, class Source>
-INLINE void update_range(const Target& to, const int64_t* rows, int64_t low, int64_t high, const Rule& rule,
-                         const Source& source) {
-  const int64_t dim = to.dim;
-  std::vector<float> scratch(dim);
-#define CALL(D)                                                                          \
-  for (int64_t u = low; u < high; ++u) {                                                 \
-    if (u + 2 < high) prefetch_row(to.weight + rows[u + 2] * D, D);                      \
-    rule(to.weight + rows[u] * D, source(u, scratch.data(), D), rows[u], D);             \
-    to.touched[rows[u]] = 1;                                                             \
-  }
-  FOR_DIM(CALL)
-#undef CALL
-}
-
-#define UPDATE(RULE, SOURCE)                                                                              \
-  EVERY_CPU void update(const Target& to, const int64_t* rows, int64_t low, int64_t high, const RULE& rule, \
-                        const SOURCE& source) {                                                           \
-    update_range(to, rows, low, high, rule, source);                                                      \
-  }
-UPDATE(Sgd, Given)
-UPDATE(Sgd, Summed)
-UPDATE(RowWiseAdaGrad, Given)
-UPDATE(RowWiseAdaGrad, Summed)
-#undef UPDATE
-
-void update_rows(Tensor weight, std::vector<Tensor> state, Tensor touched, const Tensor& rows, const Tensor& grad,
-                 std::string rule, const Tensor& lr, double eps) {
-  const Target to = make_target(weight, state, touched);
-  check_float(grad, "grad");
-  STD_TORCH_CHECK(rows.scalar_type() == ScalarType::Long && rows.is_contiguous(), "rows: expected contiguous int64");
-  STD_TORCH_CHECK(grad.numel() == rows.numel() * to.dim, "grad: expected [U, D] for ", rows.numel(), " rows");
-  const int64_t* row = rows.const_data_ptr<int64_t>();
-  for (int64_t u = 0; u < rows.numel(); ++u) {
-    const bool fits = row[u] >= 0 && row[u] < to.rows && (u == 0 || row[u - 1] < row[u]);
-    STD_TORCH_CHECK(fits, "rows: ", row[u], " at position ", u, " is outside [0, ", to.rows, ") or not above the one before");
-  }
-  const Given source{grad.const_data_ptr<float>()};
-  with_rule(rule, to, lr, eps, [&](const auto& r) {
-    torch::stable::parallel_for(0, rows.numel(), grain(to.dim, 1, 1), [&](int64_t low, int64_t high) {
-      update(to, row, low, high, r, source);
-    });
-  });
-}
-
-void fused_update(Tensor weight, std::vector<Tensor> state, Tensor touched, const Tensor& grad, const Tensor& slots,
-                  const Tensor& offsets, const std::optional<Tensor>& weights, const std::optional<Tensor>& scale,
-                  std::string rule, const Tensor& lr, double eps) {
-  const Target to = make_target(weight, state, touched);
-  const Bags bags = make_bags(slots, offsets, weights, scale);
-  const float* g = check_grad(grad, bags);
-  STD_TORCH_CHECK(grad.size(1) == to.dim, "grad: dim ", grad.size(1), " for a table of dim ", to.dim);
-  check_slots(bags, to.rows);
-  const Groups groups = group(bags, to.rows);
-  const Summed source{bags, groups, g};
-  with_rule(rule, to, lr, eps, [&](const auto& r) {
-    for_groups(groups, to.dim, [&](int64_t low, int64_t high) { update(to, groups.row.data(), low, high, r, source); });
+void fused_update(const Tensor& weight_RD, const std::vector<Tensor>& state, const Tensor& touched_R,
+                  const Tensor& grad_BD, const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
+                  const MaybeTensor& scale_B, const std::string& name, const Tensor& lr,
+                  const std::vector<double>& numbers) {
+  const Rule rule(weight_RD, state, touched_R, name, lr, numbers);
+  const Bags bags(slots_N, offsets_B1, weights_N, scale_B, rule.R);
+  const float* grad = gradients(grad_BD, bags, rule.D);
+  const Groups groups(bags, rule.R, rule.D);
+  parallel(groups.chunks(), [&](int64_t c) {
+    std::vector<float> scratch(rule.D);
+    reduce(bags, groups, grad, groups.bounds[c], groups.bounds[c + 1], scratch.data(), nullptr, &rule, rule.D);
   });
 }
 
@@ -425,10 +436,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("weight_gradients(Tensor grad, Tensor weight, Tensor slots, Tensor offsets, Tensor? scale) -> Tensor");
   m.def(
       "update_rows(Tensor(a!) weight, Tensor(b!)[] state, Tensor(c!) touched, Tensor rows, Tensor grad, str rule,"
-      " Tensor lr, float eps) -> ()");
+      " Tensor lr, float[] numbers) -> ()");
   m.def(
       "fused_update(Tensor(a!) weight, Tensor(b!)[] state, Tensor(c!) touched, Tensor grad, Tensor slots,"
-      " Tensor offsets, Tensor? weights, Tensor? scale, str rule, Tensor lr, float eps) -> ()");
+      " Tensor offsets, Tensor? weights, Tensor? scale, str rule, Tensor lr, float[] numbers) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {

@@ -1,0 +1,435 @@
+"""A synthetic click log whose click probabilities are known, so that a model's logloss can be read against the best."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import torch
+
+from sparrow.core import Batch, KeyedJagged, Progress, UserError
+from sparrow.metrics import evaluate
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+
+_BLOCK_ROWS = 50_000
+_PILOT_ROWS = 50_000
+_START_MS = 1_704_067_200_000  # 2024-01-01
+_DAY_MS = 86_400_000
+_LATENT = 4
+_TAGS, _TAGS_PER_ITEM = 53, 5  # a prime: steps through it repeat no tag
+_CANDIDATES = 4  # a history's item is the user's favourite of so many
+_FADE = 1.2  # with drift 1 popularity correlates exp(-_FADE^2 / 2) = 0.49 between the log's ends
+_SPREAD = 1.65  # standard deviation of the logit: the AUC of the truth is then 0.80 to 0.85
+_SHARES = {"taste": 0.15, "quality": 0.2, "history": 0.15, "context": 0.25, "numeric": 0.2, "pair": 0.05}
+_LOW = {"users": 1, "items": 1, "numeric": 0, "categorical": 0, "zipf": 0, "days": 1, "drift": 0, "history": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A written log, and what `sparrow.metrics.evaluate` says of the true probabilities on the labels drawn from them.
+
+    limit: for the whole log; no model can hope to beat it. truth: for "all" rows and for the "last_20" and "last_10"
+    per cent in time (cut as `prepare` cuts); it is also in OUT.truth.json.
+    """
+
+    out: Path
+    rows: int
+    sessions: int
+    limit: dict[str, float]
+    truth: dict[str, dict[str, float]]
+    notes: tuple[str, ...] = ()
+
+
+def generate(
+    out: str | Path,
+    *,
+    rows: int = 200_000,
+    seed: int = 0,
+    numeric: int = 6,
+    categorical: int = 8,
+    users: int = 20_000,
+    items: int = 5_000,
+    zipf: float = 1.05,
+    click_rate: float = 0.2,
+    missing: float = 0.05,
+    days: int = 7,
+    drift: float = 1.0,
+    session_rows: float = 5,
+    history: int = 20,
+    with_truth: bool = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Generated:
+    """Write a click log, .parquet, .csv or .tsv, whose clicks are drawn from known probabilities.
+
+    Columns: session, ts (ms, one per session), user, item, history (items that the user likes), tags (of the item),
+    cat_* (text; every other one has missing values), num_* (counts with missing values, and normals), label; and,
+    with_truth, true_p: the probability that the label was drawn with. OUT.truth.json beside it says what the truth
+    scores. CSV and TSV have no lists: history and tags are left out, and clicks do not depend on them.
+
+    zipf: exponent of popularity. click_rate: the expected one. missing: share, in columns that have any. drift: 0
+    for popularity and quality of items that stay, 1 for a correlation of 0.5 between the log's ends. session_rows:
+    mean rows of a session. history: longest list; 0 leaves the column out. The same arguments give the same log.
+    Raises UserError for a number out of range, another suffix, or an `out` that exists, unless overwrite.
+    """
+    config = _Config(
+        rows=rows, seed=seed, numeric=numeric, categorical=categorical, users=users, items=items, zipf=zipf,
+        click_rate=click_rate, missing=missing, days=days, drift=drift, session_rows=session_rows, history=history,
+    )  # fmt: skip
+    out = Path(out)
+    _check_out(out, overwrite)
+    lists = out.suffix == ".parquet"
+    world, truth_file = _World(config, lists=lists), out.with_name(f"{out.name}.truth.json")
+    log = _Log(world, with_truth=with_truth)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        _write(partial, out.suffix, log.tables(progress or (lambda what, done, total: None)))
+        truth = log.truth()
+        truth_file.unlink(missing_ok=True)  # never a log beside another one's truth
+        os.replace(partial, out)
+        if with_truth:
+            known = {part: {k: None if math.isnan(v) else v for k, v in of.items()} for part, of in truth.items()}
+            partial.write_text(json.dumps(known | {"config": asdict(config)}, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, truth_file)
+    finally:
+        partial.unlink(missing_ok=True)
+    notes = () if lists else (f"{out.suffix} has no lists: history and tags are left out",)
+    sessions = len(log.sessions.rows_S)
+    return Generated(out=out, rows=rows, sessions=sessions, limit=truth["all"], truth=truth, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    rows: int
+    seed: int
+    numeric: int
+    categorical: int
+    users: int
+    items: int
+    zipf: float
+    click_rate: float
+    missing: float
+    days: int
+    drift: float
+    session_rows: float
+    history: int
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, low = getattr(self, f.name), {"rows": 1, "session_rows": 1, **_LOW}.get(f.name, -math.inf)
+            if not (math.isfinite(value) and value >= low):
+                raise UserError(f"{f.name}: {value} is out of range; use {low:g} or more")
+        if not 0 < self.click_rate < 1:
+            raise UserError(f"click_rate: {self.click_rate} is no rate of clicks; use one between 0 and 1")
+        if not 0 <= self.missing < 1:
+            raise UserError(f"missing: {self.missing} is no share of values; use 0 or more and less than 1")
+
+
+class _Streams:
+    """One random stream per column, read in order, so that the draws do not depend on how rows are cut in blocks.
+
+    That holds for uniform and standard normal numbers, which use up a stream value by value.
+    """
+
+    def __init__(self, seed: int, part: str) -> None:
+        self._seed, self._part = seed % (1 << 64), part  # numpy takes no negative seed
+        self._open: dict[str, np.random.Generator] = {}
+
+    def _stream(self, name: str) -> np.random.Generator:
+        key = [self._seed, *f"{self._part}/{name}".encode()]
+        return self._open.setdefault(name, np.random.default_rng(key))
+
+    def uniform(self, name: str, *shape: int) -> Floats:
+        """In [0, 1)."""
+        return self._stream(name).random(shape)
+
+    def normal(self, name: str, *shape: int) -> Floats:
+        """Standard normal, float32."""
+        return self._stream(name).standard_normal(shape).astype(np.float32)
+
+
+class _Zipf:
+    """Ranks 0..size - 1 with probability proportional to (rank + 1)^-exponent."""
+
+    def __init__(self, size: int, exponent: float) -> None:
+        self._cdf = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
+        self._cdf /= self._cdf[-1]
+
+    def ranks(self, uniform: Floats) -> Ints:
+        """Int64, of the shape of numbers in [0, 1)."""
+        return np.searchsorted(self._cdf, uniform, side="right")
+
+
+class _Waves:
+    """A value per item that wanders in time: Gaussian with variance 1, and correlation exp(-(drift _FADE dt)^2 / 2)."""
+
+    def __init__(self, random: _Streams, name: str, items: int, drift: float) -> None:
+        self._cos_R, self._sin_R, self._speed_R = random.normal(name, 3, items)
+        self._speed_R *= np.float32(_FADE * drift)
+
+    def at(self, time: Floats | float, item: Ints | slice) -> Floats:
+        """Float32; time: share of the log that has passed, like item or one number."""
+        angle = self._speed_R[item] * np.asarray(time, np.float32)
+        return self._cos_R[item] * np.cos(angle) + self._sin_R[item] * np.sin(angle)
+
+
+@dataclass(frozen=True)
+class _Sessions:
+    """Sessions in order of time: rows of each, their time as a share of the log, and their user."""
+
+    rows_S: Ints
+    time_S: Floats
+    user_S: Ints
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows of some sessions as they are written (masked where missing), and the terms of their logits."""
+
+    session_B: Ints
+    user_B: Ints
+    item_B: Ints
+    liked_SH: Ints
+    liked_lengths_S: Ints
+    categories: list[Ints]  # the last one of a vocabulary stands for missing
+    numbers: list[Floats]  # NaN where missing
+    terms: dict[str, Floats]
+
+
+class _World:
+    """Users, items and the law of clicks."""
+
+    def __init__(self, config: _Config, *, lists: bool) -> None:
+        self.config, self.lists = config, lists
+        random = _Streams(config.seed, "world")
+        self._users, self._items = _Zipf(config.users, config.zipf), _Zipf(config.items, config.zipf)
+        self._user_of_rank = np.argsort(random.uniform("user order", config.users))
+        step, first = random.uniform("tag step", config.items), random.uniform("tag first", config.items)
+        steps = (np.arange(_TAGS_PER_ITEM) * (1 + step * (_TAGS - 1)).astype(np.int64)[:, None]).astype(np.int64)
+        self.tags_RT = ((first * _TAGS).astype(np.int64)[:, None] + steps) % _TAGS
+        self.tag_counts_R = (random.uniform("tag count", config.items) * (_TAGS_PER_ITEM + 1)).astype(np.int64)
+        self._taste = random.normal("taste", config.users, _LATENT)
+        tagged = _masked_mean(random.normal("tag", _TAGS, _LATENT)[self.tags_RT], self.tag_counts_R)
+        self._latent = random.normal("item", config.items, _LATENT) + tagged
+        self._heat = _Waves(random, "heat", config.items, config.drift)
+        self._quality = _Waves(random, "quality", config.items, config.drift)
+        self.vocabularies = np.geomspace(3, 10_000, config.categorical).round().astype(np.int64)
+        self._choices = [_Zipf(size, config.zipf) for size in self.vocabularies]
+        self._effects = [random.normal(f"cat {i}", size + 1) for i, size in enumerate(self.vocabularies)]
+        self._pair = random.normal("pair", *(self.vocabularies[:2] + 1)) if config.categorical > 1 else None
+        self._bends = random.uniform("bends", config.numeric, 2) * [0.8, 2 * math.pi] + [0.8, 0.0]
+
+    def sessions(self, random: _Streams, rows: int) -> _Sessions:
+        """As many as hold `rows` rows: geometric lengths, at random times, users by Zipf's law."""
+        with np.errstate(divide="ignore"):
+            stop = np.log1p(-1 / np.float64(self.config.session_rows))  # -inf when every session has one row
+        lengths_S = np.maximum(np.ceil(np.log1p(-random.uniform("length", rows)) / stop), 1).astype(np.int64)
+        ends_S = lengths_S.cumsum()
+        count = int(np.searchsorted(ends_S, rows)) + 1
+        lengths_S = lengths_S[:count]
+        lengths_S[-1] -= ends_S[count - 1] - rows
+        time_S = np.sort(random.uniform("time", count))
+        return _Sessions(lengths_S, time_S, self._user_of_rank[self._users.ranks(random.uniform("user", count))])
+
+    def block(self, random: _Streams, sessions: _Sessions, low: int, high: int) -> _Block:
+        """Draw the rows of sessions [low, high)."""
+        config, rows_S = self.config, sessions.rows_S[low:high]
+        time_S, user_S = sessions.time_S[low:high], sessions.user_S[low:high]
+        row_S = np.repeat(np.arange(high - low), rows_S)
+        user_B, time_B, size = user_S[row_S], time_S[row_S], len(row_S)
+        item_B = self._shown(self._items.ranks(random.uniform("item", size)), time_B)
+        liked_SH, liked_lengths_S = self._liked(random, user_S, time_S)
+        categories = [zipf.ranks(random.uniform(f"cat {i}", size)) for i, zipf in enumerate(self._choices)]
+        for i in range(1, config.categorical, 2):
+            categories[i][random.uniform(f"cat missing {i}", size) < config.missing] = self.vocabularies[i]
+        numbers = [random.normal(f"num {i}", size) for i in range(config.numeric)]
+        for i in range(0, config.numeric, 2):
+            numbers[i] = np.floor(np.exp(2 * numbers[i] + 1))
+            numbers[i][random.uniform(f"num missing {i}", size) < config.missing] = np.nan
+        item_BK, zeros = self._latent[item_B], np.zeros(size, np.float32)
+        liked_SK = _masked_mean(self._latent[liked_SH], liked_lengths_S)
+        terms = {
+            "taste": (self._taste[user_B] * item_BK).sum(1),
+            "quality": self._quality.at(time_B, item_B),
+            "history": (liked_SK[row_S] * item_BK).sum(1),
+            "context": sum((effect[c] for effect, c in zip(self._effects, categories, strict=True)), zeros),
+            "numeric": sum((self._bend(i, x) for i, x in enumerate(numbers)), zeros),
+            "pair": zeros if self._pair is None else self._pair[categories[0], categories[1]],
+        }
+        return _Block(low + row_S, user_B, item_B, liked_SH, liked_lengths_S, categories, numbers, terms)
+
+    def _shown(self, ranks: Ints, time: Floats) -> Ints:
+        """The items of these popularity ranks at these times; the order of popularity changes daily."""
+        day = (time * self.config.days).astype(np.int64)
+        items = np.empty_like(ranks)
+        for one in np.unique(day):
+            order_R = np.argsort(-self._heat.at(one / self.config.days, slice(None)), kind="stable")
+            items[day == one] = order_R[ranks[day == one]]
+        return items
+
+    def _liked(self, random: _Streams, user_S: Ints, time_S: Floats) -> tuple[Ints, Ints]:
+        """Items that each session's user liked, int64 [S, H], and how many of them there are."""
+        count, longest = len(user_S), self.config.history if self.lists else 0
+        ranks = self._items.ranks(random.uniform("liked", count, longest, _CANDIDATES))
+        offered_SHC = self._shown(ranks, np.broadcast_to(time_S[:, None, None], ranks.shape))
+        fit_SHC = (self._latent[offered_SHC] * self._taste[user_S, None, None]).sum(-1)
+        liked_SH = np.take_along_axis(offered_SHC, fit_SHC.argmax(-1)[..., None], -1)[..., 0]
+        return liked_SH, (random.uniform("liked count", count) ** 2 * (longest + 1)).astype(np.int64)
+
+    def _bend(self, i: int, x: Floats) -> Floats:
+        speed, shift = self._bends[i].astype(np.float32)
+        return np.nan_to_num(np.sin(speed * (np.log1p(x) / 2 if i % 2 == 0 else x) + shift))
+
+
+class _Law:
+    """Turns the terms of a logit into a click probability; fitted on a pilot that is not part of the log."""
+
+    def __init__(self, world: _World) -> None:
+        config, random = world.config, _Streams(world.config.seed, "pilot")
+        sessions = world.sessions(random, _PILOT_ROWS)
+        terms = world.block(random, sessions, 0, len(sessions.rows_S)).terms
+        self._scales = {name: (float(x.mean()), float(x.std()) or 1.0) for name, x in terms.items()}
+        self._spread, self._bias = 1.0, 0.0
+        self._spread = _SPREAD / (float(self._logits(terms).std()) or 1.0)
+        low, high = -50.0, 50.0
+        for _ in range(60):
+            self._bias = (low + high) / 2
+            low, high = (self._bias, high) if self(terms).mean() < config.click_rate else (low, self._bias)
+
+    def _logits(self, terms: dict[str, Floats]) -> Floats:
+        logits = np.zeros(len(terms["taste"]))
+        for name, x in terms.items():
+            mean, deviation = self._scales[name]
+            logits += math.sqrt(_SHARES[name]) / deviation * (x - mean)
+        return self._bias + self._spread * logits
+
+    def __call__(self, terms: dict[str, Floats]) -> Floats:
+        """Click probabilities, float32 [B]."""
+        return (1 / (1 + np.exp(-self._logits(terms)))).astype(np.float32)
+
+
+class _Log:
+    """A world's log as a stream of Arrow tables; keeps 20 bytes a row to tell the truth about it in the end."""
+
+    def __init__(self, world: _World, *, with_truth: bool) -> None:
+        self._world, self._with_truth = world, with_truth
+        self._random = _Streams(world.config.seed, "log")
+        self.sessions = world.sessions(self._random, world.config.rows)
+        self._law = _Law(world)
+        self._p_N: list[Floats] = []
+        self._label_N: list[Ints] = []
+
+    @property
+    def _ts_S(self) -> Ints:
+        return _START_MS + (self.sessions.time_S * (self._world.config.days * _DAY_MS)).astype(np.int64)
+
+    def tables(self, progress: Progress) -> Iterator[pa.Table]:
+        """The rows in order of time, some ten thousand at a time; can be read once."""
+        rows, ends_S = self._world.config.rows, self.sessions.rows_S.cumsum()
+        lows = np.unique(np.searchsorted(ends_S, np.arange(0, rows, _BLOCK_ROWS), side="right"))
+        for low, high in zip(lows, [*lows[1:], len(ends_S)], strict=True):
+            block = self._world.block(self._random, self.sessions, int(low), int(high))
+            p_B = self._law(block.terms)
+            label_B = (self._random.uniform("label", len(p_B)) < p_B).astype(np.int8)
+            self._p_N.append(p_B)
+            self._label_N.append(label_B)
+            yield self._table(block, int(low), p_B, label_B)
+            progress("generated", int(ends_S[high - 1]), rows)
+
+    def _table(self, block: _Block, low: int, p_B: Floats, label_B: Ints) -> pa.Table:
+        world = self._world
+        columns: dict[str, Any] = {"session": block.session_B, "ts": self._ts_S[block.session_B]}
+        columns |= {"user": block.user_B, "item": block.item_B}
+        if world.lists and world.config.history:
+            columns["history"] = _lists(block.liked_SH, block.liked_lengths_S, block.session_B - low, None)
+        if world.lists:
+            columns["tags"] = _lists(world.tags_RT, world.tag_counts_R, block.item_B, _names("tag", _TAGS))
+        for i, (category_B, size) in enumerate(zip(block.categories, world.vocabularies, strict=True)):
+            columns[f"cat_{i}"] = _named(category_B, _names(f"c{i}", size))
+        for i, x_B in enumerate(block.numbers):
+            counts_B = pa.array(np.nan_to_num(x_B).astype(np.int64), mask=np.isnan(x_B)) if i % 2 == 0 else x_B
+            columns[f"num_{i}"] = counts_B
+        columns["label"] = label_B
+        if self._with_truth:
+            columns["true_p"] = p_B
+        return pa.table(columns)
+
+    def truth(self) -> dict[str, dict[str, float]]:
+        """What the true probabilities score on all rows and on the last in time, once the tables have been read."""
+        p_N, label_N, rows_S = np.concatenate(self._p_N), np.concatenate(self._label_N), self.sessions.rows_S
+        session_N = np.repeat(np.arange(len(rows_S)), rows_S)
+        ts_S, rows = self._ts_S, len(p_N)
+        found = {}
+        for part, share in (("all", 1.0), ("last_20", 0.2), ("last_10", 0.1)):
+            at = min(round(rows * (1 - share)), rows - 1)
+            first_session = np.searchsorted(ts_S, ts_S[session_N[at]])  # rows of one time stay together
+            first = int(rows_S[:first_session].sum())
+            batch = Batch(
+                dense_BC=torch.from_numpy(p_N[first:, None]),
+                ids=KeyedJagged.from_lists({}),
+                labels_BT=torch.from_numpy(label_N[first:, None]),
+                session_B=torch.from_numpy(session_N[first:]),
+            )
+            found[part] = evaluate(lambda batch: batch.dense_BC, [batch], exact=True)
+        return found
+
+
+def _masked_mean(vectors_SHK: Floats, lengths_S: Ints) -> Floats:
+    """Mean [S, K] over each row's first `lengths_S`; zeros where that is none."""
+    mask_SH = np.arange(vectors_SHK.shape[1]) < lengths_S[:, None]
+    return (vectors_SHK * mask_SH[..., None]).sum(1) / np.maximum(lengths_S, 1).astype(np.float32)[:, None]
+
+
+def _lists(values_RH: Ints, lengths_R: Ints, index_B: Ints, names: pa.Array | None) -> pa.Array:
+    """For each row of index_B the first lengths_R of that row of values_RH, or their names."""
+    kept_BH = np.arange(values_RH.shape[1]) < lengths_R[index_B, None]
+    offsets_B1 = np.concatenate([[0], lengths_R[index_B].cumsum()]).astype(np.int32)
+    values_N = values_RH[index_B][kept_BH]
+    return pa.ListArray.from_arrays(offsets_B1, values_N if names is None else _named(values_N, names))
+
+
+def _names(prefix: str, size: int) -> pa.Array:
+    return pa.array([f"{prefix}_{i}" for i in range(size)])
+
+
+def _named(index_N: Ints, names: pa.Array) -> pa.Array:
+    """Text per index; the index behind the last name is a missing value."""
+    indices = pa.array(index_N.astype(np.int32), mask=index_N == len(names))
+    return pa.DictionaryArray.from_arrays(indices, names).cast(pa.string())
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if out.suffix not in (".parquet", ".csv", ".tsv"):
+        raise UserError(f"{out}: no known suffix; end the name in .parquet, .csv or .tsv")
+    if out.is_dir():
+        raise UserError(f"{out}: a folder; choose another name")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out}: exists; choose another name, or overwrite it")
+
+
+def _write(file: Path, suffix: str, tables: Iterable[pa.Table]) -> None:
+    writer: Any = None
+    try:
+        for table in tables:
+            if writer is None and suffix == ".parquet":
+                writer = pq.ParquetWriter(file, table.schema)
+            elif writer is None:
+                style = pacsv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ",", quoting_style="none")
+                writer = pacsv.CSVWriter(file, table.schema, write_options=style)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import Tensor
+
+from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.metrics import evaluate, gauc
+
+
+def cut(scores: Tensor, labels: Tensor | None, weights: Tensor | None = None, sessions: Tensor | None = None) -> list:
+    def part(t: Tensor | None, low: int) -> Tensor | None:
+        return None if t is None else t[low : low + 300]
+
+    return [
+        Batch(
+            dense_BC=scores[low : low + 300, None],
+            ids=KeyedJagged.from_lists({}),
+            labels_BT=None if labels is None else labels[low : low + 300, None],
+            weights_B=part(weights, low),
+            session_B=part(sessions, low),
+        )
+        for low in range(0, len(scores), 300)
+    ]
+
+
+@pytest.fixture
+def rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    scores = torch.rand(2000)
+    return scores, torch.bernoulli(scores), torch.rand(2000) + 0.5, torch.arange(2000) // 7
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_all_batches_count(rows: tuple, flat: bool) -> None:
+    scores, labels, weights, sessions = rows
+    got = evaluate(lambda b: b.dense_BC[:, 0] if flat else b.dense_BC, cut(*rows), exact=True)
+    assert got["auc"] == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), abs=1e-9)
+    assert got["logloss"] == pytest.approx(log_loss(labels, scores.double(), sample_weight=weights), rel=1e-6)
+    grouped = gauc(scores, labels, sessions, weights)
+    assert (got["gauc"], got["gauc_groups"]) == (grouped.value, grouped.counted)
+    assert 0 < got["gauc_groups"] < 2000 / 7
+    assert got["examples"] == 2000
+    assert got["calibration"] == pytest.approx(float((weights * scores).sum() / (weights * labels).sum()), rel=1e-5)
+
+
+def test_streaming_differs_in_auc_alone(rows: tuple) -> None:
+    exact, streamed = (evaluate(lambda b: b.dense_BC, cut(*rows), exact=e) for e in (True, False))
+    assert streamed.pop("auc") == pytest.approx(exact.pop("auc"), abs=1e-3)
+    assert streamed == {k: v for k, v in exact.items() if "gauc" not in k}
+
+
+def test_a_missing_weight_is_one(rows: tuple) -> None:
+    scores, labels, weights, _ = rows
+    weights[:300] = 1
+    batches = cut(scores, labels, weights)
+    mixed = cut(scores[:300], labels[:300]) + batches[1:]
+    assert evaluate(lambda b: b.dense_BC, mixed) == evaluate(lambda b: b.dense_BC, batches)
+    assert "gauc" not in evaluate(lambda b: b.dense_BC, mixed)
+
+
+def test_gradients_are_not_kept(rows: tuple) -> None:
+    weight = torch.ones((), requires_grad=True)
+    grads = []
+
+    def score(batch: Batch) -> Tensor:
+        scores = weight * batch.dense_BC
+        grads.append(scores.requires_grad)
+        return scores
+
+    evaluate(score, cut(*rows))
+    assert not any(grads)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_nothing_to_measure(rows: tuple, exact: bool) -> None:
+    scores, labels, *_ = rows
+    with pytest.raises(UserError, match="no labels"):
+        evaluate(lambda b: b.dense_BC, cut(scores, None), exact=exact)
+    with pytest.raises(UserError, match="no rows"):
+        evaluate(lambda b: b.dense_BC, cut(scores[:0], labels[:0]), exact=exact)
+    with pytest.raises(UserError, match="one score"):
+        evaluate(lambda b: b.dense_BC.expand(-1, 2), cut(scores, labels), exact=exact)
+    ones = evaluate(lambda b: b.dense_BC, cut(scores, torch.ones_like(labels)), exact=exact)
+    assert math.isnan(ones["auc"])
