@@ -15,7 +15,7 @@ setup: .venv/ready  ## .venv with torch, the kernels and everything the tests ne
 	@touch $@
 
 demo: setup  ## generate a log with a known answer, prepare it, train on it, read the result against the limit
-	$(BIN)/sparrow generate data/demo.parquet --rows 400000 --overwrite
+	$(BIN)/sparrow generate data/demo.parquet --rows 1000000 --overwrite
 	$(BIN)/sparrow prepare data/demo.parquet --out data/demo --overwrite
 	$(BIN)/sparrow train recipes/demo.toml --overwrite
 	$(BIN)/sparrow evaluate runs/demo --split test

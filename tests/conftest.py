@@ -30,7 +30,7 @@ def threads():
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small raw log with every kind of column."""
     path = tmp_path_factory.mktemp("log") / "log.parquet"
-    data.generate(path, rows=6000, users=200, items=100, categorical=3, numeric=3, seed=5)
+    data.generate(path, rows=6000, users=60, items=40, categorical=3, numeric=3, seed=5)
     return path
 
 

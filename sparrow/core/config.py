@@ -98,11 +98,19 @@ def _convert_dataclass(cls: Any, value: Any, place: str) -> Any:
         missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if missing and name not in value:
             raise UserError(f"{at}{name}: missing; add it")
-    converted = {k: _convert(hints[k], v, at + k) for k, v in value.items()}
+    converted = {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
     try:
         return cls(**converted)
     except UserError as error:
         raise UserError(f"{at}{error}") from None
+
+
+def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
+    """A member's settings without its name mean the field's default member."""
+    families = [a for a in typing.get_args(kind)[1:] if isinstance(a, Family)]
+    if families and isinstance(value, dict) and f.default_factory is not dataclasses.MISSING:
+        return {"name": families[0].name_of(f.default_factory()), **value}
+    return value
 
 
 def _convert_member(family: Family, value: Any, place: str) -> Any:

@@ -33,7 +33,10 @@ _CANDIDATES = 4  # a history's item is the user's favourite of so many
 _FADE = 1.2  # with drift 1 popularity correlates exp(-_FADE^2 / 2) = 0.49 between the log's ends
 _SPREAD = 1.65  # standard deviation of the logit: the AUC of the truth is then 0.80 to 0.85
 _SHARES = {"taste": 0.15, "quality": 0.2, "history": 0.15, "context": 0.25, "numeric": 0.2, "pair": 0.05}
-_LOW = {"users": 1, "items": 1, "numeric": 0, "categorical": 0, "zipf": 0, "days": 1, "drift": 0, "history": 0}
+_LOW = {
+    "rows": 1, "users": 1, "items": 1, "days": 1, "session_rows": 1,
+    "numeric": 0, "categorical": 0, "zipf": 0, "drift": 0, "history": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,7 @@ class _Config:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value, low = getattr(self, f.name), {"rows": 1, "session_rows": 1, **_LOW}.get(f.name, -math.inf)
+            value, low = getattr(self, f.name), _LOW.get(f.name, -math.inf)
             if not (math.isfinite(value) and value >= low):
                 raise UserError(f"{f.name}: {value} is out of range; use {low:g} or more")
         if not 0 < self.click_rate < 1:

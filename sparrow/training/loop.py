@@ -74,6 +74,7 @@ class Trainer:
         self.best_step: int | None = None
         self.last_evaluation: dict[str, float] = {}
         self.progressive = [Streaming() for _ in range(WINDOWS)]
+        self.window = Streaming()  # since the last line of the run log
         self.stop = False
         if saved:
             self._load(saved)
@@ -88,7 +89,6 @@ class Trainer:
         """Run to the end, to early stopping or to a signal."""
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
         self.log = RunLog(self.dir, tensorboard=self.run.log.tensorboard, after_step=self.step)
-        self.window = Streaming()
         self.listen("begin", {"step": self.step, "total": self.total_steps, "examples": self.examples})
         self.clock, self.clock_examples = time.perf_counter(), self.examples
         try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
@@ -62,6 +62,16 @@ def test_family_members_are_files() -> None:
     assert RULES.name_of(config) == "sgd"
     with pytest.raises(UserError, match="no rules named 'sdg'; did you mean 'sgd'"):
         RULES.config("sdg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithRule:
+    rule: Annotated[object, RULES] = field(default_factory=RULES.config("sgd"))
+
+
+def test_settings_without_a_name_are_the_default_members() -> None:
+    assert from_dict(WithRule, {"rule": {"lr": 3.0}}).rule == RULES.config("sgd")(lr=3.0)
+    assert from_dict(WithRule, {"rule": {"name": "rowwise_adagrad"}}).rule == RULES.config("rowwise_adagrad")()
 
 
 plain = st.recursive(

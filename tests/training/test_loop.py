@@ -18,7 +18,7 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.kernels.rules import rowwise_adagrad, sgd
-from sparrow.metrics import auc
+from sparrow.metrics import auc, evaluate
 from sparrow.models import dcnv2, dlrm
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
@@ -152,7 +152,7 @@ KILLED = """
 
 @pytest.mark.multi
 def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) -> None:
-    changes = {"loop": Loop(epochs=6, evaluate_every=5), "checkpoint": Checkpoints(every=2, keep=2)}
+    changes = {"loop": Loop(epochs=4, evaluate_every=5), "checkpoint": Checkpoints(every=2, keep=2)}
     train(make(prepared, tmp_path / "whole", **changes))
     toml = tmp_path / "run.toml"
     toml.write_text(write_toml(to_dict(make(prepared, tmp_path / "cut", **changes))))
@@ -190,10 +190,13 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     assert sum(w["examples"] for w in got) == log.rows("train")
 
 
-def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, log: Path, tmp_path: Path) -> None:
-    result = train(make(prepared, tmp_path / "run", loop=Loop(epochs=3)))["valid"]
-    assert result["ne"] < 0.99
-    assert result["auc"] > 0.6
+def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
+    run = make(prepared, tmp_path / "run", tables=rowwise_adagrad.Config(lr=0.2), loop=Loop(epochs=4))
+    result = train(run)["valid"]
+    ((_, truth),) = data.open(prepared).baselines("valid")
+    limit = evaluate(lambda batch: batch.dense_BC, truth)
+    assert limit["ne"] < result["ne"] < 0.98
+    assert limit["auc"] > result["auc"] > 0.6
 
 
 def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +318,7 @@ def test_impossible_runs(tmp_path: Path, change: dict[str, Any], says: str) -> N
         Run.load(tmp_path / "run.toml")
 
 
-def test_random_configs_read_back(tmp_path: Path) -> None:
+def test_configs_read_back_to_the_last_bit(tmp_path: Path) -> None:
     pick = random.Random(0)
     for _ in range(20):
         run = make(Path("p"), Path("r"), seed=pick.randrange(99), dense=adam.Config(lr=pick.random() * 1e-3))
