@@ -64,9 +64,9 @@ class TrainView:
         elif event == "progress":
             self._progress(values)
         elif event == "evaluation":
-            err.print(f"step {values['step']}: valid {numbers(values)}")
+            err.print(f"step {values['step']}: valid {numbers(values)}", soft_wrap=True)
         elif event == "note":
-            err.print(values["text"], markup=False)
+            err.print(values["text"], markup=False, soft_wrap=True)
         elif event == "end":
             self.bar.stop()
 

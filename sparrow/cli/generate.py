@@ -53,7 +53,7 @@ def generate(
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     _show.out.print(f"{made.rows:,} rows -> {out}", soft_wrap=True)
-    _show.out.print(f"the best any model can do: {_show.numbers(made.limit)}")
+    _show.out.print(f"the best any model can do: {_show.numbers(made.limit)}", soft_wrap=True)
 
 
 def main(arguments: Sequence[str]) -> None:

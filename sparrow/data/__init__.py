@@ -28,7 +28,19 @@ _HOMES = {
     "transform": "transformed",
 }
 
-__all__ = ["Dataset", "Loader", "Generated", "Prepared", "batches", "generate", "infer", "open", "open_log", "prepare", "transform"]
+__all__ = [
+    "Dataset",
+    "Generated",
+    "Loader",
+    "Prepared",
+    "batches",
+    "generate",
+    "infer",
+    "open",
+    "open_log",
+    "prepare",
+    "transform",
+]
 
 
 def __getattr__(name: str) -> Any:

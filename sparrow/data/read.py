@@ -121,7 +121,7 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
 def _expand(text: str) -> list[Path]:
     path = Path(text)
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
+        found = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and p.suffix != ".json")
     elif path.exists():
         found = [path]
     else:

@@ -200,7 +200,7 @@ class _Sessions:
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of some sessions as they are written (masked where missing), and the terms of their logits."""
+    """Rows of some sessions, and the terms of their logits."""
 
     session_B: Ints
     user_B: Ints
@@ -251,8 +251,8 @@ class _World:
         """Draw the rows of sessions [low, high)."""
         config, rows_S = self.config, sessions.rows_S[low:high]
         time_S, user_S = sessions.time_S[low:high], sessions.user_S[low:high]
-        row_S = np.repeat(np.arange(high - low), rows_S)
-        user_B, time_B, size = user_S[row_S], time_S[row_S], len(row_S)
+        local_B = np.repeat(np.arange(high - low), rows_S)
+        user_B, time_B, size = user_S[local_B], time_S[local_B], len(local_B)
         item_B = self._shown(self._items.ranks(random.uniform("item", size)), time_B)
         liked_SH, liked_lengths_S = self._liked(random, user_S, time_S)
         categories = [zipf.ranks(random.uniform(f"cat {i}", size)) for i, zipf in enumerate(self._choices)]
@@ -267,12 +267,12 @@ class _World:
         terms = {
             "taste": (self._taste[user_B] * item_BK).sum(1),
             "quality": self._quality.at(time_B, item_B),
-            "history": (liked_SK[row_S] * item_BK).sum(1),
+            "history": (liked_SK[local_B] * item_BK).sum(1),
             "context": sum((effect[c] for effect, c in zip(self._effects, categories, strict=True)), zeros),
             "numeric": sum((self._bend(i, x) for i, x in enumerate(numbers)), zeros),
             "pair": zeros if self._pair is None else self._pair[categories[0], categories[1]],
         }
-        return _Block(low + row_S, user_B, item_B, liked_SH, liked_lengths_S, categories, numbers, terms)
+        return _Block(low + local_B, user_B, item_B, liked_SH, liked_lengths_S, categories, numbers, terms)
 
     def _shown(self, ranks: Ints, time: Floats) -> Ints:
         """The items of these popularity ranks at these times; the order of popularity changes daily."""

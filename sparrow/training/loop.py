@@ -116,7 +116,7 @@ class Trainer:
                 return
             self._train_step([batch.to(self.device) for batch in micro])
             loop, every = self.run.loop, self.run.checkpoint.every
-            if self.step % self.run.log.every == 0 or self.step == self.total_steps:
+            if self._time_to_log():
                 self._log()
             if loop.evaluate_every and self.step % loop.evaluate_every == 0:
                 self._evaluate()
@@ -126,6 +126,11 @@ class Trainer:
     def _finished(self) -> bool:
         loop = self.run.loop
         return self.stop or self.step >= self.total_steps or (loop.patience is not None and self.worse >= loop.patience)
+
+    def _time_to_log(self) -> bool:
+        """Every so many steps; at the end only if enough steps have come together to say something."""
+        since = self.step % self.run.log.every
+        return since == 0 or (self.step == self.total_steps and (since == self.step or 2 * since >= self.run.log.every))
 
     def _train_step(self, micro: list[Batch]) -> None:
         self._set_lr()
@@ -221,7 +226,7 @@ class Trainer:
         values = self.evaluate("valid")
         self.model.train()
         self.last_evaluation = {"step": self.step, **values}
-        self.log.write("valid", self.step, values)
+        self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", {"step": self.step, **values})
         monitor = self.run.loop.monitor
         if monitor not in values:

@@ -15,17 +15,17 @@ def draw(run_dir: Path) -> str | None:
         return None
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     records = runlog.read(run_dir)
     train = [r for r in records if r["event"] == "train"]
     valid = [r for r in records if r["event"] == "valid"]
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    examples_at = {r["step"]: r["examples"] for r in train}
     for axis, name, title in ((axes[0], "ne", "normalised entropy"), (axes[1], "auc", "AUC")):
         curve = [(r["examples"], r[name]) for r in train if name in r]
         if curve:
             axis.plot(*zip(*curve, strict=True), linewidth=1, label="before training on it")
-        points = [(examples_at.get(r["step"], r.get("trained", 0)), r[name]) for r in valid]
+        points = [(r["trained"], r[name]) for r in valid]
         if points:
             axis.plot(*zip(*points, strict=True), "o", label="held out")
         if curve or points:
@@ -34,10 +34,11 @@ def draw(run_dir: Path) -> str | None:
     axes[2].plot([r["examples"] for r in train], [r["examples_per_s"] for r in train], linewidth=1)
     axes[2].set_title("examples per second", loc="left")
     axes[2].set_ylim(bottom=0)
+    axes[2].yaxis.set_major_formatter(EngFormatter(sep=""))
     for axis in axes:
         axis.set_xlabel("examples trained on")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 5))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.savefig(run_dir / "curves.png", dpi=110)
     pyplot.close(figure)
     return "curves.png"
