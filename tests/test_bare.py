@@ -24,11 +24,11 @@ PROGRAM = """
     from sparrow.embeddings import Direct
     from sparrow.data.schema import Column, Schema, Table
     from sparrow.kernels.rules import rowwise_adagrad
-    from sparrow.models.dlrm import DLRM
+    from sparrow.models.dlrm import DLRM, Config
     columns = {"x": Column(kind="numeric"), "item": Column(kind="categorical", table="item")}
     schema = Schema(columns=columns, tables={"item": Table(encoding="range", rows=10)})
     torch.manual_seed(0)
-    model = DLRM(schema, rule=rowwise_adagrad.Config(lr=0.5), dim=4, bottom=[4], top=[4])
+    model = DLRM(schema, Config(dim=4, bottom=(4,), top=(4,)), rule=rowwise_adagrad.Config(lr=0.5))
     ids = sparrow.KeyedJagged.from_lists({"item": [[i % 10] for i in range(40)]})
     labels = torch.tensor([[float(i % 2)] for i in range(40)])
     batch = sparrow.Batch(dense_BC=torch.zeros(40, 1), ids=ids, labels_BT=labels)

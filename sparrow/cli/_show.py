@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from sparrow.core.errors import Progress
+from sparrow.core.progress import Progress
 
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=None)

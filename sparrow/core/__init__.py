@@ -7,6 +7,7 @@ Shape suffixes, used on every tensor name in the library:
 
 from sparrow.core.batch import Batch, Jagged, KeyedJagged
 from sparrow.core.chunk import Chunk
-from sparrow.core.errors import Progress, UserError
+from sparrow.core.errors import UserError
+from sparrow.core.progress import Progress
 
 __all__ = ["Batch", "Chunk", "Jagged", "KeyedJagged", "Progress", "UserError"]

@@ -149,11 +149,11 @@ class KeyedJagged:
             weights_N=None if self.weights_N is None else torch.cat([p.weights_N for p in parts]),  # type: ignore[misc]
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
+    def to(self, device: torch.device | str) -> KeyedJagged:
         """A copy on `device`; the host-side metadata travels along, so that nothing is measured twice."""
 
         def move(t: Tensor) -> Tensor:
-            return t.to(device, non_blocking=non_blocking)
+            return t.to(device)
 
         assert self.lengths is not None and self.offsets is not None
         return replace(
@@ -229,15 +229,15 @@ class Batch:
         """B, the number of samples."""
         return self.dense_BC.shape[0]
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         """A copy on `device`."""
 
         def move(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.to(device, non_blocking=non_blocking)
+            return None if t is None else t.to(device)
 
         return Batch(
-            dense_BC=self.dense_BC.to(device, non_blocking=non_blocking),
-            ids=self.ids.to(device, non_blocking),
+            dense_BC=self.dense_BC.to(device),
+            ids=self.ids.to(device),
             labels_BT=move(self.labels_BT),
             weights_B=move(self.weights_B),
             session_B=move(self.session_B),

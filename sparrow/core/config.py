@@ -36,9 +36,7 @@ class Family:
     def config(self, name: str, place: str = "name") -> type:
         """The `Config` class of member `name`; UserError if there is none."""
         if name not in self.names():
-            raise UserError(
-                f"{place}: no {self.package.rpartition('.')[2]} named {name!r}{suggest(name, self.names())}"
-            )
+            raise UserError(f"{place}: no member of {self.package} is named {name!r}{suggest(name, self.names())}")
         config: type = importlib.import_module(f"{self.package}.{name}").Config
         return config
 
@@ -58,8 +56,8 @@ def from_dict(cls: type[T], data: object, place: str = "") -> T:
 def _convert(kind: Any, value: Any, place: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        families = [a for a in args[1:] if isinstance(a, Family)]
-        return _convert_member(families[0], value, place) if families else _convert(args[0], value, place)
+        family = _family(kind)
+        return _convert_member(family, value, place) if family else _convert(args[0], value, place)
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, typing.cast(type, kind)) else _convert_dataclass(kind, value, place)
     if origin is typing.Literal:
@@ -107,10 +105,15 @@ def _convert_dataclass(cls: Any, value: Any, place: str) -> Any:
 
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
     """A member's settings without its name mean the field's default member."""
-    families = [a for a in typing.get_args(kind)[1:] if isinstance(a, Family)]
-    if families and isinstance(value, dict) and f.default_factory is not dataclasses.MISSING:
-        return {"name": families[0].name_of(f.default_factory()), **value}
+    family = _family(kind)
+    if family and isinstance(value, dict) and f.default_factory is not dataclasses.MISSING:
+        return {"name": family.name_of(f.default_factory()), **value}
     return value
+
+
+def _family(kind: Any) -> Family | None:
+    """The family that a field's annotation names."""
+    return next((a for a in typing.get_args(kind)[1:] if isinstance(a, Family)), None)
 
 
 def _convert_member(family: Family, value: Any, place: str) -> Any:
@@ -130,9 +133,8 @@ def to_dict(config: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        families = [a for a in typing.get_args(hints[f.name])[1:] if isinstance(a, Family)]
-        if families:
-            out[f.name] = {"name": families[0].name_of(value), **to_dict(value)}
+        if family := _family(hints[f.name]):
+            out[f.name] = {"name": family.name_of(value), **to_dict(value)}
         elif value is not None:
             out[f.name] = _plain(value)
     return out
@@ -160,7 +162,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-
-Progress = Callable[[str, int, int], None]
-"""Told (what, done, total) by long work; the command line draws it as a bar."""
+import math
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -19,3 +17,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
+
+
+def require(
+    *, above: float | None = None, least: float = -math.inf, most: float = math.inf, **values: float | None
+) -> None:
+    """UserError for a value that is not finite or not in range (> above, >= least, <= most); None passes."""
+    for name, x in values.items():
+        if x is not None and not (math.isfinite(x) and least <= x <= most and (above is None or x > above)):
+            low = f"above {above:g}" if above is not None else f"of {least:g} or more"
+            high = f", at most {most:g}" if math.isfinite(most) else ""
+            raise UserError(f"{name}: {x} is out of range; give a number {low}{high}")

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparrow.core.errors import Progress, UserError
+from sparrow.core.errors import UserError
+from sparrow.core.progress import Progress
 from sparrow.data.fit import PARTS, Cutter, cutter, fit
 from sparrow.data.inferred import infer_log
 from sparrow.data.read import Log, open_log, types_for

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, suggest
+from sparrow.core.files import write_text
 
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
 kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample), baseline (somebody
@@ -130,7 +131,7 @@ class Schema:
 
     def save(self, path: str | Path) -> None:
         """Write as TOML."""
-        Path(path).write_text(self.to_toml(), encoding="utf-8")
+        write_text(Path(path), self.to_toml())
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:

@@ -1,4 +1,4 @@
-"""ids -> vectors: a table is addressing x row format x placement x fused rule (DESIGN: the four choices)."""
+"""ids -> vectors: a table is addressing x row format x placement x fused rule (each chosen by itself)."""
 
 from sparrow.embeddings.addressing import Addressing, Direct, Hashed
 from sparrow.embeddings.spec import Feature, TableSpec

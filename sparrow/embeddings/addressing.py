@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import require
 
 
 class Addressing(Protocol):
@@ -24,11 +24,6 @@ class Addressing(Protocol):
         ...
 
 
-def _check_rows(rows: int) -> None:
-    if rows < 1:
-        raise UserError(f"rows: a table of {rows} rows holds nothing; give 1 or more")
-
-
 @dataclass(frozen=True)
 class Direct:
     """Id i is row i; ids outside [0, rows) are errors."""
@@ -36,7 +31,7 @@ class Direct:
     rows: int
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        require(least=1, rows=self.rows)
 
     def slots(self, ids_N: Tensor) -> Tensor:
         """The ids themselves."""
@@ -51,7 +46,7 @@ class Hashed:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_rows(self.rows)
+        require(least=1, rows=self.rows)
 
     def slots(self, ids_N: Tensor) -> Tensor:
         """Rows [N]; two ids may share one."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import require
 from sparrow.embeddings.addressing import Addressing
 from sparrow.kernels.rules import RowRule
 from sparrow.kernels.rules.rowwise_adagrad import Config as RowWiseAdaGrad
@@ -13,20 +13,18 @@ from sparrow.kernels.rules.rowwise_adagrad import Config as RowWiseAdaGrad
 class TableSpec:
     """What decides a table's values; where its rows live is the plan's business.
 
-    name: the table's. dim: D >= 1. addressing: ids -> rows. weight_precision: how a row is stored.
-    rule: how a row learns. Rows begin uniform in +-init_scale, +-1/sqrt(rows) unless told (DLRM, arXiv 1906.00091).
+    name: the table's. dim: D >= 1. addressing: ids -> rows. rule: how a row learns.
+    Rows begin uniform in +-init_scale, +-1/sqrt(rows) unless told (DLRM, arXiv 1906.00091).
     """
 
     name: str
     dim: int
     addressing: Addressing
-    weight_precision: Literal["fp32"] = "fp32"
     rule: RowRule = field(default_factory=RowWiseAdaGrad)
     init_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise UserError(f"table {self.name!r}: dim {self.dim}; give 1 or more")
+        require(least=1, dim=self.dim)
 
 
 @dataclass(frozen=True, kw_only=True)

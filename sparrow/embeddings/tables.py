@@ -70,6 +70,11 @@ class RowRecords(nn.Module):
         self.pending: list[RowGradients] = []
 
     @property
+    def rows(self) -> int:
+        """R, the rows of the table."""
+        return self.spec.addressing.rows
+
+    @property
     def state(self) -> dict[str, Tensor]:
         """The rule's fields, by name."""
         return {name: self.get_buffer(name) for name in self.state_names}
@@ -109,10 +114,9 @@ class EmbeddingTables(nn.Module):
             if feature.table not in names:
                 raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
         self.features = tuple(features)
-        self.records = nn.ModuleDict()
-        for spec in specs:
-            own = tuple(f for f in features if f.table == spec.name)
-            self.records[_module_name(spec.name)] = RowRecords(spec, own, seed)
+        self.records = nn.ModuleList(  # a list: a module's name may not hold a dot, nor be a method's
+            RowRecords(spec, tuple(f for f in features if f.table == spec.name), seed) for spec in specs
+        )
         self.mode, self.impl = mode, impl
         self._anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the tables' backward
         self._bad_ids: list[tuple[RowRecords, Feature, Tensor]] = []
@@ -168,9 +172,7 @@ class EmbeddingTables(nn.Module):
                 slots_N = torch.cat([g.rows_U for g in record.pending])
                 grad_BD = torch.cat([g.grad_UD for g in record.pending])
                 offsets_B1 = torch.arange(slots_N.numel() + 1, device=slots_N.device)
-                merged = embedding_bag.row_gradients(
-                    grad_BD, slots_N, offsets_B1, num_rows=record.spec.addressing.rows, impl=self.impl
-                )
+                merged = embedding_bag.row_gradients(grad_BD, slots_N, offsets_B1, num_rows=record.rows, impl=self.impl)
                 record.pending = [RowGradients(*merged)]
         return {record.spec.name: record.pending[0] for record in self.all_records() if record.pending}
 
@@ -199,7 +201,7 @@ class EmbeddingTables(nn.Module):
 
     def all_records(self) -> Iterator[RowRecords]:
         """The rows of every table."""
-        for record in self.records.values():
+        for record in self.records:
             assert isinstance(record, RowRecords)
             yield record
 
@@ -228,10 +230,12 @@ class EmbeddingTables(nn.Module):
         rows, dim = record.weight.shape
         if set(chunk.fields) != set(record.fields):
             raise UserError(
-                f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(record.fields)} are kept"
+                f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(record.fields)} are kept; "
+                "use the rule they were saved with"
             )
         if not (0 <= chunk.rows[0] <= chunk.rows[1] <= rows and 0 <= chunk.columns[0] <= chunk.columns[1] <= dim):
-            raise UserError(f"table {chunk.table!r}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}")
+            place = f"table {chunk.table!r}: chunk {chunk.rows} x {chunk.columns}"
+            raise UserError(f"{place} lies outside {rows} x {dim}; cut it to the table")
         for name, tensor in record.fields.items():
             part = tensor[slice(*chunk.rows)]
             (part[:, slice(*chunk.columns)] if part.dim() > 1 else part).copy_(chunk.fields[name])
@@ -243,7 +247,7 @@ class EmbeddingTables(nn.Module):
             if int(count):
                 raise UserError(
                     f"table {record.spec.name!r}, feature {feature.name!r}: {int(count)} ids outside "
-                    f"[0, {record.spec.addressing.rows}); give the table more rows or hashed addressing"
+                    f"[0, {record.rows}); give the table more rows or hashed addressing"
                 )
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -274,7 +278,7 @@ class EmbeddingTables(nn.Module):
         )
 
     def _check(self, record: RowRecords, feature: Feature, ids_N: Tensor, slots_N: Tensor) -> Tensor:
-        rows = record.spec.addressing.rows
+        rows = record.rows
         if not slots_N.numel():
             return slots_N
         if slots_N.is_cuda:
@@ -328,13 +332,14 @@ class _Lookup(torch.autograd.Function):
             )  # fmt: skip
             record.version += 1
         elif tables.mode == "deferred":
-            rows = record.spec.addressing.rows
             found = embedding_bag.row_gradients(
-                grad_BD, bags.slots_N, bags.offsets_B1, bags.weights_N, bags.scale_B, num_rows=rows, impl=tables.impl
+                grad_BD,
+                bags.slots_N,
+                bags.offsets_B1,
+                bags.weights_N,
+                bags.scale_B,
+                num_rows=record.rows,
+                impl=tables.impl,
             )
             record.pending.append(RowGradients(*found))
         return None, grad_N, None, None, None
-
-
-def _module_name(table: str) -> str:
-    return table.replace(".", "__dot__")  # a module's name may not hold a dot

@@ -1,5 +1,5 @@
 """Dense building blocks."""
 
-from sparrow.layers.mlp import MLP, Linear
+from sparrow.layers.mlp import MLP, Linear, require_sizes
 
-__all__ = ["MLP", "Linear"]
+__all__ = ["MLP", "Linear", "require_sizes"]

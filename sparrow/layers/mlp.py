@@ -8,6 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sparrow.core.errors import require
+
+
+def require_sizes(**sizes: Sequence[int]) -> None:
+    """UserError for a layer size below 1."""
+    for name, values in sizes.items():
+        for value in values:
+            require(least=1, **{name: value})
+
 
 class Linear(nn.Module):
     """y = x W^T + b, [..., in] -> [..., out].

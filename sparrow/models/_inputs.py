@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
@@ -32,5 +31,8 @@ def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: f
 
 def pooled(tables: EmbeddingTables, batch: Batch) -> list[Tensor]:
     """One [B, D] per feature, in the tables' order."""
-    vectors = tables(batch.ids).values()
-    return [v for v in vectors if isinstance(v, torch.Tensor)]
+    vectors = []
+    for vectors_BD in tables(batch.ids).values():
+        assert isinstance(vectors_BD, Tensor), "tables_for refuses unpooled columns"
+        vectors.append(vectors_BD)
+    return vectors

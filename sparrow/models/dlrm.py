@@ -1,44 +1,54 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from sparrow.core import Batch
+from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear
+from sparrow.layers import MLP, Linear, require_sizes
 from sparrow.losses import binary_cross_entropy
 from sparrow.models._inputs import pooled, tables_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
+
+    With dense columns dim is appended to bottom; the top MLP ends in one logit.
+    """
+
+    dim: int = 16
+    bottom: tuple[int, ...] = (64,)
+    top: tuple[int, ...] = (64, 32)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), bottom=self.bottom, top=self.top)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return DLRM(schema, self, rule=rule, seed=seed)
 
 
 class DLRM(nn.Module):
     """Bottom MLP on the dense columns, dot products of all pairs of vectors, top MLP (arXiv 1906.00091).
 
-    dim: of every embedding and of the bottom MLP's output, which is appended to `bottom` when there are dense columns.
-    bottom, top: hidden sizes; the top MLP ends in one logit.
+    rule, seed: of the embedding tables. Raises UserError for a log with fewer than two vectors to pair.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        *,
-        rule: RowRule,
-        dim: int = 16,
-        bottom: Sequence[int] = (64,),
-        top: Sequence[int] = (64, 32),
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.tables = tables_for(schema, dim, rule, seed)
-        self.bottom = MLP(len(schema.dense), [*bottom, dim]) if schema.dense else None
+        self.tables = tables_for(schema, config.dim, rule, seed)
+        self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
         vectors = len(schema.sparse) + (self.bottom is not None)
+        if vectors < 2:
+            raise UserError("model: DLRM pairs vectors and this log has one feature; use logistic or dcnv2")
         pairs = DotInteraction.out_features(vectors)
-        self.top = MLP(pairs + (dim if self.bottom is not None else 0), top)
+        self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top)
         self.head = Linear(self.top.out_features, 1)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -57,16 +67,3 @@ class DLRM(nn.Module):
     def score(self, batch: Batch) -> Tensor:
         """Probabilities [B, 1]."""
         return torch.sigmoid(self(batch))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """See `DLRM`."""
-
-    dim: int = 16
-    bottom: tuple[int, ...] = (64,)
-    top: tuple[int, ...] = (64, 32)
-
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
-        """The model for a log."""
-        return DLRM(schema, rule=rule, dim=self.dim, bottom=self.bottom, top=self.top, seed=seed)

@@ -6,8 +6,6 @@ from typing import Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from sparrow.core import UserError
-
 
 class OptimizerConfig(Protocol):
     """What a member's `Config` offers."""
@@ -22,11 +20,4 @@ class OptimizerConfig(Protocol):
         ...
 
 
-def check(**positive: float) -> None:
-    """UserError for a value that is not a number >= 0."""
-    for name, value in positive.items():
-        if not value >= 0:
-            raise UserError(f"{name}: {value} is not >= 0; give a non-negative number")
-
-
-__all__ = ["OptimizerConfig", "check"]
+__all__ = ["OptimizerConfig"]

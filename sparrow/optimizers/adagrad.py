@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn, optim
 
-from sparrow.optimizers import check
+from sparrow.core.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Config:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check(lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay)
+        require(least=0, lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's Adagrad, with initial as the accumulators' first value."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn, optim
 
-from sparrow.optimizers import check
+from sparrow.core.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,8 @@ class Config:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        require(least=0, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        require(least=0, most=1 - 1e-9, beta1=self.beta1, beta2=self.beta2)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's AdamW."""

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow import data
-from sparrow.core.errors import Progress, UserError, suggest
+from sparrow.core.errors import UserError, suggest
+from sparrow.core.progress import Progress
 from sparrow.data.read import types_for
 from sparrow.training.restore import restore
 

@@ -11,17 +11,12 @@ from typing import Annotated, Any, Literal
 import torch
 
 from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, require
+from sparrow.core.files import write_text
 from sparrow.embeddings.tables import Mode
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 from sparrow.models import ModelConfig
 from sparrow.optimizers import OptimizerConfig, adam
-
-
-def _positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise UserError(f"{name}: {value} is not positive; give a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +28,7 @@ class Data:
     shuffle: bool = False
 
     def __post_init__(self) -> None:
-        _positive(batch_size=self.batch_size)
+        require(least=1, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +38,10 @@ class Schedule:
     warmup_steps: int = 0
     decay: Literal["constant", "linear", "cosine"] = "constant"
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(least=0, warmup_steps=self.warmup_steps)
+        require(least=0, most=1, final=self.final)
 
     def factor(self, step: int, total: int) -> float:
         """The factor for step 0 <= step < total."""
@@ -62,7 +61,8 @@ class Loop:
     epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the global gradient
     norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite gradient out (100 in a row stop the
     run), "stop" ends the run, "off" does not look. update_mode: of the tables; "auto" is "fused" unless accumulation,
-    clipping or skipping need whole gradients. progressive: predict each batch before training on it, and report it.
+    clipping or the guard need whole gradients. progressive: in the first epoch predict each batch before training on
+    it, and report it.
     evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
     many evaluations without a better `monitor`.
     """
@@ -79,13 +79,13 @@ class Loop:
     monitor: Literal["ne", "logloss", "auc", "gauc"] = "ne"
 
     def __post_init__(self) -> None:
-        _positive(epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate, clip_norm=self.clip_norm)
-        _positive(evaluate_every=self.evaluate_every, patience=self.patience)
-        whole = self.accumulate > 1 or self.clip_norm is not None or self.nonfinite == "skip"
-        if self.update_mode == "fused" and whole:
+        require(least=1, epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate)
+        require(least=1, evaluate_every=self.evaluate_every, patience=self.patience)
+        require(above=0, clip_norm=self.clip_norm)
+        if self.update_mode == "fused" and self._needs_whole_gradients:
             raise UserError(
                 "update_mode: 'fused' updates tables inside backward, too early for accumulate > 1, clip_norm or "
-                "nonfinite = 'skip'; use 'deferred' or 'auto'"
+                "a nonfinite guard; use 'deferred' or 'auto', or nonfinite = 'off'"
             )
 
     @property
@@ -93,8 +93,11 @@ class Loop:
         """`update_mode` with "auto" resolved."""
         if self.update_mode != "auto":
             return self.update_mode
-        whole = self.accumulate > 1 or self.clip_norm is not None or self.nonfinite == "skip"
-        return "deferred" if whole else "fused"
+        return "deferred" if self._needs_whole_gradients else "fused"
+
+    @property
+    def _needs_whole_gradients(self) -> bool:
+        return self.accumulate > 1 or self.clip_norm is not None or self.nonfinite != "off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ class Checkpoints:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        _positive(every=self.every, keep=self.keep)
+        require(least=1, every=self.every, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class Log:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        _positive(every=self.every)
+        require(least=1, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +161,7 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write as TOML."""
-        path.write_text(write_toml(to_dict(self), header="A Sparrow run, every choice made."), encoding="utf-8")
+        write_text(path, write_toml(to_dict(self), header="A Sparrow run, every choice made."))
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> Run:

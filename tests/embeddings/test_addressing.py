@@ -37,5 +37,5 @@ def test_direct_is_the_identity() -> None:
 
 @pytest.mark.parametrize("kind", [Direct, Hashed])
 def test_no_rows(kind: type) -> None:
-    with pytest.raises(UserError, match="0 rows holds nothing"):
+    with pytest.raises(UserError, match="rows: 0 is out of range; give a number of 1 or more"):
         kind(0)

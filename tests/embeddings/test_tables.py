@@ -257,5 +257,5 @@ def test_parts_that_do_not_fit() -> None:
         EmbeddingTables([spec, spec], [])
     with pytest.raises(UserError, match="'fussed' is not one of"):
         make("fussed")
-    with pytest.raises(UserError, match="dim 0"):
+    with pytest.raises(UserError, match="dim: 0 is out of range"):
         TableSpec(name="x", dim=0, addressing=Direct(3))

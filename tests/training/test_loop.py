@@ -174,7 +174,7 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     got = train(run)["progressive"]
     log = data.open(prepared)
     torch.manual_seed(run.seed)
-    model = DLRM(log.schema, rule=run.tables, dim=4, bottom=(8,), top=(8,), seed=run.seed)
+    model = DLRM(log.schema, run.model, rule=run.tables, seed=run.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     scores, labels, seen = [], [], 0
     for batch in log.loader(256):

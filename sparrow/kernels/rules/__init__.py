@@ -6,12 +6,9 @@ section "row rules"); without one the rule runs with impl="reference".
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 from torch import Tensor
-
-from sparrow.core.errors import UserError
 
 
 class RowRule(Protocol):
@@ -40,13 +37,4 @@ class RowRule(Protocol):
         ...
 
 
-def check(*, lr: float, **positive: float) -> None:
-    """UserError unless lr is finite and >= 0 and every other value is finite and > 0."""
-    if not (math.isfinite(lr) and lr >= 0):
-        raise UserError(f"lr: {lr} is not a finite number >= 0; give one, such as 0.05")
-    for name, value in positive.items():
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name}: {value} is not a finite number > 0; give one, such as 1e-8")
-
-
-__all__ = ["RowRule", "check"]
+__all__ = ["RowRule"]

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparrow.core.errors import UserError
-from sparrow.kernels.rules import check
+from sparrow.core.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +21,8 @@ class Config:
     initial: float = 0.0
 
     def __post_init__(self) -> None:
-        check(lr=self.lr, eps=self.eps)
-        if not (math.isfinite(self.initial) and self.initial >= 0):
-            raise UserError(f"initial: {self.initial} is not a finite number >= 0; give one, such as 0.0")
+        require(least=0, lr=self.lr, initial=self.initial)
+        require(above=0, eps=self.eps)
 
     def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
         """sum [rows]: the mean square gradients so far."""

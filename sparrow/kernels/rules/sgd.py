@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparrow.kernels.rules import check
+from sparrow.core.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Config:
     lr: float = 0.1
 
     def __post_init__(self) -> None:
-        check(lr=self.lr)
+        require(least=0, lr=self.lr)
 
     def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
         """No state."""

@@ -1,0 +1,64 @@
+"""Writing so that nothing is lost: a file gets its name only when all of it is on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sparrow.core.errors import UserError
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` to write to, which becomes `path` when the block ends well and goes away otherwise.
+
+    A file that was there stays until it is replaced. Raises UserError when it cannot be written (full disk).
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`text` as the whole of `path`."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def to_json(data: Any, **options: Any) -> str:
+    """JSON, with null for NaN and infinities, which JSON does not know."""
+    return json.dumps(_finite(data), allow_nan=False, **options)
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """UserError when something is at `path` and may not be replaced."""
+    if path.exists() and not overwrite:
+        raise UserError(f"{path}: exists; choose another name, or overwrite it (--overwrite)")
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """What to raise when writing `path` failed."""
+    return UserError(
+        f"{path}: cannot be written ({error.strerror or error}); make room or check its permissions: what was there "
+        "before is unharmed"
+    )
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
