@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import flatten
+from sparrow.core.files import write_text
 
 FORMAT = 1
 _STEP = re.compile(r"step-(\d+)")
@@ -90,7 +91,8 @@ def save(
     """Write checkpoint `step` under `directory` and drop all but the last `keep` and the best.
 
     state: plain data (JSON). parts: name -> tensors. Atomic: the folder gets its name when every byte is on disk; a
-    failure (full disk) removes what was begun, leaves the others alone and raises UserError.
+    failure (full disk) removes what was begun, leaves the others alone and raises UserError. A checkpoint that is there
+    already is left as it is: the same step of the same run.
     """
     final = directory / f"step-{step:09d}"
     if final.exists():
@@ -108,7 +110,7 @@ def save(
             place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
             files[file] = {**place, **_write(writing / file, chunk.fields)}
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
-        _write_bytes(writing / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         _sync(writing)
         os.rename(writing, final)
         _sync(directory)
@@ -117,7 +119,7 @@ def save(
         kept = latest(directory)
         raise UserError(
             f"{final}: cannot write the checkpoint ({error.strerror or error}); make room and resume from "
-            f"{'step ' + str(kept) if kept is not None else 'the beginning'}: nothing written before was lost"
+            f"{'step ' + str(kept) if kept is not None else 'the beginning'}; nothing written before is harmed"
         ) from error
     _prune(directory, keep)
     return final
@@ -131,16 +133,20 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
     path = directory / f"step-{chosen:09d}"
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{path}: checkpoint format {manifest['format']}, this Sparrow reads {FORMAT}; update it")
+        found = manifest["format"]
         known = {key: manifest[key] for key in ("step", "identity", "state", "files")}
-    except FileNotFoundError:
+        sound = manifest.pop("sha256") == _seal(manifest) and known["step"] == chosen
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such checkpoint; there are {steps(directory)}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
+        found, sound = FORMAT, False
+    if found != FORMAT:
+        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMAT}; update it")
+    if not sound:
         raise UserError(
-            f"{path / 'manifest.json'}: damaged checkpoint (not a manifest); delete the folder {path.name} to fall "
-            "back to the checkpoint before it"
-        ) from None
+            f"{path / 'manifest.json'}: damaged checkpoint (not a whole manifest); delete the folder {path.name} to "
+            "fall back to the checkpoint before it"
+        )
     return Checkpoint(path=path, **known)
 
 
@@ -153,8 +159,11 @@ def steps(directory: Path) -> list[int]:
 def latest(directory: Path, *, best: bool = False) -> int | None:
     """The last complete checkpoint's step; with `best`, the one `mark_best` named, or the last if there is none."""
     found = steps(directory)
-    if best and (directory / "best.json").exists():
-        marked = json.loads((directory / "best.json").read_bytes())["step"]
+    if best:
+        try:
+            marked = json.loads((directory / "best.json").read_bytes())["step"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            marked = None  # nothing was marked, or it cannot be read
         if marked in found:
             return int(marked)
     return found[-1] if found else None
@@ -162,9 +171,14 @@ def latest(directory: Path, *, best: bool = False) -> int | None:
 
 def mark_best(directory: Path, step: int) -> None:
     """Remember `step` as the best; it is kept until another is marked."""
-    _write_bytes(directory / ".best.json", json.dumps({"step": step}).encode())
-    os.replace(directory / ".best.json", directory / "best.json")
-    _sync(directory)
+    write_text(directory / "best.json", json.dumps({"step": step}))
+
+
+def clear(directory: Path) -> None:
+    """Forget every checkpoint and which one was best."""
+    (directory / "best.json").unlink(missing_ok=True)
+    for step in steps(directory):
+        remove(directory, step)
 
 
 def remove(directory: Path, step: int) -> None:
@@ -199,6 +213,10 @@ def _write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sync(directory: Path) -> None:

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.read import Log, open_log
 from sparrow.data.schema import Column, Schema, Table
-from sparrow.features import as_numbers
+from sparrow.features import as_numbers, is_text
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase")
 GROUPS = ("request_id", "impression_id", "query_id", "session_id", "request", "query", "session", "sess_id")
 TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
+YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
 _ID_WORDS = frozenset(
@@ -77,28 +78,27 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
     if log.source.format == "criteo":
         columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
         columns |= {n: Column(kind="categorical", table=n) for n in seen if n[0] == "C"}
-    text = log.source.format != "parquet"
-    columns |= {name: _feature(s, text) for name, s in seen.items() if name not in columns}
+    columns |= {name: _feature(s) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
     _share_tables(columns, seen)
     tables = {c.table: Table() for c in columns.values() if c.table is not None}
-    for name, column in columns.items():
-        if text and column.table and pa.types.is_floating(seen[name].type):
-            tables[column.table] = Table(encoding="hash")
     return Schema(columns=columns, tables=tables, source=log.source)
 
 
 def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.split(":")[0]).lower())
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # what pyarrow before 18 gave
-        values = values.chunk(0)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     kind = values.type
     if _is_list(kind):
         values = values.flatten()
+        values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    if pa.types.is_float16(values.type):
+        values = values.cast(pa.float32())
     values = values.drop_null()
+    if pa.types.is_floating(values.type):
+        values = values.filter(pc.invert(pc.is_nan(values)))
     distinct = values.unique() if not pa.types.is_nested(values.type) else values
     return _Seen(name, tuple(words), kind, values, distinct, len(column))
 
@@ -129,12 +129,13 @@ def _label_name(seen: dict[str, _Seen], label: str | None) -> str:
 
 
 def _positive(seen: _Seen) -> dict[str, str]:
-    """What counts as 1 where the values are not 0 and 1: the rarer text, the larger number."""
+    """What counts as 1 where the values are not 0 and 1: a word for yes, else the rarer text; the larger number."""
     values = seen.distinct.to_pylist()
     if len(values) < 2 or set(values) == {0, 1}:
         return {}
     counts = {str(v["values"]): v["counts"] for v in pc.value_counts(seen.values).to_pylist()}
-    positive = str(max(values)) if seen.is_number else min(counts, key=lambda v: counts[v])
+    yes = [v for v in counts if v.strip().lower() in YES]
+    positive = str(max(values)) if seen.is_number else yes[0] if yes else min(counts, key=lambda v: counts[v])
     return {"positive": positive, "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1"}
 
 
@@ -154,23 +155,27 @@ def _groups(seen: Iterable[_Seen]) -> list[str]:
     return [named[name] for name in GROUPS if name in named]
 
 
-def _feature(seen: _Seen, text: bool) -> Column:
+def _feature(seen: _Seen) -> Column:
     name, count = seen.name, len(seen.distinct)
     if name == TRUTH:
         return Column(kind="baseline", note="the probability that the log was drawn from")
     if _is_list(seen.type):
-        if count and not pa.types.is_integer(seen.values.type) and not pa.types.is_string(seen.values.type):
+        if count and not pa.types.is_integer(seen.values.type) and not is_text(seen.values.type):
             return Column(kind="ignore", note=f"a list of {seen.values.type}; ids are integers or strings")
         return Column(kind="list", table=name)
     if pa.types.is_nested(seen.type):
         return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
-    if text and seen.is_id and pa.types.is_floating(seen.type):  # integers beyond 2^63 look like this too
-        return Column(kind="categorical", table=name, note="by its name an id, though not all values are integers")
+    if seen.words[-1:] in (("id",), ("ids",)) and seen.is_number and not pa.types.is_integer(seen.type) and count:
+        remedy = "write ids as integers below 2^63 or as strings, or say in a schema that the column is numeric"
+        value = f"{seen.values[0].as_py()!r} ({seen.type})"
+        raise UserError(f"column {name!r}: {value} is not an id, though its name says so; {remedy}")
     if count == 0 or (count == 1 and len(seen.values) == seen.rows):
         return Column(kind="ignore", note="one value" if count else "no values")
     if count == seen.rows >= 1000 and (not seen.is_number or seen.is_id):
         return Column(kind="ignore", note="every row has another value")
     if not seen.is_number:
+        if not (is_text(seen.type) or pa.types.is_boolean(seen.type)):
+            return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
         return Column(kind="categorical", table=name)
     if pa.types.is_integer(seen.type):
         if seen.is_id:
@@ -194,10 +199,10 @@ def _share_tables(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
         ids, best, best_score = seen[name].distinct, None, 0.0
         for other in singles:
             theirs = seen[other].distinct
-            if pa.types.is_string(ids.type) != pa.types.is_string(theirs.type) or not len(ids):
+            if is_text(ids.type) != is_text(theirs.type) or not len(ids):
                 continue
-            if not pa.types.is_string(ids.type):
-                ids, theirs = ids.cast(pa.int64()), theirs.cast(pa.int64())
+            kind = pa.large_binary() if is_text(ids.type) else pa.int64()
+            ids, theirs = ids.cast(kind, safe=False), theirs.cast(kind, safe=False)
             both = pc.sum(pc.is_in(ids, value_set=theirs)).as_py()
             score = both / (len(ids) + len(theirs) - both)  # Jaccard: dense small integers overlap by accident
             strong = both >= 0.5 * len(ids) and score >= 0.2

@@ -45,11 +45,9 @@ class Dataset:
         mean = self.manifest["label_mean"][_known(split)]
         return float("nan") if mean is None else float(mean)
 
-    def loader(
-        self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0, drop_last: bool = False
-    ) -> Loader:
+    def loader(self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0) -> Loader:
         """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1."""
-        return Loader(self.schema, self._file(split), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        return Loader(self.schema, self._file(split), batch_size, shuffle=shuffle, seed=seed)
 
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
         """Every baseline column with batches whose one dense column it is, to be measured like a model's scores."""
@@ -57,6 +55,11 @@ class Dataset:
         for name in self.schema.of_kind("baseline"):
             columns = {**kept, name: Column(kind="numeric")}
             yield name, Loader(replace(self.schema, columns=columns, tables={}), self._file(split), batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this prepared log from any other: a digest of its manifest, which knows every file's."""
+        return sha256(self.path / "manifest.json")
 
     def _file(self, split: str) -> Path:
         return self.path / _known(split) / "part-00000.parquet"
@@ -67,17 +70,20 @@ def open(prepared_dir: str | Path) -> Dataset:
     path = Path(prepared_dir)
     try:
         manifest = json.loads((path / "manifest.json").read_text())
+        version, digest, _ = manifest["version"], manifest["schema_sha256"], manifest["parts_sha256"]
+        _ = {part: (int(manifest["rows"][part]), manifest["label_mean"][part]) for part in PARTS}
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: not a prepared log (no manifest.json); make one with `sparrow prepare`") from None
-    except ValueError:
-        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
-    version = manifest.get("version")
+        former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)  # --overwrite, killed between two renames
+        remedy = f"move {former} back to {path}" if former else "make one with `sparrow prepare`"
+        raise UserError(f"{path}: not a prepared log (no manifest.json); {remedy}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path / 'manifest.json'}: damaged or of an older format; prepare the log again") from None
     if version != VERSION:
         raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
     for file in ("schema.toml", *(f"{part}/part-00000.parquet" for part in PARTS)):
         if not (path / file).is_file():
             raise UserError(f"{path / file}: missing; prepare the log again")
-    if sha256(path / "schema.toml") != manifest["schema_sha256"]:
+    if sha256(path / "schema.toml") != digest:
         remedy = "prepare the log again with the edited one (--schema)"
         raise UserError(f"{path / 'schema.toml'}: changed since the log was prepared; {remedy}")
     return Dataset(path, Schema.load(path / "schema.toml"), manifest)
@@ -99,17 +105,16 @@ class Loader:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        drop_last: bool = False,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
         self.schema, self.batch_size = schema, batch_size
         self._file, self._shuffle, self._seed = file, shuffle, seed % (1 << 64)  # numpy takes no negative seed
-        with pq.ParquetFile(file) as parquet:
+        with _parquet(file) as parquet:
             meta = parquet.metadata
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
         rows = int(self._group_rows.sum())
-        self._batches = rows // batch_size if drop_last else -(-rows // batch_size)
+        self._batches = -(-rows // batch_size)
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._epoch = self._next = 0
 
@@ -123,6 +128,11 @@ class Loader:
                 self._next += 1
                 yield batch
         self._epoch, self._next = self._epoch + 1, 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the current epoch has no batch left."""
+        return self._next >= self._batches
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands: the epoch and the next batch of it."""
@@ -144,17 +154,30 @@ class Loader:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
         size = WINDOW_GROUPS if self._shuffle else 1
         skip = self._next * self.batch_size
-        with pq.ParquetFile(self._file) as parquet:
+        with _parquet(self._file) as parquet:
             for first in range(0, len(order), size):
                 groups = order[first : first + size]
                 rows = int(self._group_rows[groups].sum())
                 if skip < rows:
-                    table = parquet.read_row_groups(groups.tolist(), list(self._columns), use_threads=False)
+                    table = self._read(parquet, groups.tolist())
                     if self._shuffle:
                         rng = np.random.default_rng((self._seed, self._epoch, first))
                         table = table.take(pa.array(rng.permutation(rows)))
                     yield table.slice(skip)
                 skip = max(skip - rows, 0)
+
+    def _read(self, parquet: pq.ParquetFile, groups: list[int]) -> pa.Table:
+        try:
+            return parquet.read_row_groups(groups, list(self._columns), use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{self._file}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
+
+
+def _parquet(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file, page_checksum_verification=True)
+    except (pa.ArrowInvalid, FileNotFoundError) as error:
+        raise UserError(f"{file}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
 
 
 def batches(schema: Schema, table: pa.Table, batch_size: int) -> Iterator[Batch]:

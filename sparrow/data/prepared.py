@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError
+from sparrow.core.files import refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.data.fit import PARTS, Cutter, cutter, fit
 from sparrow.data.inferred import infer_log
@@ -60,6 +61,8 @@ def prepare(
     out, told = Path(out), progress or (lambda what, done, total: None)
     _check_out(out, overwrite)
     log = open_log(inputs, schema.source if schema else None)
+    if any(out.resolve() in file.resolve().parents for file in log.files):
+        raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
     schema = _complete(schema, log, label, split)
     cut = cutter(schema, log)
     fitter = fit(schema, log, cut, lambda rows: told("fit", rows, log.rows))
@@ -73,7 +76,13 @@ def prepare(
         new.mkdir()
         _write_parts(new, fitted, log, cut, told, sum(rows.values()))
         fitted.save(new / "schema.toml")
-        manifest = {"version": VERSION, "rows": rows, "label_mean": means, "schema_sha256": sha256(new / "schema.toml")}
+        manifest = {
+            "version": VERSION,
+            "rows": rows,
+            "label_mean": means,
+            "schema_sha256": sha256(new / "schema.toml"),
+            "parts_sha256": {part: sha256(new / part / "part-00000.parquet") for part in PARTS},
+        }
         (new / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         if out.exists():
             out.rename(work / "old")
@@ -85,6 +94,8 @@ def prepare(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     notes = [f"{name}: {column.note}" for name, column in fitted.columns.items() if column.note]
+    by = {"time": f"by time (column {fitted.role('time')})", "ratio": "at random"}[fitted.split.by or "ratio"]
+    notes.append(f"split {by}" + ("" if fitted.role("time") else "; no column is known to be a time"))
     asked = {"valid": fitted.split.valid, "test": fitted.split.test}
     notes += [
         f"{part}: no rows, though the split asks for {share}"
@@ -97,7 +108,8 @@ def prepare(
 
 def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -105,8 +117,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         return
     if not (out / "manifest.json").is_file():
         raise UserError(f"{out}: exists and is not a prepared log; choose another folder")
-    if not overwrite:
-        raise UserError(f"{out}: exists; choose another folder, or overwrite it")
+    refuse_existing(out, overwrite)
 
 
 def _complete(schema: Schema | None, log: Log, label: str | None, split: Split | None) -> Schema:
@@ -140,7 +151,7 @@ class _PartWriter:
     def add(self, table: pa.Table) -> None:
         """Take in rows; the first call fixes the columns, also when it brings none."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="lz4")
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="lz4", write_page_checksum=True)
         self._held.append(table)
         self._rows += table.num_rows
         if self._time is None and self._rows >= GROUP_ROWS:

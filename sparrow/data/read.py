@@ -127,7 +127,9 @@ def _expand(text: str) -> list[Path]:
     else:
         found = [Path(match) for match in sorted(glob.glob(text, recursive=True)) if Path(match).is_file()]
     if not found:
-        raise UserError(f"{text}: no such file; check the path" if not path.is_dir() else f"{text}: holds no files")
+        raise UserError(
+            f"{text}: no such file; check the path" if not path.is_dir() else f"{text}: holds no files; name a log"
+        )
     return found
 
 
@@ -148,7 +150,10 @@ def _detect(file: Path, source: Source | None) -> Source:
     if any("\0" in line for line in lines):
         raise UserError(f"{file}: neither Parquet nor text; convert it to Parquet or CSV")
     delimiter = "\t" if "\t" in lines[0] else ","
+    csv.field_size_limit(1 << 24)
     first, *rest = csv.reader(lines, delimiter=delimiter)
+    if len(first) == 1 and (other := next((d for d in ";|" if d in first[0]), None)):
+        raise UserError(f"{file}: looks separated by {other!r}; write it with commas (.csv) or tabs (.tsv)")
     if len(first) == len(CRITEO) and delimiter == "\t" and first[0] in ("0", "1"):
         return Source(format="criteo", header=False, names=CRITEO)
     header = _is_header(first, rest[0] if rest else [])
@@ -159,7 +164,7 @@ def _detect(file: Path, source: Source | None) -> Source:
 def _head(file: Path) -> list[str]:
     try:
         with pa.input_stream(str(file), compression=_SUFFIXES.get(file.suffix)) as stream:
-            return stream.read(1 << 20).decode("utf-8", errors="replace").splitlines()[:2]
+            return stream.read(1 << 20).decode("utf-8-sig", errors="replace").splitlines()[:2]
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error}; check that it is whole and named as compressed") from None
 
@@ -224,10 +229,11 @@ def _text_batches(
 def _explain(error: Exception, names: list[str]) -> str:
     """Arrow's words with the column's name for its number in the file, and a remedy."""
     text = _first_line(error)
-    if found := re.search(r"In CSV column #(\d+): CSV conversion error to (\w+): (.*)", text):
+    if found := re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", text):
         column = names[int(found[1])] if int(found[1]) < len(names) else f"#{found[1]}"
+        row = f", line {found[2]}" if found[2] else ""
         remedy = "mend the row, or make the column categorical with encoding = 'hash' for its table in the schema"
-        return f"column {column!r}: {found[3]} where {found[2]} is expected; {remedy}"
+        return f"column {column!r}{row}: {found[4]} where {found[3]} is expected; {remedy}"
     if "include_columns" in text:
         return f"{text}; all files of a log need the same columns"
     return f"{text}; mend the file"

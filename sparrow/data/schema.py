@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
-from sparrow.core.errors import UserError, suggest
+from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
 kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample), baseline (somebody
 else's click probability, which evaluate puts beside the model's) or ignore.
-Values under [tables] and mean/std are fitted on the training part and rewritten by prepare."""
+What was fitted on the training part (mean, std; low, high, rows, distinct of a table) is kept when it is passed back:
+delete it to have it fitted anew. A table that a column names and [tables] does not is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,9 @@ class Column:
     def __post_init__(self) -> None:
         if self.kind in ("categorical", "list") and not self.table:
             raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
-        if self.max_length is not None and self.max_length < 1:
-            raise UserError(f"max_length: {self.max_length} keeps nothing; use 1 or more")
+        require(least=1, max_length=self.max_length)
+        require(mean=self.mean)
+        require(above=0, std=self.std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,10 @@ class Table:
     low: int | None = None
     high: int | None = None
     distinct: int | None = None
+
+    def __post_init__(self) -> None:
+        require(least=1, most=2**40, rows=self.rows)
+        require(least=-(2**63), most=2**63 - 1, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +142,14 @@ class Schema:
     @classmethod
     def load(cls, path: str | Path) -> Schema:
         """Read what `save` wrote or a person edited; UserError names file and key."""
+        data = read_toml(path)
+        columns, tables = data.get("columns"), data.setdefault("tables", {})
+        if isinstance(columns, dict) and isinstance(tables, dict):
+            for name, column in columns.items():  # the least that a person must write: kind = "categorical"
+                if isinstance(column, dict) and column.get("kind") in ("categorical", "list"):
+                    tables.setdefault(column.setdefault("table", name), {})
         try:
-            return from_dict(cls, read_toml(path))
+            return from_dict(cls, data)
         except UserError as error:
             text = str(error)
             raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow.core import Batch, KeyedJagged, Progress, UserError
+from sparrow.core.files import refuse_existing, to_json, whole, write_text
 from sparrow.metrics import evaluate
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -97,18 +96,12 @@ def generate(
     world, truth_file = _World(config, lists=lists), out.with_name(f"{out.name}.truth.json")
     log = _Log(world, with_truth=with_truth)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    try:
+    with whole(out) as partial:
         _write(partial, out.suffix, log.tables(progress or (lambda what, done, total: None)))
         truth = log.truth()
         truth_file.unlink(missing_ok=True)  # never a log beside another one's truth
-        os.replace(partial, out)
-        if with_truth:
-            known = {part: {k: None if math.isnan(v) else v for k, v in of.items()} for part, of in truth.items()}
-            partial.write_text(json.dumps(known | {"config": asdict(config)}, indent=1) + "\n", encoding="utf-8")
-            os.replace(partial, truth_file)
-    finally:
-        partial.unlink(missing_ok=True)
+    if with_truth:
+        write_text(truth_file, to_json(truth | {"config": asdict(config)}, indent=1) + "\n")
     notes = () if lists else (f"{out.suffix} has no lists: history and tags are left out",)
     sessions = len(log.sessions.rows_S)
     return Generated(out=out, rows=rows, sessions=sessions, limit=truth["all"], truth=truth, notes=notes)
@@ -419,8 +412,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out}: no known suffix; end the name in .parquet, .csv or .tsv")
     if out.is_dir():
         raise UserError(f"{out}: a folder; choose another name")
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists; choose another name, or overwrite it")
+    refuse_existing(out, overwrite)
 
 
 def _write(file: Path, suffix: str, tables: Iterable[pa.Table]) -> None:

@@ -39,10 +39,7 @@ def raw_column(batch: pa.RecordBatch | pa.Table, name: str, column: Column) -> p
         has = suggest(source, batch.schema.names)
         raise UserError(f"columns.{name}: no column {source!r} in the log{has}")
     values = batch.column(source)
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-        values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values  # as pyarrow before 18 had it
-    return values
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
 def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: int) -> Floats:

@@ -28,7 +28,7 @@ def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Arra
         return pa.nulls(len(column), pa.int64())
     if pa.types.is_boolean(kind):
         return column.cast(pa.string())
-    if _is_text(kind):
+    if is_text(kind):
         return column
     if not pa.types.is_integer(kind):
         i = pc.index(column.is_valid(), True).as_py()
@@ -49,7 +49,7 @@ def as_lists(column: pa.Array, name: str, row0: int, max_length: int | None) -> 
     are dropped, and then the last `max_length` ids are kept. row0: the log's row of the array's first entry.
     Raises UserError like `as_ids`, and when the column holds no lists.
     """
-    if _is_text(column.type):
+    if is_text(column.type):
         text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
         column = pc.utf8_split_whitespace(pc.if_else(pc.equal(text, ""), None, text))
     if pa.types.is_null(column.type):
@@ -82,7 +82,7 @@ def encode(ids: pa.Array, name: str, low: int | None, high: int | None) -> Int64
     """
     if low is None or high is None:
         return hash_ids(ids)
-    if _is_text(ids.type):
+    if is_text(ids.type):
         try:
             ids = ids.cast(pa.int64())
         except pa.ArrowInvalid as error:
@@ -93,6 +93,7 @@ def encode(ids: pa.Array, name: str, low: int | None, high: int | None) -> Int64
     return np.where(known, values - low + 1, 0)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an arrow type holds text or bytes."""
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(is_kind(kind) for is_kind in text)

@@ -103,9 +103,13 @@ class Streaming:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the state; a stream that goes on from it ends in the same bits."""
-        return {"masses": self._masses.clone(), "sums": self._sums.clone()}
+        used_K = self._masses.any(0).nonzero()[
+            :, 0
+        ]  # few bins in a young stream, and most of a score's range stays empty
+        return {"bins": used_K, "masses": self._masses[:, used_K], "sums": self._sums.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict`."""
-        self._masses.copy_(state["masses"])
+        self._masses.zero_()
+        self._masses[:, state["bins"]] = state["masses"]
         self._sums.copy_(state["sums"])

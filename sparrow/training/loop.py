@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import itertools
-import json
 import math
-import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,19 @@ from torch import Tensor
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import flatten, to_dict
+from sparrow.core.files import cannot_write, to_json, write_text
+from sparrow.data.schema import Schema
 from sparrow.metrics import Streaming, evaluate
-from sparrow.training.restore import identity, load_weights, tables_of
+from sparrow.training.restore import build, check_schema, identity, load_weights, tables_of
 from sparrow.training.run import Run
 from sparrow.training.runlog import RunLog
 
-WINDOWS = 5  # progressive validation is reported by fifths of the run
+WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 PATIENCE_NONFINITE = 100
+_STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
 
 Listener = Callable[[str, dict[str, Any]], None]
-"""Told (event, values): "begin", "progress", "evaluation", "checkpoint", "note", "end"."""
+"""Told (event, values): "begin", "progress", "evaluation", "note", "end"."""
 
 
 def train(
@@ -49,6 +53,8 @@ class Trainer:
     def __init__(
         self, run: Run, *, resume: bool = False, overwrite: bool = False, listener: Listener | None = None
     ) -> None:
+        if resume and overwrite:
+            raise UserError("resume and overwrite: one goes on with the old run, the other drops it; give one of them")
         self.dir = Path(run.run_dir)
         self.checkpoints = self.dir / "checkpoints"
         self.listen = listener or (lambda event, values: None)
@@ -59,7 +65,7 @@ class Trainer:
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
-        self.model: Any = run.model.build(self.dataset.schema, run.tables, run.seed).to(self.device)
+        self.model: Any = build(run.model, self.dataset.schema, run)
         self.tables = tables_of(self.model)
         for tables in self.tables:
             tables.mode = run.loop.table_mode
@@ -68,34 +74,44 @@ class Trainer:
         self.loader = self.dataset.loader(run.data.batch_size, shuffle=run.data.shuffle, seed=run.seed)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
-        self.total_examples = self.dataset.rows("train") * run.loop.epochs
+        self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
         self.last_evaluation: dict[str, float] = {}
         self.progressive = [Streaming() for _ in range(WINDOWS)]
-        self.window = Streaming()  # since the last line of the run log
+        self.window = Streaming()  # since the last line of the run log, as is:
+        self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
         self.stop = False
-        if saved:
-            self._load(saved)
-        else:
-            self._begin()
-        run.save(self.dir / "run.toml")
-        self.dataset.schema.save(self.dir / "schema.toml")
+        self._check_monitor()
+        self.saved = saved
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, Any]:
         """Run to the end, to early stopping or to a signal."""
+        with self._locked():
+            if self.saved:
+                self._load(self.saved)
+            else:
+                self._begin()
+            self.run.save(self.dir / "run.toml")
+            return self._fit()
+
+    def _fit(self) -> dict[str, Any]:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
-        self.log = RunLog(self.dir, tensorboard=self.run.log.tensorboard, after_step=self.step)
-        self.listen("begin", {"step": self.step, "total": self.total_steps, "examples": self.examples})
+        evaluated = self.last_evaluation.get("step") == self.step
+        self.log = RunLog(self.dir, tensorboard=self.run.log.tensorboard, step=self.step, evaluated=evaluated)
+        self.listen("begin", {"step": self.step, "total": self.total_steps})
+        if self.run.schedule.warmup_steps >= self.total_steps:
+            text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
+            self.listen("note", {"text": f"{text}: the learning rate never gets there; lower it or data.batch_size"})
         self.clock, self.clock_examples = time.perf_counter(), self.examples
         try:
+            if self.step and self._time_to_evaluate():
+                self._evaluate()  # a signal came between the step and its evaluation
             while self.epoch < self.run.loop.epochs and not self._finished():
                 self._epoch()
-            if not self.stop and self.last_evaluation.get("step") != self.step:
-                self._evaluate()
             self._save()
         finally:
             self.log.close()
@@ -111,16 +127,14 @@ class Trainer:
             micro = list(itertools.islice(batches, self.run.loop.accumulate))
             if not micro:
                 self.epoch += 1
-                if self.run.loop.evaluate_every is None and not self._finished():
-                    self._evaluate()
                 return
             self._train_step([batch.to(self.device) for batch in micro])
-            loop, every = self.run.loop, self.run.checkpoint.every
             if self._time_to_log():
                 self._log()
-            if loop.evaluate_every and self.step % loop.evaluate_every == 0:
+            if self._time_to_evaluate() and not self.stop:
                 self._evaluate()
-            if every and self.step % every == 0:
+            every = self.run.checkpoint.every
+            if every and self.step % every == 0:  # after the evaluation, so that it is part of what is saved
                 self._save()
 
     def _finished(self) -> bool:
@@ -132,20 +146,28 @@ class Trainer:
         since = self.step % self.run.log.every
         return since == 0 or (self.step == self.total_steps and (since == self.step or 2 * since >= self.run.log.every))
 
+    def _time_to_evaluate(self) -> bool:
+        every = self.run.loop.evaluate_every
+        due = self.step % every == 0 if every else self.loader.exhausted
+        return due or self.step >= self.total_steps
+
     def _train_step(self, micro: list[Batch]) -> None:
         self._set_lr()
         masses = [_mass(batch) for batch in micro]
-        if self.run.loop.progressive:
+        total = sum(masses) or 1.0  # weights may all be 0
+        if self._progressive():
             for batch in micro:
                 self._predict(batch)
         finite = True
         for batch, mass in zip(micro, masses, strict=True):
-            loss = self.model.loss(batch) * (mass / sum(masses))  # together: the mean over all of the step's examples
-            finite = finite and (self.run.loop.nonfinite == "off" or math.isfinite(loss.item()))
+            loss = self.model.loss(batch)
+            value = loss.item()
+            finite = finite and (self.run.loop.nonfinite == "off" or math.isfinite(value))
             if finite:
-                loss.backward()
+                (loss * (mass / total)).backward()  # together: the mean over all of the step's examples
+                self.losses += torch.tensor([value * mass, mass], dtype=torch.float64)
         norm = self._gradient_norm() if finite else math.nan
-        if norm is not None and not math.isfinite(norm):
+        if norm is not None and not math.isfinite(norm) and self.run.loop.nonfinite != "off":
             self._leave_out(norm)
         else:
             self._clip(norm)
@@ -164,13 +186,17 @@ class Trainer:
         for tables in self.tables:
             tables.scale_lr(factor)
 
+    def _progressive(self) -> bool:
+        """Predict before training: in the first epoch, after which no row is new."""
+        return self.run.loop.progressive and self.epoch == 0
+
     @torch.no_grad()
     def _predict(self, batch: Batch) -> None:
         self.model.eval()
         scores = self.model.score(batch)
         self.model.train()
         assert batch.labels_BT is not None
-        part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.total_examples, 1))
+        part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
         for metric in (self.progressive[part], self.window):
             metric.update(scores[:, 0], batch.labels_BT[:, 0], batch.weights_B)
 
@@ -212,42 +238,58 @@ class Trainer:
             tables.raise_bad_ids()
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        if self.run.loop.progressive:
-            window = self.window.result()
+        loss, mass = self.losses.tolist()
+        rate = self.dataset.label_mean("train")
+        values["loss"] = loss / mass if mass else math.nan
+        values["ne"] = values["loss"] / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+        window = self.window.result()
+        if window["examples"]:  # better than the training loss: of rows not yet trained on
             values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration")}
-            self.window = Streaming()
+        self.window, self.losses = Streaming(), torch.zeros_like(self.losses)
         self.log.write("train", self.step, values)
         self.listen("progress", {"step": self.step, "total": self.total_steps, **values})
 
     def _evaluate(self) -> None:
-        if not self.dataset.rows("valid"):
+        if not self.dataset.rows("valid") or self.last_evaluation.get("step") == self.step:
             return
         self.model.eval()
-        values = self.evaluate("valid")
+        batches = self.dataset.loader(self.run.data.batch_size, split="valid")
+        values = evaluate(self.model.score, (batch.to(self.device) for batch in batches))
         self.model.train()
+        for tables in self.tables:
+            tables.raise_bad_ids()
+        if math.isnan(values["logloss"]):
+            raise UserError(
+                f"step {self.step}: the model's scores are not finite, it diverged; lower the learning rates and "
+                "resume from the last checkpoint"
+            )
         self.last_evaluation = {"step": self.step, **values}
         self.log.write("valid", self.step, {"trained": self.examples, **values})
-        self.listen("evaluation", {"step": self.step, **values})
+        self.listen("evaluation", self.last_evaluation)
+        self._compare(values[self.run.loop.monitor])
+        self.clock, self.clock_examples = time.perf_counter(), self.examples
+
+    def _compare(self, value: float) -> None:
+        """Keep the best; count evaluations without a better one."""
         monitor = self.run.loop.monitor
-        if monitor not in values:
-            raise UserError(f"loop.monitor: {monitor!r} is not measured here; have {', '.join(values)}")
-        value = values[monitor] * (1 if monitor in ("ne", "logloss") else -1)
+        if math.isnan(value):
+            self.listen(
+                "note", {"text": f"step {self.step}: valid {monitor} is undefined (one class); it picks no best"}
+            )
+            return
+        value = value if monitor in ("ne", "logloss") else -value
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
             self._save()
             checkpoint.mark_best(self.checkpoints, self.step)
         else:
             self.worse += 1
-        self.clock, self.clock_examples = time.perf_counter(), self.examples
-
-    @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Exact metrics of the model as it is on a split."""
-        batches = self.dataset.loader(self.run.data.batch_size, split=split)
-        return evaluate(self.model.score, (batch.to(self.device) for batch in batches), exact=True)
 
     def _results(self) -> dict[str, Any]:
-        windows = [w.result() for w in self.progressive]
+        windows, together = [w.result() for w in self.progressive], Streaming()
+        for window in self.progressive:
+            together.merge(window)
+        curve = together.reliability()
         results = {
             "run_dir": str(self.dir),
             "step": self.step,
@@ -257,11 +299,10 @@ class Trainer:
             "stopped_by_signal": self.stop,
             "best_step": self.best_step,
             "valid": self.last_evaluation,
-            "progressive": [w for w in windows if w["examples"]] if self.run.loop.progressive else [],
+            "progressive": [w for w in windows if w["examples"]],
+            "calibration": {name: points.tolist() for name, points in curve._asdict().items()},
         }
-        partial = self.dir / ".results.json"
-        partial.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        os.replace(partial, self.dir / "results.json")
+        write_text(self.dir / "results.json", to_json(results, indent=1))
         return results
 
     # -- stopping and going on ----------------------------------------------------------------------------------
@@ -277,10 +318,11 @@ class Trainer:
             )
         saved = checkpoint.load(self.checkpoints, found)
         saved.check(self.identity)
-        if saved.state["train_rows"] != self.dataset.rows("train"):
+        check_schema(Schema.load(self.dir / "schema.toml"), self.dataset.schema, self.dataset.path)
+        if saved.state.get("data") != self.dataset.fingerprint:
             raise UserError(
-                f"{self.dataset.path}: the prepared log had {saved.state['train_rows']} training rows when this run "
-                f"began and has {self.dataset.rows('train')} now; prepare it as it was, or begin a new run"
+                f"{self.dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "
+                "or begin a new run"
             )
         return saved
 
@@ -298,20 +340,45 @@ class Trainer:
         return run
 
     def _begin(self) -> None:
-        for step in checkpoint.steps(self.checkpoints):
-            checkpoint.remove(self.checkpoints, step)
-        (self.dir / "log.jsonl").unlink(missing_ok=True)
-        self.dir.mkdir(parents=True, exist_ok=True)
+        checkpoint.clear(self.checkpoints)
+        for name in ("log.jsonl", "results.json", "curves.png"):
+            (self.dir / name).unlink(missing_ok=True)
+        shutil.rmtree(self.dir / "tensorboard", ignore_errors=True)
+        self.dataset.schema.save(self.dir / "schema.toml")
+
+    def _check_monitor(self) -> None:
+        """UserError for an impossible monitor, before any work."""
+        loop, schema = self.run.loop, self.dataset.schema
+        if loop.monitor == "gauc" and schema.role("group") is None:
+            raise UserError("loop.monitor: 'gauc' needs a column of kind group; declare one, or monitor 'ne'")
+        if loop.patience is not None and not self.dataset.rows("valid"):
+            raise UserError(
+                "loop.patience: nothing to be patient with, the valid part is empty; prepare with --valid 0.1"
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep a second training out of the run directory; the system lets go when this process ends."""
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            file = open(self.dir / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise cannot_write(self.dir, error) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                place = f"{self.dir}: another training is running here"
+                raise UserError(f"{place}; wait for it or choose another --run_dir") from None
+            yield
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.stop = True
 
     def _save(self) -> None:
-        if checkpoint.latest(self.checkpoints) == self.step:
-            return
         state = {name: getattr(self, name) for name in _STATE} | {
             "loader": self.loader.state_dict(),
-            "train_rows": self.dataset.rows("train"),
+            "data": self.dataset.fingerprint,
         }
         parts: dict[str, dict[str, Tensor]] = {
             "dense": self.model.state_dict(),
@@ -323,14 +390,17 @@ class Trainer:
             },
             "random": {"cpu": torch.get_rng_state()}
             | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
-            "progressive": {f"{i}.{k}": v for i, w in enumerate(self.progressive) for k, v in w.state_dict().items()},
+            "progressive": {f"{i}.{k}": v for i, w in enumerate(self._streams()) for k, v in w.state_dict().items()}
+            | {"losses": self.losses},
         }
         chunks = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
         keep = self.run.checkpoint.keep
-        path = checkpoint.save(
+        checkpoint.save(
             self.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep
         )
-        self.listen("checkpoint", {"step": self.step, "path": str(path)})
+
+    def _streams(self) -> list[Streaming]:
+        return [*self.progressive, self.window]
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)
@@ -345,7 +415,8 @@ class Trainer:
         if "cuda" in random and self.device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], self.device)
         progressive = saved.part("progressive")
-        for i, window in enumerate(self.progressive):
+        self.losses = progressive.pop("losses")
+        for i, window in enumerate(self._streams()):
             prefix = f"{i}."
             window.load_state_dict({k[len(prefix) :]: v for k, v in progressive.items() if k.startswith(prefix)})
         for name in _STATE:
@@ -353,9 +424,6 @@ class Trainer:
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.checkpoints, self.step)
-
-
-_STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
 
 
 def _mass(batch: Batch) -> float:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from sparrow import checkpoint
 from sparrow.checkpoint import Checkpoint
-from sparrow.core.config import Family, to_dict
+from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables
+from sparrow.models import ModelConfig
 from sparrow.training.run import Run
 
 
@@ -29,6 +31,29 @@ def identity(run: Run, schema: Schema) -> dict[str, Any]:
     }
 
 
+def check_schema(trained: Schema, log: Schema, place: Path) -> None:
+    """UserError when a log was prepared with other columns or fitted values than a run was trained with."""
+    ours, theirs = _fitted(trained), _fitted(log)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise UserError(
+                f"{place}: prepared with another schema: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} in "
+                "the run; prepare the log with --schema RUN_DIR/schema.toml"
+            )
+
+
+def build(config: ModelConfig, schema: Schema, run: Run) -> Any:
+    """The untrained model on the run's device; UserError when it does not fit into memory."""
+    try:
+        return config.build(schema, run.tables, run.seed).to(run.device)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error).lower() and "allocate" not in str(error) and "overflow" not in str(error):
+            raise
+        raise UserError(
+            f"model: it does not fit into the memory of {run.device}; lower model.dim or the rows of the tables"
+        ) from None
+
+
 def tables_of(model: nn.Module) -> list[EmbeddingTables]:
     """The model's embedding tables."""
     return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
@@ -38,7 +63,7 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
     model.load_state_dict(saved.part("dense"))
     owners = {record.spec.name: (t, record) for t in tables_of(model) for record in t.all_records()}
-    missing = {name: record.spec.addressing.rows for name, (_, record) in owners.items()}
+    missing = {name: record.rows for name, (_, record) in owners.items()}
     for chunk in saved.chunks():
         owners[chunk.table][0].load_chunk(chunk)
         missing[chunk.table] -= chunk.rows[1] - chunk.rows[0]
@@ -56,6 +81,11 @@ class Restored:
     schema: Schema
     step: int
 
+    @property
+    def name(self) -> str:
+        """The model's name in a run file."""
+        return Family("sparrow.models").name_of(self.run.model)
+
 
 def restore(run_dir: str | Path, *, which: str = "best", device: str | None = None) -> Restored:
     """Rebuild the model of a run directory from its config and safetensors; nothing from disk is executed.
@@ -69,10 +99,23 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     schema = Schema.load(run_dir / "schema.toml")
     directory = run_dir / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
-        raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number")
+        raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number; use one of them")
     step = int(which) if which.isdigit() else checkpoint.latest(directory, best=which == "best")
     saved = checkpoint.load(directory, step)
     saved.check(identity(run, schema))
-    model = run.model.build(schema, run.tables, run.seed)
+    model = build(run.model, schema, run)
     load_weights(model, saved)
-    return Restored(model=model.to(run.device).eval(), run=run, schema=schema, step=saved.step)
+    return Restored(model=model.eval(), run=run, schema=schema, step=saved.step)
+
+
+def check_scores(scores: torch.Tensor, step: int) -> torch.Tensor:
+    """The scores, unless some are not finite: UserError, because a model that diverged has nothing to say."""
+    if not torch.isfinite(scores).all():
+        raise UserError(f"step {step}: the model's scores are not finite, it diverged; use an earlier --checkpoint")
+    return scores
+
+
+def _fitted(schema: Schema) -> dict[str, Any]:
+    whole = to_dict(schema)
+    found = flatten({"columns": whole["columns"], "tables": whole["tables"]})
+    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in ("note", "distinct")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,10 +148,15 @@ class Run:
     threads: int = 0
 
     def __post_init__(self) -> None:
+        if not self.run_dir:
+            raise UserError("run_dir: empty; name a directory, such as runs/first")
+        require(least=0, most=4 * (os.cpu_count() or 1), threads=self.threads)
+        require(least=0, most=2**63 - 1, seed=self.seed)
         try:
             device = torch.device(self.device)
-        except RuntimeError:
-            raise UserError(f"device: {self.device!r} is not a device; use cpu or cuda") from None
+            assert device.type in ("cpu", "cuda")
+        except (RuntimeError, AssertionError):
+            raise UserError(f"device: {self.device!r} is not one to train on; use cpu or cuda") from None
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from sparrow.core.files import cannot_write, to_json, write_text
+
 
 class RunLog:
-    """Appends records {"step": ..., "event": ..., name: number} to `run_dir`; a resumed run cuts what came after."""
+    """Appends records {"step": ..., "event": ..., name: number} to `run_dir`/log.jsonl.
 
-    def __init__(self, run_dir: Path, *, tensorboard: bool, after_step: int) -> None:
-        path = run_dir / "log.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if _step(line) <= after_step]  # a killed run may have cut its last line short
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        os.replace(partial, path)
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - kept open for the run
+    step, evaluated: where the run goes on from, and whether that step's evaluation is part of it; what a killed run
+    wrote beyond is cut off. Raises UserError when the disk is full.
+    """
+
+    def __init__(self, run_dir: Path, *, tensorboard: bool, step: int, evaluated: bool) -> None:
+        self._path = run_dir / "log.jsonl"
+        kept = [
+            r for r in read(run_dir) if r["step"] < step or (r["step"] == step and (evaluated or r["event"] == "train"))
+        ]
+        write_text(self._path, "".join(to_json(record) + "\n" for record in kept))
+        self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - kept open for the run
         self._events: Any = None
         if tensorboard and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=after_step + 1)
+            self._events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float]) -> None:
         """One record; numbers also go to TensorBoard as `event/name`."""
-        self._file.write(json.dumps({"step": step, "event": event, **values}) + "\n")
+        try:
+            self._file.write(to_json({"step": step, "event": event, **values}) + "\n")
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(f"{event}/{name}", value, step)
@@ -41,13 +48,15 @@ class RunLog:
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of a run, in order."""
-    text = (run_dir / "log.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if _step(line) >= 0]
+    """The records of a run, in order; lines that a kill cut short are left out."""
+    path = run_dir / "log.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return [record for record in map(_parse, lines) if record is not None]
 
 
-def _step(line: str) -> float:
+def _parse(line: str) -> dict[str, Any] | None:
     try:
-        return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return float("inf")
+        record = json.loads(line)
+        return record if isinstance(record["step"], int) and isinstance(record["event"], str) else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -10,7 +10,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.data import infer
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.data.schema import Column, Schema
 
 
 def inferred(folder: Path, columns: dict, label: str | None = None) -> Schema:
@@ -116,11 +116,11 @@ def test_labels_that_cannot_be_found(tmp_path: Path) -> None:
         inferred(tmp_path, columns, "x")
 
 
-def test_text_ids_too_large_for_integers_are_read_as_text(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("label,user_id\n0,12345678901234567890\n1,12345678901234567891\n")
-    schema = infer([tmp_path / "x.csv"])
-    assert schema.columns["user_id"].kind == "categorical"
-    assert schema.tables["user_id"] == Table(encoding="hash")
+@pytest.mark.parametrize("ids", [("12345678901234567890", "12345678901234567891"), ("1.0", "2.5"), ("1.0", "")])
+def test_ids_that_are_no_integers_are_refused(tmp_path: Path, ids: tuple[str, str]) -> None:
+    (tmp_path / "x.csv").write_text(f"label,user_id\n0,{ids[0]}\n1,{ids[1]}\n")
+    with pytest.raises(UserError, match=r"column 'user_id': .* is not an id.*below 2\^63 or as strings"):
+        infer([tmp_path / "x.csv"])
 
 
 def test_what_is_inferred_can_be_written_and_read(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.
     log, out = written(tmp_path, log_of(300)), tmp_path / "out"
     prepare([log], out, schema=SCHEMA)
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
-    with pytest.raises(UserError, match="exists; choose another folder, or overwrite it"):
+    with pytest.raises(UserError, match="exists; choose another name, or overwrite it"):
         prepare([log], out, schema=SCHEMA)
 
     def full(*args: object, **named: object) -> None:

@@ -72,7 +72,7 @@ def dies_at(step: int) -> Any:
 
 VARIANTS = {
     "plain": {},
-    "fused": {"loop": Loop(nonfinite="stop")},
+    "fused": {"loop": Loop(nonfinite="off")},
     "shuffled, accumulated, clipped": {
         "data": {"shuffle": True},
         "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
@@ -170,7 +170,7 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) ->
 
 def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -> None:
     """The figures of the first fifth, recomputed by a plain loop that scores each batch before training on it."""
-    run = make(prepared, tmp_path / "run", loop=Loop(nonfinite="stop"), schedule=Schedule())
+    run = make(prepared, tmp_path / "run", loop=Loop(nonfinite="off"), schedule=Schedule())
     got = train(run)["progressive"]
     log = data.open(prepared)
     torch.manual_seed(run.seed)
@@ -219,7 +219,7 @@ def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path
     trainer = Trainer(make(prepared, tmp_path / "run"))
     before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
     next(trainer.model.head.parameters()).register_hook(lambda g: g * float("inf"))
-    trainer._train_step([next(iter(trainer.loader))])
+    trainer._train_step([next(iter(data.open(prepared).loader(256)))])
     after = [r.weight for t in trainer.tables for r in t.all_records()]
     assert trainer.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -231,7 +231,7 @@ def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
     weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
     before = [w.detach().clone() for w in weights]
-    trainer._train_step([next(iter(trainer.loader))])
+    trainer._train_step([next(iter(data.open(prepared).loader(256)))])
     moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
 
@@ -303,10 +303,10 @@ def test_resuming_says_what_changed(prepared: Path, tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"loop": {"accumulate": 2, "update_mode": "fused"}}, "use 'deferred' or 'auto'"),
-        ({"loop": {"epochs": 0}}, "epochs: 0 is not positive"),
-        ({"device": "gpu"}, "'gpu' is not a device"),
+        ({"loop": {"epochs": 0}}, "epochs: 0 is out of range"),
+        ({"device": "gpu"}, "'gpu' is not one to train on"),
         ({"data": {"path": "x", "batch_size": -1}}, "batch_size: -1"),
-        ({"model": {"name": "dlmr"}}, "model.name: no models named 'dlmr'; did you mean 'dlrm'"),
+        ({"model": {"name": "dlmr"}}, "model.name: no member of sparrow.models is named 'dlmr'; did you mean 'dlrm'"),
         ({"model": {"dim": 3}}, "model.name: missing; one of dcnv2, dlrm, logistic"),
         ({"modle": {}}, "modle: unknown key; did you mean 'model'"),
     ],
