@@ -2,39 +2,35 @@
 
 import glob
 import sys
+from typing import Any
 
 from setuptools import setup
 
 LIBTORCH_STABLE = "0x020a000000000000"  # the stable ABI of torch 2.10: one build serves every later torch
+FLAGS = ["-O3", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}"]
 
-try:
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+def kernels() -> dict[str, Any]:
+    """What setup() needs to build them; nothing without torch."""
+    try:
+        from torch.utils.cpp_extension import BuildExtension, CppExtension
+    except ImportError:
+        return {}
 
     class OptionalBuild(BuildExtension):
         """A missing or failing compiler leaves the pure-Python package, which runs the reference kernels."""
 
         def run(self) -> None:
+            """Build, or say why not."""
             try:
                 super().run()
             except Exception as error:
                 print(f"sparrow: no C++ kernels ({error}); the reference kernels will run", file=sys.stderr)
 
-    kernels = CppExtension(
-        "sparrow.kernels._cpp",
-        sorted(glob.glob("sparrow/kernels/*/cpu.cpp")),
-        extra_compile_args=[
-            "-O3",
-            "-std=c++20",
-            "-ffp-contract=off",
-            f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}",
-            "-fvisibility=hidden",
-        ],
-        py_limited_api=True,
-    )
-    setup(
-        ext_modules=[kernels],
-        cmdclass={"build_ext": OptionalBuild},
-        options={"bdist_wheel": {"py_limited_api": "cp311"}},
-    )
-except ImportError:
-    setup()
+    sources = sorted(glob.glob("sparrow/kernels/*/cpu.cpp"))
+    library = CppExtension("sparrow.kernels._cpp", sources, extra_compile_args=FLAGS, py_limited_api=True)
+    options = {"bdist_wheel": {"py_limited_api": "cp311"}}
+    return {"ext_modules": [library], "cmdclass": {"build_ext": OptionalBuild}, "options": options}
+
+
+setup(**kernels())

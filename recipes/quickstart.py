@@ -16,6 +16,7 @@ from sparrow.models.dlrm import DLRM, Config
 
 
 def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
+    """Generate, prepare, train, evaluate, save."""
     # a raw log: sessions of users who see items; here one whose true click probabilities are known
     made = data.generate(directory / "log.parquet", rows=rows, users=500, items=200, seed=1, overwrite=True)
 

@@ -1,4 +1,7 @@
-"""The command line. One file per command: file `x.py` with a function `main(arguments)` is `sparrow x`."""
+"""The command line. One file per command: file `x.py` is `sparrow x`, its function `x` is called with what tyro read.
+
+A file with a function `main(arguments)` reads its arguments itself.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given[0] not in _commands():
             raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
-        importlib.import_module(f"sparrow.cli.{given[0]}").main(given[1:])
+        module = importlib.import_module(f"sparrow.cli.{given[0]}")
+        if "main" in vars(module):
+            return int(module.main(given[1:]) or 0)
+        importlib.import_module("sparrow.cli._parse").parse(getattr(module, given[0]), given[1:], given[0])
         return 0
     except UserError as error:
         return _refuse(str(error))
@@ -43,8 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{place}{error.strerror or error}; check the path, its permissions and the free space")
+    except MemoryError:
+        return _refuse("out of memory; use smaller batches, fewer rows or a smaller dim")
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "pyarrow":
+            raise
+        return _refuse(f"arrow cannot read this: {str(error).splitlines()[0]}; convert the column or make it 'ignore'")
 
 
 def _refuse(message: str) -> int:

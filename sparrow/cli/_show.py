@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.table import Table
 from sparrow.core.progress import Progress
 
 err = Console(stderr=True, highlight=False)
-out = Console(highlight=False, width=None)
+out = Console(highlight=False)
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 
@@ -30,7 +31,7 @@ def progress_bar() -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=err, transient=True) as bar:
+    with Bar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:
@@ -52,9 +53,9 @@ class TrainView:
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
         )
-        self.bar = Bar(*columns, console=err, transient=True)
+        self.bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
         self.task: Any = None
-        self.said = time.monotonic()
+        self.began = self.said = time.monotonic()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """The trainer's listener."""
@@ -67,8 +68,6 @@ class TrainView:
             err.print(f"step {values['step']}: valid {numbers(values)}", soft_wrap=True)
         elif event == "note":
             err.print(values["text"], markup=False, soft_wrap=True)
-        elif event == "end":
-            self.bar.stop()
 
     def _progress(self, values: dict[str, Any]) -> None:
         text = f"{values['examples_per_s']:,.0f} examples/s"
@@ -77,7 +76,8 @@ class TrainView:
         self.bar.update(self.task, completed=values["step"], description=text)
         if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line now and then
             self.said = time.monotonic()
-            err.print(f"step {values['step']}/{values['total']}: {text}")
+            left = (values["total"] - values["step"]) / values["step"] * (time.monotonic() - self.began)
+            err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")
 
 
 def numbers(values: Mapping[str, Any]) -> str:
@@ -86,13 +86,13 @@ def numbers(values: Mapping[str, Any]) -> str:
 
 
 def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
-    """A table of named metric rows; columns nobody has are left out."""
+    """A table of named metric rows; columns nobody has are left out, what is undefined is a dash."""
     names = [name for name in METRICS if any(name in values for _, values in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("examples", *names):
         table.add_column(name, justify="right")
     for label, values in rows:
-        cells = [f"{values[n]:.4f}" if n in values else "" for n in names]
+        cells = ["" if n not in values else "-" if math.isnan(values[n]) else f"{values[n]:.4f}" for n in names]
         table.add_row(label, f"{values['examples']:,.0f}", *cells)
     return table

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
 import tyro
 
 
@@ -33,26 +30,23 @@ def evaluate(
     from sparrow import data as logs
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
+    from sparrow.core.files import to_json, write_text
     from sparrow.metrics import evaluate as measure
-    from sparrow.training import restore
+    from sparrow.training import check_schema, check_scores, restore
 
     found = restore(run_dir, which=checkpoint, device=device)
     dataset = logs.open(data or found.run.data.path)
+    check_schema(found.schema, dataset.schema, dataset.path)
     if not dataset.rows(split):
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
         )
     batches = (batch.to(found.run.device) for batch in dataset.loader(found.run.data.batch_size, split=split))
-    with torch.no_grad():
-        result = measure(found.model.score, batches, exact=True)
-    rows = [(f"{type(found.model).__name__}, step {found.step}", result)]
+    rows = [
+        (f"{found.name}, step {found.step}", measure(lambda b: check_scores(found.model.score(b), found.step), batches))
+    ]
     for name, loader in dataset.baselines(split):
-        rows.append((name, measure(lambda batch: batch.dense_BC, loader, exact=True)))
+        rows.append((name, measure(lambda batch: batch.dense_BC, loader)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if json_out is not None:
-        json_out.write_text(json.dumps(dict(rows), indent=1), encoding="utf-8")
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`sparrow evaluate RUN_DIR`."""
-    tyro.cli(evaluate, args=list(arguments), prog="sparrow evaluate")
+        write_text(json_out, to_json(dict(rows), indent=1))

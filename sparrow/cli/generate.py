@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -52,10 +51,7 @@ def generate(
             categorical=categorical, missing=missing, days=days, drift=drift, zipf=zipf, history=history,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
+    for note in made.notes:
+        _show.out.print(f"note: {note}", markup=False, soft_wrap=True)
     _show.out.print(f"{made.rows:,} rows -> {out}", soft_wrap=True)
     _show.out.print(f"the best any model can do: {_show.numbers(made.limit)}", soft_wrap=True)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`sparrow generate OUT`."""
-    tyro.cli(generate, args=list(arguments), prog="sparrow generate")

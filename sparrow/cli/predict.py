@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 
 def predict(
     run_dir: tyro.conf.Positional[Path],
-    inputs: tyro.conf.Positional[tuple[str, ...]],
+    inputs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")],
     /,
     out: Path,
-    keep: tuple[str, ...] = (),
+    keep: str = "",
     checkpoint: str = "best",
     device: str | None = None,
     batch_size: int = 8192,
@@ -27,7 +27,7 @@ def predict(
         run_dir: The directory of a `sparrow train` job.
         inputs: Files or globs, as `sparrow prepare` takes them.
         out: A Parquet file with one `score` (click probability) per input row, in the input's order.
-        keep: Columns of the log to copy beside the score.
+        keep: Columns of the log to copy beside the score, separated by commas.
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; the run's own unless told.
         batch_size: Rows scored at a time.
@@ -36,14 +36,10 @@ def predict(
     from sparrow import training
     from sparrow.cli import _show
 
+    kept = [name for name in keep.split(",") if name]
     with _show.progress_bar() as progress:
         rows = training.predict(
-            run_dir, inputs, out, keep=keep, which=checkpoint, device=device, batch_size=batch_size,
+            run_dir, inputs, out, keep=kept, which=checkpoint, device=device, batch_size=batch_size,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
     _show.out.print(f"{rows:,} scores -> {out}", soft_wrap=True)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`sparrow predict RUN_DIR INPUT... --out SCORES.parquet`."""
-    tyro.cli(predict, args=list(arguments), prog="sparrow predict")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 
 def prepare(
-    inputs: tyro.conf.Positional[tuple[str, ...]],
+    inputs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")],
     /,
-    out: Path,
+    out: Path | None = None,
     schema: Path | None = None,
     label: str | None = None,
     split: Literal["time", "ratio"] | None = None,
@@ -28,7 +27,7 @@ def prepare(
 
     Args:
         inputs: Files or globs, in order: CSV, TSV, Parquet or Criteo's format, .gz and .zst too.
-        out: The prepared log, a new directory.
+        out: The prepared log, a new directory; needed unless --infer-only.
         schema: A schema to obey; what is fitted may be left out.
         label: The column to predict, when it cannot be guessed.
         split: By time (the last rows are held out) or by ratio (rows at random); time when there is a time column.
@@ -36,16 +35,19 @@ def prepare(
         test: Share of the rows for the test; 0.1 unless told.
         seed: Of the split by ratio.
         overwrite: Replace an existing OUT, once the new one is complete.
-        infer_only: Print the inferred schema and stop.
+        infer_only: Print the schema that would be inferred, and stop.
     """
     from sparrow import data
     from sparrow.cli import _show
+    from sparrow.core.errors import UserError
     from sparrow.data.schema import Schema, Split
 
     given = Schema.load(schema) if schema else None
     if infer_only:
         print(data.infer(inputs, label=label).to_toml(), end="")
         return
+    if out is None:
+        raise UserError("--out: missing; name the folder for the prepared log")
     before = given.split if given else Split()
     wanted = Split(
         by=before.by if split is None else split,
@@ -66,8 +68,3 @@ def prepare(
     _show.out.print(
         f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
     )
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`sparrow prepare INPUT... --out DIR`."""
-    tyro.cli(prepare, args=list(arguments), prog="sparrow prepare")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from sparrow.cli._parse import parse
 from sparrow.core.config import flatten, to_dict
 from sparrow.core.errors import UserError
 
@@ -26,11 +28,11 @@ class Arguments:
     """Begin again, dropping the checkpoints that are in the run directory."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
     """`sparrow train RUN.toml [--resume] [--any.leaf value]`."""
     if any(a in ("-h", "--help") for a in arguments):
-        _help(arguments)
-    known, rest = tyro.cli(Arguments, args=list(arguments), prog="sparrow train", return_unknown_args=True)
+        _help([a for a in arguments if a not in ("-h", "--help")])
+    known, rest = parse(Arguments, arguments, "train", unknown=True)
     from sparrow.cli import _show
     from sparrow.training import Run, train
     from sparrow.training.picture import draw
@@ -41,18 +43,21 @@ def main(arguments: Sequence[str]) -> None:
         results = train(run, resume=known.resume, overwrite=known.overwrite, listener=view)
     finally:
         view.bar.stop()
-    rows = [(f"train, part {i + 1} of {len(results['progressive'])}", w) for i, w in enumerate(results["progressive"])]
+    windows = results["progressive"]
+    rows = [(f"part {i + 1} of {len(windows)}", window) for i, window in enumerate(windows)]
     if rows:
-        _show.out.print(_show.metrics_table(rows, "progressive validation: predicted, then trained on"))
-    if results["valid"]:
-        _show.out.print(_show.metrics_table([("valid", results["valid"])], f"held out, after step {results['step']}"))
+        _show.out.print(_show.metrics_table(rows, "progressive validation: each batch predicted, then trained on"))
+    if valid := results["valid"]:
+        _show.out.print(_show.metrics_table([("valid", valid)], f"held out, after step {valid['step']}"))
+    if results["best_step"] is not None:
+        monitor = run.loop.monitor
+        _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it unless told")
     picture = draw(Path(run.run_dir))
-    _show.out.print(
-        f"{results['run_dir']}: results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}",
-        soft_wrap=True,
-    )
-    if results["stopped_by_signal"]:
-        _show.out.print(f"stopped by a signal after step {results['step']}; --resume goes on from there")
+    files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
+    _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
+    if results["stopped_by"]:
+        _show.out.print(f"stopped by {results['stopped_by']} after step {results['step']}; --resume goes on from there")
+    return 130 if results["stopped_by"] == "SIGINT" else 0
 
 
 def overrides(rest: Sequence[str]) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def overrides(rest: Sequence[str]) -> dict[str, Any]:
                 raise UserError(f"{item}: a value must follow; see `sparrow train --help`")
             text = following
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = tomllib.loads(f"value = {text.lower() if text in ('True', 'False') else text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
         found[name.replace("-", "_")] = value
@@ -79,17 +84,24 @@ def overrides(rest: Sequence[str]) -> dict[str, Any]:
 def _help(arguments: Sequence[str]) -> None:
     """tyro's help, then every leaf with the value it would have."""
     from sparrow.cli import _show
+    from sparrow.core.config import Family
     from sparrow.models import dlrm
     from sparrow.training import Data, Run
 
-    files = [a for a in arguments if a.endswith(".toml") and Path(a).exists()]
-    run = Run.load(files[0]) if files else Run(run_dir="runs/NAME", data=Data(path="data/NAME"), model=dlrm.Config())
-    leaves = flatten(to_dict(run))
+    file = next((a for a in arguments if a.endswith(".toml") and Path(a).exists()), None)
+    plain = [a for a in arguments if a not in (file, "--resume", "--overwrite")]
+    run = Run(run_dir="runs/NAME", data=Data(path="data/NAME"), model=dlrm.Config())
+    if file:
+        run = Run.load(file, overrides(plain))
+    leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:
-        tyro.cli(Arguments, args=["--help"], prog="sparrow train")
+        parse(Arguments, ["--help"], "train")
     finally:
-        _show.out.print(f"leaves of {files[0] if files else 'a run file (with a model of your choice)'}, each a flag:")
+        _show.out.print(f"leaves of {file or 'a run file'}, each a flag, with the value it has:")
         for name, value in leaves.items():
-            _show.out.print(f"  --{name:<{width}} {value}", markup=False)
-        _show.out.print("\nwhat they mean: docs/flow.md and the docstrings in sparrow/training/run.py")
+            shown = "(unset)" if value is None else json.dumps(value)
+            _show.out.print(f"  --{name:<{width}} {shown}", markup=False, soft_wrap=True)
+        for part, package in (("model", "models"), ("tables", "kernels.rules"), ("dense", "optimizers")):
+            _show.out.print(f"--{part}.name is one of {', '.join(Family(f'sparrow.{package}').names())}", markup=False)
+        _show.out.print("what they mean: docs/flow.md and the docstrings in sparrow/training/run.py")

@@ -127,26 +127,29 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
     return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place)
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain data that `from_dict` reads back to an equal config; None is left out, a family member gets its name."""
+def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
+    """Plain data that `from_dict` reads back to an equal config; a family member gets its name.
+
+    None is left out, as TOML has none, except with `unset`.
+    """
     hints = typing.get_type_hints(type(config), include_extras=True)
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if family := _family(hints[f.name]):
-            out[f.name] = {"name": family.name_of(value), **to_dict(value)}
-        elif value is not None:
-            out[f.name] = _plain(value)
+            out[f.name] = {"name": family.name_of(value), **to_dict(value, unset=unset)}
+        elif value is not None or unset:
+            out[f.name] = _plain(value, unset)
     return out
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, unset: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_dict(value)
+        return to_dict(value, unset=unset)
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, unset) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _plain(v, unset) for k, v in value.items()}
     return value
 
 

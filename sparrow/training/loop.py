@@ -82,7 +82,7 @@ class Trainer:
         self.progressive = [Streaming() for _ in range(WINDOWS)]
         self.window = Streaming()  # since the last line of the run log, as is:
         self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
-        self.stop = False
+        self.stop: str | None = None  # the signal that asked for it
         self._check_monitor()
         self.saved = saved
 
@@ -139,7 +139,11 @@ class Trainer:
 
     def _finished(self) -> bool:
         loop = self.run.loop
-        return self.stop or self.step >= self.total_steps or (loop.patience is not None and self.worse >= loop.patience)
+        return (
+            self.stop is not None
+            or self.step >= self.total_steps
+            or (loop.patience is not None and self.worse >= loop.patience)
+        )
 
     def _time_to_log(self) -> bool:
         """Every so many steps; at the end only if enough steps have come together to say something."""
@@ -296,7 +300,7 @@ class Trainer:
             "epoch": self.epoch,
             "examples": self.examples,
             "skipped_steps": self.skipped,
-            "stopped_by_signal": self.stop,
+            "stopped_by": self.stop,
             "best_step": self.best_step,
             "valid": self.last_evaluation,
             "progressive": [w for w in windows if w["examples"]],
@@ -373,7 +377,7 @@ class Trainer:
             yield
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.stop = True
+        self.stop = signal.Signals(number).name
 
     def _save(self) -> None:
         state = {name: getattr(self, name) for name in _STATE} | {

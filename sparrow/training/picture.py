@@ -1,9 +1,12 @@
-"""The picture of a run: NE and speed over examples, and calibration."""
+"""The picture of a run: NE, AUC and speed over examples, and how well scores are calibrated."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+from sparrow.core.files import whole
 from sparrow.training import runlog
 
 
@@ -20,12 +23,13 @@ def draw(run_dir: Path) -> str | None:
     records = runlog.read(run_dir)
     train = [r for r in records if r["event"] == "train"]
     valid = [r for r in records if r["event"] == "valid"]
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.4), layout="constrained")
     for axis, name, title in ((axes[0], "ne", "normalised entropy"), (axes[1], "auc", "AUC")):
-        curve = [(r["examples"], r[name]) for r in train if name in r]
+        curve = [(r["examples"], r[name]) for r in train if r.get(name) is not None]
         if curve:
-            axis.plot(*zip(*curve, strict=True), linewidth=1, label="before training on it")
-        points = [(r["trained"], r[name]) for r in valid]
+            marker = "." if len(curve) < 3 else None
+            axis.plot(*zip(*curve, strict=True), linewidth=1, marker=marker, label="training log")
+        points = [(r["trained"], r[name]) for r in valid if r.get(name) is not None]
         if points:
             axis.plot(*zip(*points, strict=True), "o", label="held out")
         if curve or points:
@@ -35,10 +39,24 @@ def draw(run_dir: Path) -> str | None:
     axes[2].set_title("examples per second", loc="left")
     axes[2].set_ylim(bottom=0)
     axes[2].yaxis.set_major_formatter(EngFormatter(sep=""))
-    for axis in axes:
+    for axis in axes[:3]:
         axis.set_xlabel("examples trained on")
-        axis.spines[["top", "right"]].set_visible(False)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    figure.savefig(run_dir / "curves.png", dpi=110)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    _draw_calibration(axes[3], run_dir)
+    with whole(run_dir / "curves.png") as partial:
+        figure.savefig(partial, dpi=110, format="png")
     pyplot.close(figure)
     return "curves.png"
+
+
+def _draw_calibration(axis: Any, run_dir: Path) -> None:
+    curve = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))["calibration"]
+    axis.set_title("calibration", loc="left")
+    axis.set_xlabel("mean score")
+    axis.set_ylabel("share of clicks")
+    if curve["predictions_Q"]:
+        axis.plot(curve["predictions_Q"], curve["labels_Q"], ".-", linewidth=1)
+        end = max(curve["predictions_Q"] + curve["labels_Q"])
+        axis.plot([0, end], [0, end], "--", color="grey", linewidth=0.8)

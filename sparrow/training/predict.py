@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow import data
-from sparrow.core.errors import UserError, suggest
+from sparrow.core.errors import UserError, require, suggest
+from sparrow.core.files import refuse_existing, whole
 from sparrow.core.progress import Progress
 from sparrow.data.read import types_for
-from sparrow.training.restore import restore
+from sparrow.training.restore import check_scores, restore, tables_of
 
 
 def predict(
@@ -36,31 +36,33 @@ def predict(
     Raises UserError for a log that lacks a feature, an `out` that exists, or a run that cannot be restored.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists; choose another file, or add --overwrite")
+    if out.suffix != ".parquet":
+        raise UserError(f"{out}: scores are written as Parquet; end the name in .parquet")
+    refuse_existing(out, overwrite)
+    require(least=1, batch_size=batch_size)
     found = restore(run_dir, which=which, device=device)
     log = data.open_log(inputs, found.schema.source)
+    if any(file.resolve() == out.resolve() for file in log.files):
+        raise UserError(f"{out}: is the log to be scored; choose another name for the scores")
     types = types_for(found.schema, log)
     for name in keep:
         if name not in log.types:
             raise UserError(f"keep: no column {name!r}{suggest(name, log.types)}")
         types.setdefault(name, log.types[name])
     told, done = progress or (lambda what, done, total: None), 0
-    fields = [pa.field(name, types[name]) for name in keep] + [pa.field("score", pa.float32())]
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with pq.ParquetWriter(partial, pa.schema(fields)) as writer, torch.no_grad():
-            for rows in log.batches(types):
-                table = data.transform(found.schema, rows, training=False, row0=done)
-                scores = [
-                    found.model.score(batch.to(found.run.device))[:, 0].cpu()
-                    for batch in data.batches(found.schema, table, batch_size)
-                ]
-                kept = [rows.column(name) for name in keep]
-                writer.write_table(pa.Table.from_arrays([*kept, torch.cat(scores).numpy()], schema=pa.schema(fields)))
-                done += rows.num_rows
-                told("scored", done, log.rows)
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    text = log.source.format != "parquet"  # read as the schema needs it; Parquet keeps its own types
+    fields = [pa.field(name, types[name] if text else log.types[name]) for name in keep]
+    columns = pa.schema([*fields, pa.field("score", pa.float32())])
+    with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer, torch.no_grad():
+        for rows in log.batches(types):
+            table = data.transform(found.schema, rows, training=False, row0=done)
+            scores = [torch.empty(0)]
+            for batch in data.batches(found.schema, table, batch_size):
+                scores.append(check_scores(found.model.score(batch.to(found.run.device))[:, 0].cpu(), found.step))
+            kept = [rows.column(name) for name in keep]
+            writer.write_table(pa.Table.from_arrays([*kept, torch.cat(scores).numpy()], schema=columns))
+            done += rows.num_rows
+            told("scored", done, log.rows)
+    for tables in tables_of(found.model):
+        tables.raise_bad_ids()
     return done

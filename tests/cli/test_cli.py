@@ -75,8 +75,8 @@ def test_the_main_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "dim    = 8" in Path("run/run.toml").read_text()
     assert main(["evaluate", "run", "--json-out", "test.json"]) == 0
     rows = json.loads(Path("test.json").read_text())
-    assert set(rows) == {"DLRM, step 10", "true_p"}
-    assert rows["true_p"]["logloss"] < rows["DLRM, step 10"]["logloss"]
+    assert set(rows) == {"dlrm, step 10", "true_p"}
+    assert rows["true_p"]["logloss"] < rows["dlrm, step 10"]["logloss"]
     assert main(["predict", "run", "made.parquet", "--out", "scores.parquet", "--keep", "user"]) == 0
     scores, raw = pq.read_table("scores.parquet"), pq.read_table("made.parquet")
     assert scores["user"].equals(raw["user"])

@@ -105,7 +105,7 @@ def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Pat
     whole = train(make(prepared, tmp_path / "whole"))
     before = signal.getsignal(signal.SIGTERM)
     stopped = train(make(prepared, tmp_path / "cut"), listener=listener)
-    assert stopped["stopped_by_signal"]
+    assert stopped["stopped_by"] == "SIGTERM"
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == stopped["step"] == 6
     assert signal.getsignal(signal.SIGTERM) is before
     again = train(make(prepared, tmp_path / "cut"), resume=True)

@@ -1,0 +1,28 @@
+"""tyro reads the flags; its complaints become one line like every other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from sparrow.core.errors import UserError
+
+
+def parse(target: Callable[..., Any], arguments: Sequence[str], command: str, *, unknown: bool = False) -> Any:
+    """What tyro makes of the arguments; with `unknown`, also those it does not know. UserError for bad ones."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options: dict[str, Any] = {"prog": f"sparrow {command}", "return_unknown_args": unknown}
+            return tyro.cli(target, args=list(arguments), **options)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e\n]", " ", said.getvalue())
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().endswith("options")]
+        raise UserError(f"{command}: {' '.join(lines)}") from None
