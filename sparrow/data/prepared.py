@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError
-from sparrow.core.files import refuse_existing
+from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.data.fit import PARTS, Cutter, cutter, fit
 from sparrow.data.inferred import infer_log
@@ -55,8 +55,8 @@ def prepare(
     `out`, after success. progress: told rows, of 0 while the number is not known.
     Memory: a few batches, the distinct ids, 8 bytes per row for a split by time, and the whole transformed log when
     it is to be split by time but is not in time order. The folder appears at once or not at all.
-    Raises UserError for what is wrong with the log or the schema; OSError, with nothing left behind, when it cannot
-    be written.
+    Raises UserError for what is wrong with the log or the schema, and, with nothing left behind, when it cannot be
+    written.
     """
     out, told = Path(out), progress or (lambda what, done, total: None)
     _check_out(out, overwrite)
@@ -87,9 +87,11 @@ def prepare(
         if out.exists():
             out.rename(work / "old")
         new.rename(out)
-    except BaseException:
+    except BaseException as error:
         if (work / "old").exists() and not out.exists():
             (work / "old").rename(out)
+        if isinstance(error, OSError):
+            raise cannot_write(out, error) from error
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

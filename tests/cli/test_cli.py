@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
@@ -173,6 +173,84 @@ def test_predict_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixtu
     assert not Path("t.parquet").exists()
 
 
+def test_usage_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, ["prepare", "log.parquet", "--out", "x", "--valdi", "0.1"], "--valdi")
+    refuses(capsys, ["prepare", "log.parquet", "--out", "x", "--valid", "much"], "--valid", "'much'")
+    refuses(capsys, ["predict", "run"], "--out")
+    refuses(capsys, ["train"], "run file")
+    refuses(capsys, ["prepare", "log.parquet"], "--out: missing")
+    refuses(capsys, ["train", "run.toml", "--threads", "100000"], "threads: 100000 is out of range")
+    refuses(capsys, ["train", "run.toml", "--model.top", "[0]"], "model.top: 0 is out of range")
+
+
+def test_an_input_is_never_an_output(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(Path("log.parquet").resolve(), "mine.parquet")
+    before = Path("mine.parquet").read_bytes()
+    refuses(
+        capsys,
+        ["predict", str(trained), "mine.parquet", "--out", "mine.parquet", "--overwrite"],
+        "is the log to be scored",
+    )
+    assert Path("mine.parquet").read_bytes() == before
+    refuses(capsys, ["predict", str(trained), "mine.parquet", "--out", "s.csv"], "end the name in .parquet")
+
+
+def test_kept_columns_keep_their_types(here: Path, trained: Path) -> None:
+    keep = "history,user,label"
+    assert main(["predict", str(trained), "log.parquet", "--out", "s.parquet", "--keep", keep]) == 0
+    log, scores = pq.read_table("log.parquet"), pq.read_table("s.parquet")
+    assert scores.select(keep.split(",")).equals(log.select(keep.split(",")))
+
+
+def test_damaged_small_files(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained, "run")
+    Path("run/checkpoints/best.json").write_text("[")
+    Path("run/log.jsonl").write_bytes(b'\xff\xfe{"step": "x"}\n')
+    assert main(["evaluate", "run"]) == 0  # the best is the last, as far as can be known
+    assert main(["train", "run.toml", "--resume"]) == 0
+    shutil.copytree(Path("prepared").resolve(), "broken")
+    Path("broken/manifest.json").write_text('{"version": 1}')
+    refuses(capsys, ["evaluate", "run", "--data", "broken"], "broken/manifest.json: damaged")
+    shutil.copy("prepared/manifest.json", "broken/manifest.json")
+    part = Path("broken/test/part-00000.parquet")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 3] ^= 1
+    part.write_bytes(data)
+    refuses(capsys, ["evaluate", "run", "--data", "broken"], "part-00000.parquet: damaged")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root on Linux to mount a small disk")
+def test_full_disks(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "none", "disk"], capture_output=True).returncode:
+        pytest.skip("may not mount here")
+    try:
+        refuses(capsys, ["generate", "disk/log.parquet", "--rows", "20000"], "disk", "No space left|Error writing")
+        refuses(capsys, ["prepare", "log.parquet", "--out", "disk/prepared"], "disk", "No space left|Error writing")
+        refuses(capsys, ["train", "run.toml", "--run_dir", "disk/run"], "disk/run", "cannot .*No space left")
+        assert not [p for p in Path("disk").rglob("*.p*") if p.name not in ("log.jsonl",)]  # nothing half made
+    finally:
+        subprocess.run(["umount", "disk"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "flags", "least"),
+    [
+        ("criteo", "criteo/train_8000.tsv", [], 0.68),
+        ("census", "census_kdd/census-income.test.gz", ["--label", "c41"], 0.92),
+    ],
+)
+def test_real_logs_need_no_special_code(
+    here: Path, real_data: Path, name: str, file: str, flags: list[str], least: float
+) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / f"{name}.toml"
+    assert main(["prepare", str(real_data / file), "--out", "real", *flags]) == 0
+    assert main(["train", str(recipe), "--data.path", "real", "--run_dir", "real-run"]) == 0
+    assert main(["evaluate", "real-run", "--json-out", "real.json"]) == 0
+    ((_, result),) = json.loads(Path("real.json").read_text()).items()
+    assert result["auc"] > least
+
+
 def raw(**columns: list) -> None:
     size = len(next(iter(columns.values())))
     table = {"label": [i % 2 for i in range(size)], "user_id": list(range(size)), **columns}
@@ -191,17 +269,17 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     prepare("none.csv", path="none.csv")
     raw(label=[0] * 50)
-    prepare("label", "all 50|only 0|one class|is 0")
+    prepare("label 'label': all 50 rows are 0")
     raw(label=[i % 3 for i in range(50)])
     prepare("label")
     raw(label=[None, *[i % 2 for i in range(49)]])
-    prepare("label", "row 0|row 1|missing")
+    prepare("label 'label', row 0: missing")
     wanted = {
         "columns": {"label": {"kind": "label"}, "user_id": {"kind": "categorical", "table": "u"}},
         "tables": {"u": {}},
     }
     raw(user_id=[1.5] * 50)
-    prepare("user_id", "float|1.5", schema=wanted)
+    prepare("column 'user_id', row 0: 1.5", schema=wanted)
     pq.write_table(pa.table({"label": [0, 1], "user_id": pa.array([1, 2**63 + 5], pa.uint64())}), "raw.parquet")
     prepare("user_id", "9223372036854775813", schema=wanted)
     raw(user_id=[1] * 50)
@@ -215,19 +293,6 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare("bad.csv", path="bad.csv")
     Path("short.parquet").write_bytes(b"PAR1 and then nothing")
     prepare("short.parquet", path="short.parquet")
-
-
-def test_csv_and_parquet_prepare_alike(here: Path) -> None:
-    table = pa.table(
-        {"label": [i % 2 for i in range(60)], "user_id": [i % 7 for i in range(60)], "x": [i / 7 for i in range(60)]}
-    )
-    pq.write_table(table, "a.parquet")
-    pacsv.write_csv(table, "a.csv")
-    for kind in ("parquet", "csv"):
-        assert main(["prepare", f"a.{kind}", "--out", kind]) == 0
-    for part in ("train", "valid", "test"):
-        one, two = (pq.read_table(f"{kind}/{part}") for kind in ("parquet", "csv"))
-        assert one.equals(two)
 
 
 def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

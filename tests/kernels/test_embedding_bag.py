@@ -72,18 +72,16 @@ def case_of(
 
 
 @pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill what Python leaves uninitialised with NaN, so that reading it shows."""
+def poison() -> Iterator[None]:
+    """What aten leaves uninitialised, for C++ too, is NaN (or the largest integer), so that reading it shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
-    def poisoned(make_tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def fill(*args: object, **kwargs: object) -> Tensor:
-            out = make_tensor(*args, **kwargs)
-            return out.fill_(float("nan")) if out.is_floating_point() else out
 
-        return fill
-
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+def test_uninitialised_memory_is_poisoned() -> None:
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.ops.aten.empty.memory_format([64], device="cpu").isnan().all()
 
 
 def cases() -> Iterator[Case]:

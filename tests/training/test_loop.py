@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -17,13 +16,14 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
+from sparrow.data.schema import Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.metrics import auc, evaluate
 from sparrow.models import dcnv2, dlrm
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
-from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, restore, train
+from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, restore, runlog, train
 
 
 def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
@@ -56,6 +56,11 @@ def tensors(run_dir: Path | str, step: int | None = None) -> dict[str, torch.Ten
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def logged(run_dir: Path) -> list[dict[str, Any]]:
+    """The run log without what no two runs share."""
+    return [{k: v for k, v in record.items() if k != "examples_per_s"} for record in runlog.read(run_dir)]
 
 
 class Kill(Exception):
@@ -93,23 +98,27 @@ def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> 
     cut = train(make(prepared, tmp_path / "cut", **changes), resume=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
     assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
-    lines = [[json.loads(x) for x in (tmp_path / d / "log.jsonl").read_text().splitlines()] for d in ("whole", "cut")]
-    assert [(x["step"], x["event"]) for x in lines[0]] == [(x["step"], x["event"]) for x in lines[1]]
+    assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
 
 
-def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [6, 19, 38])
+def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Path, step: int) -> None:
+    """In the middle of an epoch, at the end of one (19 steps each) and at the end of all."""
+
     def listener(event: str, values: dict[str, Any]) -> None:
-        if event == "progress" and values["step"] == 6:
+        if event == "progress" and values["step"] == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    whole = train(make(prepared, tmp_path / "whole"))
+    changes = {"loop": Loop(epochs=2), "log": Log(every=1, tensorboard=False)}
+    whole = train(make(prepared, tmp_path / "whole", **changes))
     before = signal.getsignal(signal.SIGTERM)
-    stopped = train(make(prepared, tmp_path / "cut"), listener=listener)
+    stopped = train(make(prepared, tmp_path / "cut", **changes), listener=listener)
     assert stopped["stopped_by"] == "SIGTERM"
-    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == stopped["step"] == 6
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == stopped["step"] == step
     assert signal.getsignal(signal.SIGTERM) is before
-    again = train(make(prepared, tmp_path / "cut"), resume=True)
-    assert again["valid"] == whole["valid"]
+    again = train(make(prepared, tmp_path / "cut", **changes), resume=True)
+    assert again | {"run_dir": ""} == whole | {"run_dir": ""}
+    assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
 
 
@@ -133,11 +142,14 @@ KILLED = """
         pid = os.fork()
         if pid == 0:
             chance = random.Random(life)
-            def listener(event, values, life=life, chance=chance):
+            before = life % 2 == 0
+            if life < lives and life % 5 == 3:  # around the renames that finish run.toml, results, the best's mark
+                os.replace = dying(os.replace, before)
+            def listener(event, values, life=life, chance=chance, before=before):
                 if life < lives and event == "begin":
-                    if life % 3 == 0:  # around the rename that makes a checkpoint
-                        os.rename = dying(os.rename, before=life % 2 == 0)
-                    else:  # anywhere
+                    if life % 5 in (0, 1):  # around the rename that makes a checkpoint
+                        os.rename = dying(os.rename, before)
+                    elif life % 5 != 3:  # anywhere
                         threading.Timer(chance.uniform(0.0, 0.25), die).start()
             try:
                 train(Run.load(toml), resume=True, listener=listener)
@@ -166,6 +178,16 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) ->
     assert lives[-1] == "ended 0", done.stdout + done.stderr
     assert lives.count("killed") >= 8, lives  # a late timer may find the work done
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+
+
+def test_progressive_validation_ends_with_the_first_epoch(prepared: Path, tmp_path: Path) -> None:
+    """Rows of later epochs were trained on before: to predict them would be to peek."""
+    rows = data.open(prepared).rows("train")
+    windows = train(make(prepared, tmp_path / "all", loop=Loop(epochs=3)))["progressive"]
+    assert len(windows) == 5
+    assert sum(w["examples"] for w in windows) == rows
+    windows = train(make(prepared, tmp_path / "few", loop=Loop(epochs=3, max_steps=10)))["progressive"]
+    assert [w["examples"] for w in windows] == [512] * 5
 
 
 def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -> None:
@@ -245,6 +267,76 @@ def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path)
     for name in one:
         if not name.startswith(("progressive", "random")):
             torch.testing.assert_close(one[name], two[name], rtol=2e-3, atol=2e-4)
+
+
+def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -> None:
+    trainer = Trainer(make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=sgd.Config(lr=1.0)))
+    before = [p.detach().clone() for p in trainer.dense]
+    batch = next(iter(data.open(prepared).loader(256)))
+    trainer._train_step([dataclasses.replace(batch, weights_B=torch.zeros(256))])
+    assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
+
+
+def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: Path) -> None:
+    batch = next(iter(data.open(prepared).loader(256)))
+    weights_B = torch.linspace(0, 2, 256)
+    stream = iter(data.open(prepared).loader(64))  # four batches of the same 256 rows
+    parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
+    plain = {"dense": dense_sgd.Config(lr=0.1), "tables": sgd.Config(lr=0.1)}
+    one, four = (Trainer(make(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
+    one._train_step([dataclasses.replace(batch, weights_B=weights_B)])
+    four._train_step(parts)
+    for a, b in zip(one.dense, four.dense, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_model_that_diverges_is_not_called_trained(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        train(make(prepared, tmp_path / "run", dense=adam.Config(lr=1e30), schedule=Schedule()))
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_impossible_monitors_are_refused_before_work(prepared: Path, tmp_path: Path) -> None:
+    schema = data.open(prepared).schema
+    columns = {k: dataclasses.replace(c, kind="ignore") if c.kind == "group" else c for k, c in schema.columns.items()}
+    other = dataclasses.replace(schema, columns=columns, split=Split(by="ratio", valid=0.0, test=0.0))
+    data.prepare([prepared.parent / "log.parquet"], tmp_path / "other", schema=other)
+    with pytest.raises(UserError, match="'gauc' needs a column of kind group"):
+        train(make(tmp_path / "other", tmp_path / "run", loop=Loop(monitor="gauc")))
+    with pytest.raises(UserError, match="the valid part is empty"):
+        train(make(tmp_path / "other", tmp_path / "run", loop=Loop(patience=1)))
+
+
+def test_another_log_is_not_taken_for_the_same(prepared: Path, tmp_path: Path) -> None:
+    train(make(prepared, tmp_path / "run"))
+    schema = data.open(prepared).schema
+    raw = prepared.parent / "log.parquet"
+    data.prepare([raw], tmp_path / "seed", schema=dataclasses.replace(schema, split=Split(by="ratio", seed=9)))
+    with pytest.raises(UserError, match="not the one that this run began with"):
+        train(make(tmp_path / "seed", tmp_path / "run"), resume=True)
+    name = schema.dense[0]
+    columns = schema.columns | {name: dataclasses.replace(schema.columns[name], mean=100.0)}
+    data.prepare([raw], tmp_path / "mean", schema=dataclasses.replace(schema, columns=columns))
+    with pytest.raises(UserError, match=rf"another schema: columns\.{name}\.mean is 100\.0 there"):
+        train(make(tmp_path / "mean", tmp_path / "run"), resume=True)
+
+
+def test_one_training_per_directory(prepared: Path, tmp_path: Path) -> None:
+    def second(event: str, values: dict[str, Any]) -> None:
+        if event == "begin":
+            with pytest.raises(UserError, match="another training is running here"):
+                train(make(prepared, tmp_path / "run"), overwrite=True)
+
+    assert train(make(prepared, tmp_path / "run"), listener=second)["step"] == 19
+
+
+def test_overwriting_forgets_the_old_best(prepared: Path, tmp_path: Path) -> None:
+    first = train(make(prepared, tmp_path / "run"))
+    assert first["best_step"] == 19
+    train(make(prepared, tmp_path / "run", loop=Loop(max_steps=8)), overwrite=True)
+    assert restore(tmp_path / "run").step == 8
+    with pytest.raises(UserError, match="give one of them"):
+        train(make(prepared, tmp_path / "run"), overwrite=True, resume=True)
 
 
 def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
