@@ -5,6 +5,7 @@ import math
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,17 @@ from sparrow.core import UserError
 from sparrow.core.files import refuse_existing, to_json, whole, write_text
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """Writing beyond 100 bytes fails, as on a full disk but for the error's number."""
+    """Writing beyond 100 bytes fails, as on a full disk but for the error's number; pytest's own output too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, old)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -40,9 +43,9 @@ def test_a_failure_leaves_the_old_one(tmp_path: Path) -> None:
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("x", "old")]
 
 
-def test_a_full_disk_leaves_the_old_one(tmp_path: Path, full_disk: None) -> None:
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     write_text(tmp_path / "x", "old")
-    with pytest.raises(UserError, match=r"x: cannot be written \(.*\); make room"):
+    with pytest.raises(UserError, match=r"x: cannot be written \(.*\); make room"), full_disk():
         write_text(tmp_path / "x", "y" * 1000)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("x", "old")]
 
