@@ -193,6 +193,8 @@ def clean(directory: Path) -> None:
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name.startswith((".writing-", ".deleting-")):
             shutil.rmtree(path, ignore_errors=True)
+        elif path.name.endswith(".partial"):
+            path.unlink(missing_ok=True)
 
 
 def _prune(directory: Path, keep: int) -> None:

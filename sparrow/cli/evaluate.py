@@ -32,7 +32,7 @@ def evaluate(
     from sparrow.core.errors import UserError
     from sparrow.core.files import to_json, write_text
     from sparrow.metrics import evaluate as measure
-    from sparrow.training import check_schema, check_scores, restore
+    from sparrow.training import check_schema, restore
 
     found = restore(run_dir, which=checkpoint, device=device)
     dataset = logs.open(data or found.run.data.path)
@@ -41,10 +41,8 @@ def evaluate(
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
         )
-    batches = (batch.to(found.run.device) for batch in dataset.loader(found.run.data.batch_size, split=split))
-    rows = [
-        (f"{found.name}, step {found.step}", measure(lambda b: check_scores(found.model.score(b), found.step), batches))
-    ]
+    result = measure(found.score, dataset.loader(found.run.data.batch_size, split=split))
+    rows = [(f"{found.name}, step {found.step}", result)]
     for name, loader in dataset.baselines(split):
         rows.append((name, measure(lambda batch: batch.dense_BC, loader)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))

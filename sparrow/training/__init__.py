@@ -2,7 +2,7 @@
 
 from sparrow.training.loop import Trainer, train
 from sparrow.training.predict import predict
-from sparrow.training.restore import Restored, check_schema, check_scores, restore
+from sparrow.training.restore import Restored, check_schema, restore
 from sparrow.training.run import Checkpoints, Data, Log, Loop, Run, Schedule
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Schedule",
     "Trainer",
     "check_schema",
-    "check_scores",
     "predict",
     "restore",
     "train",

@@ -14,7 +14,7 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import refuse_existing, whole
 from sparrow.core.progress import Progress
 from sparrow.data.read import types_for
-from sparrow.training.restore import check_scores, restore, tables_of
+from sparrow.training.restore import restore
 
 
 def predict(
@@ -53,16 +53,14 @@ def predict(
     text = log.source.format != "parquet"  # read as the schema needs it; Parquet keeps its own types
     fields = [pa.field(name, types[name] if text else log.types[name]) for name in keep]
     columns = pa.schema([*fields, pa.field("score", pa.float32())])
-    with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer, torch.no_grad():
+    with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer:
         for rows in log.batches(types):
             table = data.transform(found.schema, rows, training=False, row0=done)
             scores = [torch.empty(0)]
             for batch in data.batches(found.schema, table, batch_size):
-                scores.append(check_scores(found.model.score(batch.to(found.run.device))[:, 0].cpu(), found.step))
+                scores.append(found.score(batch))
             kept = [rows.column(name) for name in keep]
             writer.write_table(pa.Table.from_arrays([*kept, torch.cat(scores).numpy()], schema=columns))
             done += rows.num_rows
             told("scored", done, log.rows)
-    for tables in tables_of(found.model):
-        tables.raise_bad_ids()
     return done

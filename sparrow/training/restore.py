@@ -11,6 +11,7 @@ from torch import nn
 
 from sparrow import checkpoint
 from sparrow.checkpoint import Checkpoint
+from sparrow.core import Batch
 from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data.schema import Schema
@@ -81,6 +82,18 @@ class Restored:
     schema: Schema
     step: int
 
+    @torch.no_grad()
+    def score(self, batch: Batch) -> torch.Tensor:
+        """Click probabilities [B] of a batch on the host; UserError for bad ids and for scores that are not finite."""
+        scores: torch.Tensor = self.model.score(batch.to(self.run.device))[:, 0].cpu()
+        for tables in tables_of(self.model):
+            tables.raise_bad_ids()
+        if not torch.isfinite(scores).all():
+            raise UserError(
+                f"step {self.step}: the model's scores are not finite, it diverged; use an earlier --checkpoint"
+            )
+        return scores
+
     @property
     def name(self) -> str:
         """The model's name in a run file."""
@@ -106,13 +119,6 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     model = build(run.model, schema, run)
     load_weights(model, saved)
     return Restored(model=model.eval(), run=run, schema=schema, step=saved.step)
-
-
-def check_scores(scores: torch.Tensor, step: int) -> torch.Tensor:
-    """The scores, unless some are not finite: UserError, because a model that diverged has nothing to say."""
-    if not torch.isfinite(scores).all():
-        raise UserError(f"step {step}: the model's scores are not finite, it diverged; use an earlier --checkpoint")
-    return scores
 
 
 def _fitted(schema: Schema) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,58 +144,57 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-KILLED = """
-    import os, signal, sys
-    from pathlib import Path
-    sys.path.insert(0, {tests!r})
-    from test_store import save
-    count, at = 0, int(sys.argv[2])
-    def dying(function):
-        def call(*a, **k):
-            global count
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            out = function(*a, **k)
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+def die_at(point: int) -> None:
+    """SIGKILL this process just before or after its `point`-th call that changes the file system, counted by halves."""
+    count = 0
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            for now in ("before", "after"):
+                count += 1
+                if count == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if now == "before":
+                    out = function(*arguments, **options)
             return out
+
         return call
-    save(Path(sys.argv[1]), 1, keep=1)
-    for name in ("fsync", "rename", "replace", "open", "rmdir", "unlink"):
+
+    for name in ("fsync", "rename", "replace", "open", "mkdir", "rmdir", "unlink"):
         setattr(os, name, dying(getattr(os, name)))
-    save(Path(sys.argv[1]), 2, keep=1)
-    print(count)
-"""
+    builtins.open = dying(builtins.open)
 
 
 @pytest.mark.multi
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_anywhere_a_whole_checkpoint_remains(tmp_path: Path) -> None:
-    """SIGKILL before and after every system call that changes the directory, the renames included."""
-    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent)))
+    """Around every call that changes the directory, the renames and the best's mark included."""
     points = 0
     while True:
         points += 1
         directory = tmp_path / str(points)
-        pid = os.fork()
-        if pid == 0:  # forked, not spawned: importing torch for every point would take a minute
-            sys.argv = ["-", str(directory), str(points)]
-            try:
-                with open(os.devnull, "w") as quiet:
-                    sys.stdout = quiet
-                    exec(script, {"__name__": "killed"})
-            finally:
-                os._exit(0)
+        save(directory, 1, keep=1)
+        checkpoint.mark_best(directory, 1)
+        pid = os.fork()  # not spawned: importing torch for every point would take minutes
+        if pid == 0:
+            die_at(points)
+            save(directory, 2, keep=1)
+            checkpoint.mark_best(directory, 2)
+            save(directory, 3, keep=1)
+            os._exit(0)
         _, status = os.waitpid(pid, 0)
-        step = checkpoint.latest(directory)
-        assert step in (1, 2), points
-        saved = checkpoint.load(directory)
-        assert torch.equal(saved.part("dense")["w"], torch.arange(4.0) * step)
-        assert len(list(saved.chunks())) == 2
-        save(directory, 3, keep=1)  # and work goes on, without the leftovers
-        assert [p.name for p in directory.iterdir()] == ["step-000000003"]
+        for step in (checkpoint.latest(directory), checkpoint.latest(directory, best=True)):
+            assert step in (1, 2, 3), points
+            saved = checkpoint.load(directory, step)
+            assert torch.equal(saved.part("dense")["w"], torch.arange(4.0) * step)
+            assert len(list(saved.chunks())) == 2
+        save(directory, 4, keep=1)  # and work goes on, without the leftovers
+        assert {p.name for p in directory.iterdir()} <= {"step-000000004", "best.json", *kept_best(directory)}
         if not os.WIFSIGNALED(status):
             break
-    assert points > 15
+    assert points > 40
+
+
+def kept_best(directory: Path) -> set[str]:
+    return {f"step-{checkpoint.latest(directory, best=True):09d}"}

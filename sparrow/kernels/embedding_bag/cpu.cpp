@@ -420,9 +420,10 @@ void fused_update(const Tensor& weight_RD, const std::vector<Tensor>& state, con
   const Bags bags(slots_N, offsets_B1, weights_N, scale_B, rule.R);
   const float* grad = gradients(grad_BD, bags, rule.D);
   const Groups groups(bags, rule.R, rule.D);
+  const int64_t apart = rule.D + kLanes;  // scratch rows on cache lines of their own
+  std::vector<float> scratch(groups.chunks() * apart);  // here: a failing allocation must not throw in a thread
   parallel(groups.chunks(), [&](int64_t c) {
-    std::vector<float> scratch(rule.D);
-    reduce(bags, groups, grad, groups.bounds[c], groups.bounds[c + 1], scratch.data(), nullptr, &rule, rule.D);
+    reduce(bags, groups, grad, groups.bounds[c], groups.bounds[c + 1], scratch.data() + c * apart, nullptr, &rule, rule.D);
   });
 }
 
