@@ -164,7 +164,11 @@ def _detect(file: Path, source: Source | None) -> Source:
 def _head(file: Path) -> list[str]:
     try:
         with pa.input_stream(str(file), compression=_SUFFIXES.get(file.suffix)) as stream:
-            return stream.read(1 << 20).decode("utf-8-sig", errors="replace").splitlines()[:2]
+            start = stream.read(1 << 20)
+        start.partition(b"\n")[0].decode("utf-8")  # the columns' names; Arrow looks at the rest
+        return start.decode("utf-8-sig", errors="replace").splitlines()[:2]
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: its first line is not UTF-8; convert it, as by iconv -f latin1 -t utf-8") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error}; check that it is whole and named as compressed") from None
 

@@ -132,3 +132,12 @@ def test_long_csv_comes_in_bounded_batches(tmp_path: Path) -> None:
     sizes = [batch.num_rows for batch in log.batches({"a": pa.int64()})]
     assert sum(sizes) == 2_000_000
     assert max(sizes) < 1_000_000
+
+
+def test_text_that_is_not_utf8_or_comma_separated_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("label,é\n0,1\n".encode("latin1"))
+    with pytest.raises(UserError, match=r"latin.csv: its first line is not UTF-8; convert it"):
+        open_log([tmp_path / "latin.csv"])
+    (tmp_path / "semi.csv").write_text("label;x\n0;1\n")
+    with pytest.raises(UserError, match=r"semi.csv: looks separated by ';'"):
+        open_log([tmp_path / "semi.csv"])
