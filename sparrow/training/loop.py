@@ -243,9 +243,9 @@ class Trainer:
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         loss, mass = self.losses.tolist()
-        rate = self.dataset.label_mean("train")
+        base = self.dataset.label_mean("train")
         values["loss"] = loss / mass if mass else math.nan
-        values["ne"] = values["loss"] / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+        values["ne"] = values["loss"] / -(base * math.log(base) + (1 - base) * math.log(1 - base))
         window = self.window.result()
         if window["examples"]:  # better than the training loss: of rows not yet trained on
             values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration")}
@@ -263,15 +263,16 @@ class Trainer:
         for tables in self.tables:
             tables.raise_bad_ids()
         if math.isnan(values["logloss"]):
-            raise UserError(
-                f"step {self.step}: the model's scores are not finite, it diverged; lower the learning rates and "
-                "resume from the last checkpoint"
-            )
+            raise self._diverged("the model's scores")
         self.last_evaluation = {"step": self.step, **values}
         self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", self.last_evaluation)
         self._compare(values[self.run.loop.monitor])
         self.clock, self.clock_examples = time.perf_counter(), self.examples
+
+    def _diverged(self, what: str) -> UserError:
+        remedy = "lower the learning rates and resume from the last checkpoint"
+        return UserError(f"step {self.step}: {what} are not finite, the model diverged; {remedy}")
 
     def _compare(self, value: float) -> None:
         """Keep the best; count evaluations without a better one."""
@@ -380,6 +381,8 @@ class Trainer:
         self.stop = signal.Signals(number).name
 
     def _save(self) -> None:
+        if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
+            raise self._diverged("dense weights")  # never saved over ones that work
         state = {name: getattr(self, name) for name in _STATE} | {
             "loader": self.loader.state_dict(),
             "data": self.dataset.fingerprint,
