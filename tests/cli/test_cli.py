@@ -227,8 +227,11 @@ def test_full_disks(here: Path, trained: Path, capsys: pytest.CaptureFixture[str
     try:
         refuses(capsys, ["generate", "disk/log.parquet", "--rows", "20000"], "disk", "No space left|Error writing")
         refuses(capsys, ["prepare", "log.parquet", "--out", "disk/prepared"], "disk", "No space left|Error writing")
+        scores = ["predict", str(trained), "log.parquet", "--out", "disk/s.parquet", "--keep", "history"]
+        refuses(capsys, scores, "disk/s.parquet", "No space left|Error writing")
+        assert not list(Path("disk").iterdir())  # nothing half made
         refuses(capsys, ["train", "run.toml", "--run_dir", "disk/run"], "disk/run", "cannot .*No space left")
-        assert not [p for p in Path("disk").rglob("*.p*") if p.name not in ("log.jsonl",)]  # nothing half made
+        assert not list(Path("disk/run/checkpoints").glob("[.s]*"))
     finally:
         subprocess.run(["umount", "disk"], check=True)
 
