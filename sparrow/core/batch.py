@@ -105,8 +105,6 @@ class KeyedJagged:
                 f"KeyedJagged.lengths: they run from {bounds[0]} to {bounds[-1]} where {self.values_N.numel()} ids are "
                 "given, or fall in between; every length must be >= 0 and they must add up to the ids"
             )
-        if len({self._group_size(key, n) for key, n in zip(self.keys, rows, strict=True)}) > 1:
-            raise UserError("KeyedJagged.inverse_B: groups and features differ in their number of samples")
         for name, value in (("offsets", offsets), ("lengths", offsets.diff()), ("rows", rows), ("_bounds", bounds)):
             object.__setattr__(self, name, value)
 
@@ -118,10 +116,25 @@ class KeyedJagged:
         return next((inverse for group, inverse in self.inverse_B.items() if key in group), None)
 
     @property
-    def batch_size(self) -> int:
-        """B, the number of samples (not of stored rows)."""
+    def bounds(self) -> tuple[int, ...]:
+        """Where each key's values begin, and where the last one's end."""
+        return self._bounds
+
+    def samples(self, key: str) -> int:
+        """The samples of one key: its stored rows, or what its group's inverse index makes of them."""
         assert self.rows is not None
-        return self._group_size(self.keys[0], self.rows[0]) if self.keys else 0
+        if key not in self.keys:
+            raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
+        return self._group_size(key, self.rows[self.keys.index(key)])
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of samples (not of stored rows); UserError when the features differ in it."""
+        assert self.rows is not None
+        sizes = {self._group_size(key, n) for key, n in zip(self.keys, self.rows, strict=True)}
+        if len(sizes) > 1:
+            raise UserError("KeyedJagged.inverse_B: groups and features differ in their number of samples")
+        return next(iter(sizes), 0)
 
     def __getitem__(self, key: str) -> Jagged:
         if key not in self.keys:

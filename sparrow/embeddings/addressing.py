@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ class Addressing(Protocol):
         """R, the rows of the table."""
         ...
 
+    @property
+    def maps(self) -> bool:
+        """Whether rows differ from ids."""
+        ...
+
     def slots(self, ids_N: Tensor) -> Tensor:
         """Rows [N] of ids [N]; a row outside [0, rows) marks an id the table does not hold."""
         ...
@@ -29,6 +34,7 @@ class Direct:
     """Id i is row i; ids outside [0, rows) are errors."""
 
     rows: int
+    maps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)
@@ -44,6 +50,7 @@ class Hashed:
 
     rows: int
     seed: int = 0
+    maps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)

@@ -15,6 +15,7 @@ class TableSpec:
 
     name: the table's. dim: D >= 1. addressing: ids -> rows. rule: how a row learns.
     Rows begin uniform in +-init_scale, +-1/sqrt(rows) unless told (DLRM, arXiv 1906.00091).
+    oov_row: where ids outside the table go, and are counted; None makes them an error.
     """
 
     name: str
@@ -22,9 +23,11 @@ class TableSpec:
     addressing: Addressing
     rule: RowRule = field(default_factory=RowWiseAdaGrad)
     init_scale: float | None = None
+    oov_row: int | None = None
 
     def __post_init__(self) -> None:
         require(least=1, dim=self.dim)
+        require(least=0, most=self.addressing.rows - 1, oov_row=self.oov_row)
 
 
 @dataclass(frozen=True, kw_only=True)

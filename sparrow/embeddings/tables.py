@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,29 +12,13 @@ from torch import Tensor, nn
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
+from sparrow.embeddings import autograd
+from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl, embedding_bag
+from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 
 Mode = Literal["fused", "deferred", "off"]
-
-
-@dataclass
-class RowGradients:
-    """Gradients of a table's touched rows: rows_U int64 [U], ascending and unique; grad_UD float32 [U, D]."""
-
-    rows_U: Tensor
-    grad_UD: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Bags:
-    """One table's share of a batch: the bags of all its features, one after the other."""
-
-    slots_N: Tensor
-    offsets_B1: Tensor
-    weights_N: Tensor | None
-    scale_B: Tensor | None
-    counts: tuple[int, ...]  # bags per feature
 
 
 @dataclass(eq=False)
@@ -42,47 +26,16 @@ class Handle:
     """A batch made ready for lookup; its rows stay where they are until `release`."""
 
     ids: KeyedJagged
-    bags: dict[str, _Bags]
+    bags: Bags
     released: bool = False
 
 
-class RowRecords(nn.Module):
-    """The rows of one table: weight [R, D], the rule's state fields, and a touched byte [R]."""
+@dataclass(frozen=True)
+class Layout:
+    """Where features stand in a batch and in the outputs. features: for each key who looks it up, or -1."""
 
-    weight: Tensor
-    touched: Tensor
-
-    def __init__(self, spec: TableSpec, features: tuple[Feature, ...], seed: int) -> None:
-        super().__init__()
-        self.spec, self.features = spec, features
-        rows = spec.addressing.rows
-        scale = rows**-0.5 if spec.init_scale is None else spec.init_scale
-        random = torch.Generator().manual_seed(seed + zlib.crc32(spec.name.encode()))
-        # not persistent: a state_dict holds the dense weights, tables travel as chunks
-        self.register_buffer("weight", torch.empty(rows, spec.dim).uniform_(-scale, scale, generator=random), False)
-        self.register_buffer("touched", torch.zeros(rows, dtype=torch.uint8), False)
-        state = spec.rule.init_state(rows, spec.dim)
-        for name, tensor in state.items():
-            self.register_buffer(name, tensor, False)
-        self.state_names = tuple(state)
-        self.lr = torch.tensor(spec.rule.lr)
-        self.version = 0  # counts updates, so that a backward through rows that have changed is noticed
-        self.pending: list[RowGradients] = []
-
-    @property
-    def rows(self) -> int:
-        """R, the rows of the table."""
-        return self.spec.addressing.rows
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The rule's fields, by name."""
-        return {name: self.get_buffer(name) for name in self.state_names}
-
-    @property
-    def fields(self) -> dict[str, Tensor]:
-        """Every field of the row record, by name."""
-        return {"weight": self.weight, **self.state, "touched": self.touched}
+    lookups: Lookups
+    features: list[int]
 
 
 class EmbeddingTables(nn.Module):
@@ -114,42 +67,86 @@ class EmbeddingTables(nn.Module):
             if feature.table not in names:
                 raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
         self.features = tuple(features)
-        self.records = nn.ModuleList(  # a list: a module's name may not hold a dot, nor be a method's
-            RowRecords(spec, tuple(f for f in features if f.table == spec.name), seed) for spec in specs
-        )
+        self.records = nn.ModuleList(RowRecords(spec, seed) for spec in specs)  # a module's name may not hold a dot
         self.mode, self.impl = mode, impl
-        self._anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the tables' backward
-        self._bad_ids: list[tuple[RowRecords, Feature, Tensor]] = []
+        self.lr_T = torch.tensor([spec.rule.lr for spec in specs])
+        self.version = 0  # counts updates, so that a backward through rows that have changed is noticed
+        self._specs = {feature.name: specs[names.index(feature.table)] for feature in features}
+        self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
+        self._layouts: dict[object, Layout] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a copy must have anew."""
+        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the tables' backward
+        self.number = autograd.register(self)
+        self._tables: Tables | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
+        super()._apply(fn, recurse)
+        self._tables = None
+        return self
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged) -> Handle:
         """Map ids to rows; may run some batches ahead. UserError names table, feature, position and value."""
-        return Handle(ids, {r.spec.name: self._bags(r, ids) for r in self.all_records() if r.features})
+        assert ids.offsets is not None and ids.rows is not None
+        layout = self._layout(ids)
+        bags = Bags(
+            slots_N=autograd.slots(self, ids.values_N, ids.bounds, layout.features), offsets_B1=ids.offsets,
+            weights_N=ids.weights_N, inverses=tuple(ids.inverse_B.values()), bags=ids.rows, bounds=ids.bounds,
+            lookups=layout.lookups,
+        )  # fmt: skip
+        return Handle(ids, bags)
 
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
-        if handle.released:
-            raise UserError("lookup: this handle was released; prepare the batch again")
+        dims = self.dims
+        vectors: dict[str, Tensor] = {}
+        for number, output in enumerate(self._outputs(handle)):
+            names = [f.name for f, at in zip(self.features, handle.bags.lookups, strict=True) if at.output == number]
+            widths = [dims[at.table] for at in handle.bags.lookups if at.output == number]
+            parts = output.split(widths, 1) if len(names) > 1 else (output,)  # a split costs backward a copy
+            vectors |= dict(zip(names, parts, strict=True))
         out: dict[str, Tensor | Jagged] = {}
-        for record in self.all_records():
-            if record.features:
-                bags = handle.bags[record.spec.name]
-                vectors: Tensor = _Lookup.apply(self._anchor, bags.weights_N, bags, record, self)
-                for feature, part in zip(record.features, vectors.split(bags.counts), strict=True):
-                    out[feature.name] = self._shape(feature, part, handle.ids[feature.name])
-        return {f.name: out[f.name] for f in self.features}
+        for feature in self.features:
+            out[feature.name] = vectors[feature.name]
+            if feature.pooling == "none":
+                ids = handle.ids[feature.name]
+                out[feature.name] = Jagged(
+                    values_N=vectors[feature.name], offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B
+                )
+        return out
+
+    def pooled(self, ids: KeyedJagged) -> Tensor:
+        """All features' vectors side by side, [B, sum of dims], in the features' order, without a copy.
+
+        UserError when one is not pooled or has another number of samples.
+        """
+        handle = self.prepare(ids)
+        outputs = self._outputs(handle)
+        self.release(handle)
+        if len(outputs) != 1:
+            raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
+        return outputs[0]
 
     @torch.no_grad()
     def update(self) -> None:
         """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
-        for name, gradients in self.gradients().items():
-            record = self.record(name)
-            embedding_bag.update_rows(
-                record.weight, record.state, record.touched, gradients.rows_U, gradients.grad_UD,
-                record.spec.rule, record.lr, impl=self.impl,
-            )  # fmt: skip
-            record.version += 1
+        found = self.gradients()
+        if found:
+            gradients = []
+            for record in self.all_records():
+                none = RowGradients(record.touched.new_empty(0, dtype=torch.int64), record.weight[:0])
+                mine = found.get(record.spec.name, none)
+                gradients.append((mine.rows_U, mine.grad_UD))
+            embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, impl=self.impl)
+            self.version += 1
         self.discard()
 
     def release(self, handle: Handle) -> None:
@@ -170,10 +167,10 @@ class EmbeddingTables(nn.Module):
         for record in self.all_records():
             if len(record.pending) > 1:
                 slots_N = torch.cat([g.rows_U for g in record.pending])
-                grad_BD = torch.cat([g.grad_UD for g in record.pending])
-                offsets_B1 = torch.arange(slots_N.numel() + 1, device=slots_N.device)
-                merged = embedding_bag.row_gradients(grad_BD, slots_N, offsets_B1, num_rows=record.rows, impl=self.impl)
-                record.pending = [RowGradients(*merged)]
+                grad_ND = torch.cat([g.grad_UD for g in record.pending])
+                bags = embedding_bag.bags_of(slots_N, slots_N.new_zeros(1), "none")
+                merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
+                record.pending = [RowGradients(*merged[0])]
         return {record.spec.name: record.pending[0] for record in self.all_records() if record.pending}
 
     def discard(self) -> None:
@@ -183,8 +180,7 @@ class EmbeddingTables(nn.Module):
 
     def scale_lr(self, factor: float) -> None:
         """Set every table's learning rate to its rule's times `factor` (a schedule)."""
-        for record in self.all_records():
-            record.lr.fill_(record.spec.rule.lr * factor)
+        self.lr_T.copy_(torch.tensor([record.spec.rule.lr * factor for record in self.all_records()]))
 
     @property
     def mode(self) -> Mode:
@@ -215,131 +211,141 @@ class EmbeddingTables(nn.Module):
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
         """Every row record, in blocks of at most about `max_bytes`; the tensors are views."""
         for record in self.all_records():
-            rows, dim = record.weight.shape
-            row_bytes = sum(t[:1].numel() * t.element_size() for t in record.fields.values())
-            step = max(1, max_bytes // row_bytes)
-            for first in range(0, rows, step):
-                last = min(first + step, rows)
-                fields = {name: tensor[first:last] for name, tensor in record.fields.items()}
-                yield Chunk(table=record.spec.name, rows=(first, last), columns=(0, dim), fields=fields)
+            yield from record.chunks(max_bytes)
 
-    @torch.no_grad()
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the chunk's rows and columns; UserError when table, range or fields do not fit."""
-        record = self.record(chunk.table)
-        rows, dim = record.weight.shape
-        if set(chunk.fields) != set(record.fields):
-            raise UserError(
-                f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(record.fields)} are kept; "
-                "use the rule they were saved with"
-            )
-        if not (0 <= chunk.rows[0] <= chunk.rows[1] <= rows and 0 <= chunk.columns[0] <= chunk.columns[1] <= dim):
-            place = f"table {chunk.table!r}: chunk {chunk.rows} x {chunk.columns}"
-            raise UserError(f"{place} lies outside {rows} x {dim}; cut it to the table")
-        for name, tensor in record.fields.items():
-            part = tensor[slice(*chunk.rows)]
-            (part[:, slice(*chunk.columns)] if part.dim() > 1 else part).copy_(chunk.fields[name])
+        self.record(chunk.table).load_chunk(chunk)
+
+    # -- ids that a table does not hold -------------------------------------------------------------------------
+
+    def oov_counts(self) -> dict[str, int]:
+        """Feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
+        names = [name for name, spec in self._specs.items() if spec.oov_row is not None]
+        return {name: int(self._outside.get(name, 0)) for name in names}
 
     def raise_bad_ids(self) -> None:
         """Raise what prepare noticed on a GPU, where asking at once would stall it; call at a synchronisation."""
-        noticed, self._bad_ids = self._bad_ids, []
-        for record, feature, count in noticed:
-            if int(count):
+        for name, spec in self._specs.items():
+            if spec.oov_row is None and int(count := self._outside.pop(name, 0)):
+                raise UserError(f"{_place(name, spec)}: {int(count)} ids are outside {_range(spec)}")
+
+    # -- what `autograd` calls ----------------------------------------------------------------------------------
+
+    @property
+    def kernel_tables(self) -> Tables:
+        """The rows as the operators take them."""
+        if self._tables is None:
+            self._tables = Tables([record.kernel_table for record in self.all_records()])
+        return self._tables
+
+    @property
+    def dims(self) -> list[int]:
+        """D of every table."""
+        return [record.spec.dim for record in self.all_records()]
+
+    def slots(self, values_N: Tensor, bounds: Sequence[int], features: Sequence[int]) -> Tensor:
+        """Rows [N] of a batch's ids. features: who looks up each key, by number; where nobody does (-1) ids pass."""
+        specs = [self._specs[self.features[f].name] if f >= 0 else None for f in features]
+        slots_N = values_N
+        if any(spec is not None and spec.addressing.maps for spec in specs):
+            parts = values_N.long().split([high - low for low, high in itertools.pairwise(bounds)])
+            mapped = [p if spec is None else spec.addressing.slots(p) for spec, p in zip(specs, parts, strict=True)]
+            slots_N = torch.cat(mapped)
+        rows = [-1 if spec is None else spec.addressing.rows for spec in specs]
+        counts_K = embedding_bag.count_outside(slots_N, bounds, rows, impl=self.impl)
+        if not slots_N.is_cuda and not counts_K.any():
+            return slots_N
+        slots_N = slots_N.clone()
+        for k, spec in enumerate(specs):
+            part_N = slots_N[bounds[k] : bounds[k + 1]]
+            if spec is None or (not part_N.is_cuda and not counts_K[k]):
+                continue
+            name, bad_N = self.features[features[k]].name, (part_N < 0) | (part_N >= rows[k])
+            if spec.oov_row is None and not part_N.is_cuda:
+                position = int(bad_N.nonzero()[0])
+                value = f"id {int(values_N[bounds[k] + position])} at position {position}"
                 raise UserError(
-                    f"table {record.spec.name!r}, feature {feature.name!r}: {int(count)} ids outside "
-                    f"[0, {record.rows}); give the table more rows or hashed addressing"
+                    f"{_place(name, spec)}: {value} is outside {_range(spec)}; give the table more rows, hashed "
+                    "addressing or an oov_row"
                 )
+            part_N.masked_fill_(bad_N, spec.oov_row or 0)
+            self._outside[name] = self._outside.get(name, 0) + counts_K[k]
+        return slots_N
+
+    def slot_type(self, ids: torch.dtype, features: Sequence[int]) -> torch.dtype:
+        """What `slots` makes of such ids."""
+        maps = any(f >= 0 and self._specs[self.features[f].name].addressing.maps for f in features)
+        return torch.int64 if maps else ids
+
+    def run_lookup(self, bags: Bags) -> list[Tensor]:
+        """The outputs of a batch."""
+        return embedding_bag.lookup(self.kernel_tables, bags, impl=self.impl)
+
+    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
+        """Where the tables learn. Gives the gradient of the batch's weights, if needed."""
+        if self.mode != "off" and version != self.version:
+            raise RuntimeError(
+                "the tables changed between this lookup and its backward; look up once per step in 'fused' mode, or "
+                "use 'deferred' and update() after the last backward"
+            )
+        grad_N = None
+        if needs_weights:  # before the rows change
+            grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, bags, impl=self.impl)
+        if self.mode == "fused":
+            embedding_bag.fused_update(self.kernel_tables, grads, bags, self.lr_T, impl=self.impl)
+            self.version += 1
+        elif self.mode == "deferred":
+            found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
+            used = {f.table for f in bags.lookups}
+            for t, (record, gradients) in enumerate(zip(self.all_records(), found, strict=True)):
+                if t in used:
+                    record.pending.append(RowGradients(*gradients))
+        return grad_N
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _bags(self, record: RowRecords, ids: KeyedJagged) -> _Bags:
-        slots, lengths, weights, scales = [], [], [], []
-        for feature in record.features:
-            jagged = ids[feature.name]
-            slots.append(self._check(record, feature, jagged.values_N, record.spec.addressing.slots(jagged.values_N)))
-            each = (
-                jagged.lengths_B if feature.pooling != "none" else torch.ones_like(jagged.values_N, dtype=torch.int64)
-            )
-            lengths.append(each)
-            scales.append(
-                1.0 / each.clamp(min=1) if feature.pooling == "mean" else torch.ones_like(each, dtype=torch.float32)
-            )
-            if jagged.weights_N is not None:
-                weights.append(jagged.weights_N)
-        slots_N, lengths_B = torch.cat(slots), torch.cat(lengths)
-        if len({s.dtype for s in slots}) > 1:
-            slots_N = slots_N.long()
-        return _Bags(
-            slots_N=slots_N,
-            offsets_B1=torch.cat([lengths_B.new_zeros(1), lengths_B.cumsum(0)]),
-            weights_N=torch.cat(weights) if weights else None,
-            scale_B=torch.cat(scales) if any(f.pooling == "mean" for f in record.features) else None,
-            counts=tuple(each.numel() for each in lengths),
-        )
+    def _outputs(self, handle: Handle) -> list[Tensor]:
+        if handle.released:
+            raise UserError("lookup: this handle was released; prepare the batch again")
+        return autograd.lookup(self, handle.bags)
 
-    def _check(self, record: RowRecords, feature: Feature, ids_N: Tensor, slots_N: Tensor) -> Tensor:
-        rows = record.rows
-        if not slots_N.numel():
-            return slots_N
-        if slots_N.is_cuda:
-            self._bad_ids.append((record, feature, ((slots_N < 0) | (slots_N >= rows)).sum()))
-            return slots_N.clamp(0, rows - 1)
-        low, high = torch.aminmax(slots_N)
-        if int(low) < 0 or int(high) >= rows:
-            position = int(((slots_N < 0) | (slots_N >= rows)).nonzero()[0])
-            raise UserError(
-                f"table {record.spec.name!r}, feature {feature.name!r}: id {int(ids_N[position])} at position "
-                f"{position} is outside [0, {rows}); give the table more rows or hashed addressing"
-            )
-        return slots_N
+    def _layout(self, ids: KeyedJagged) -> Layout:
+        samples = [(f.pooling, ids.samples(f.name)) for f in self.features]
+        kind = (ids.keys, tuple(ids.inverse_B), len({count for pooling, count in samples if pooling != "none"}) <= 1)
+        if torch.compiler.is_compiling():
+            return self._make_layout(*kind)
+        if kind not in self._layouts:
+            self._layouts[kind] = self._make_layout(*kind)
+        return self._layouts[kind]
 
-    def _shape(self, feature: Feature, vectors: Tensor, ids: Jagged) -> Tensor | Jagged:
-        if feature.pooling == "none":
-            return Jagged(values_N=vectors, offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B)
-        return vectors if ids.inverse_B is None else vectors.index_select(0, ids.inverse_B)
-
-
-class _Lookup(torch.autograd.Function):
-    """The lookup of one table; its backward is where the table learns."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: _Bags, record: RowRecords, tables: EmbeddingTables
-    ) -> Tensor:
-        ctx.bags, ctx.record, ctx.tables, ctx.version = bags, record, tables, record.version
-        return embedding_bag.lookup(
-            record.weight, bags.slots_N, bags.offsets_B1, weights_N, bags.scale_B, impl=tables.impl
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor | None, ...]:
-        bags, record, tables = ctx.bags, ctx.record, ctx.tables
-        if tables.mode != "off" and record.version != ctx.version:
-            raise RuntimeError(
-                f"table {record.spec.name!r} changed between this lookup and its backward; look up once per step in "
-                "'fused' mode, or use 'deferred' and update() after the last backward"
-            )
-        grad_BD = grad_BD.contiguous()
-        grad_N = None
-        if ctx.needs_input_grad[1]:  # before the rows change
-            grad_N = embedding_bag.weight_gradients(
-                grad_BD, record.weight, bags.slots_N, bags.offsets_B1, bags.scale_B, impl=tables.impl
-            )
-        if tables.mode == "fused":
-            embedding_bag.fused_update(
-                record.weight, record.state, record.touched, grad_BD, bags.slots_N, bags.offsets_B1, bags.weights_N,
-                bags.scale_B, record.spec.rule, record.lr, impl=tables.impl,
+    def _make_layout(self, keys: tuple[str, ...], groups: tuple[tuple[str, ...], ...], uniform: bool) -> Layout:
+        """Pooled features stand side by side in one output if they have as many samples; others have their own."""
+        tables = [record.spec.name for record in self.all_records()]
+        lookups: list[Lookup] = []
+        outputs, together, width = 0, -1, 0
+        for f in self.features:
+            apart = f.pooling == "none" or not uniform
+            if apart or together < 0:
+                output, outputs = outputs, outputs + 1
+            if not apart and together < 0:
+                together = output
+            shared = [g for g, group in enumerate(groups) if f.name in group and f.pooling != "none"]
+            lookups.append(
+                Lookup(
+                    table=tables.index(f.table), pooling=f.pooling, key=keys.index(f.name),
+                    inverse=shared[0] if shared else -1, output=output if apart else together,
+                    column=0 if apart else width,
+                )
             )  # fmt: skip
-            record.version += 1
-        elif tables.mode == "deferred":
-            found = embedding_bag.row_gradients(
-                grad_BD,
-                bags.slots_N,
-                bags.offsets_B1,
-                bags.weights_N,
-                bags.scale_B,
-                num_rows=record.rows,
-                impl=tables.impl,
-            )
-            record.pending.append(RowGradients(*found))
-        return None, grad_N, None, None, None
+            width += 0 if apart else self._specs[f.name].dim
+        names = [f.name for f in self.features]
+        return Layout(Lookups(lookups), [names.index(key) if key in names else -1 for key in keys])
+
+
+def _place(feature: str, spec: TableSpec) -> str:
+    return f"table {spec.name!r}, feature {feature!r}"
+
+
+def _range(spec: TableSpec) -> str:
+    return f"[0, {spec.addressing.rows})"

@@ -29,10 +29,8 @@ def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: f
     return EmbeddingTables(specs, features, seed=seed)
 
 
-def pooled(tables: EmbeddingTables, batch: Batch) -> list[Tensor]:
-    """One [B, D] per feature, in the tables' order."""
-    vectors = []
-    for vectors_BD in tables(batch.ids).values():
-        assert isinstance(vectors_BD, Tensor), "tables_for refuses unpooled columns"
-        vectors.append(vectors_BD)
-    return vectors
+def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
+    """The vectors of all features side by side, [B, sum of dims], in the tables' order."""
+    if not tables.features:
+        return batch.dense_BC.new_zeros(batch.batch_size, 0)
+    return tables.pooled(batch.ids)

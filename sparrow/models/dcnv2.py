@@ -55,7 +55,7 @@ class DCNv2(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, 1]."""
-        x = torch.cat([batch.dense_BC, *pooled(self.tables, batch)], 1)
+        x = torch.cat([batch.dense_BC, pooled(self.tables, batch)], 1)
         crossed = self.cross(x)
         if self.structure == "stacked":
             return self.head(self.deep(crossed))

@@ -41,6 +41,7 @@ class DLRM(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
+        self.dim = config.dim
         self.tables = tables_for(schema, config.dim, rule, seed)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
@@ -53,11 +54,11 @@ class DLRM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, 1]."""
-        vectors = pooled(self.tables, batch)
+        vectors_BE = pooled(self.tables, batch)
         if self.bottom is None:
-            return self.head(self.top(self.interaction(torch.stack(vectors, 1))))
+            return self.head(self.top(self.interaction(vectors_BE.unflatten(1, (-1, self.dim)))))
         dense_BD = self.bottom(batch.dense_BC)
-        pairs = self.interaction(torch.stack([dense_BD, *vectors], 1))
+        pairs = self.interaction(torch.cat([dense_BD, vectors_BE], 1).unflatten(1, (-1, self.dim)))
         return self.head(self.top(torch.cat([dense_BD, pairs], 1)))
 
     def loss(self, batch: Batch) -> Tensor:

@@ -24,7 +24,7 @@ class LogisticRegression(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, 1]."""
         dense_B1 = (batch.dense_BC * self.weight_C).sum(1, keepdim=True) + self.bias
-        return torch.stack([dense_B1, *pooled(self.tables, batch)]).sum(0)
+        return dense_B1 + pooled(self.tables, batch).sum(1, keepdim=True)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""

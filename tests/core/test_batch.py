@@ -78,7 +78,6 @@ def test_moving_keeps_everything() -> None:
         ({"lengths": torch.tensor([1, 1, 1, 5])}, "add up to the ids"),
         ({"lengths": torch.tensor([1, 1, 3, -1])}, "every length must be >= 0"),
         ({"rows": (3, 2)}, "does not add up"),
-        ({"rows": (3, 1)}, "differ in their number of samples"),
         ({"inverse_B": {("c",): torch.zeros(2)}}, "no feature 'c'"),
     ],
 )
@@ -100,6 +99,13 @@ def test_batch_sizes_must_agree() -> None:
         Batch(dense_BC=torch.zeros(2, 0), ids=ids)
     with pytest.raises(UserError, match=r"Batch\.labels_BT"):
         Batch(dense_BC=torch.zeros(3, 0), ids=ids, labels_BT=torch.zeros(2, 1))
+
+
+def test_features_with_different_numbers_of_samples() -> None:
+    ids = KeyedJagged(keys=("a", "b"), values_N=torch.arange(4), lengths=torch.ones(4, dtype=torch.int64), rows=(3, 1))
+    assert (ids.samples("a"), ids.samples("b")) == (3, 1)
+    with pytest.raises(UserError, match="differ in their number of samples"):
+        _ = ids.batch_size
 
 
 def test_records_are_frozen() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -9,9 +10,11 @@ from torch.nn import functional as F
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec
-from sparrow.kernels.rules import rowwise_adagrad, sgd
+from sparrow.kernels import Impl, missing
+from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 
 ROWS, DIM, BATCH = 11, 6, 9
+built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 FEATURES = (
     Feature(name="candidate", table="item", pooling="sum"),
     Feature(name="history", table="item", pooling="mean"),
@@ -259,3 +262,169 @@ def test_parts_that_do_not_fit() -> None:
         make("fussed")
     with pytest.raises(UserError, match="dim: 0 is out of range"):
         TableSpec(name="x", dim=0, addressing=Direct(3))
+
+
+# -- ids outside, samples that differ ---------------------------------------------------------------------------------
+
+
+def test_ids_outside_go_to_the_oov_row_and_are_counted() -> None:
+    spec = TableSpec(name="item", dim=4, addressing=Direct(ROWS), oov_row=2)
+    features = [Feature(name="a", table="item"), Feature(name="b", table="item")]
+    tables, known = (EmbeddingTables([spec], features, mode="fused") for _ in range(2))
+    for _ in range(2):
+        ids = KeyedJagged.from_lists({"a": [[1, -5], [ROWS]], "b": [[3], [2**40]]})
+        mapped = KeyedJagged.from_lists({"a": [[1, 2], [2]], "b": [[3], [2]]})
+        for t, batch in ((tables, ids), (known, mapped)):
+            objective(tensors(t(batch))).backward()
+    assert ids["a"].values_N.tolist() == [1, -5, ROWS], "the batch itself was changed"
+    assert equal(tables, known)
+    assert tables.oov_counts() == {"a": 4, "b": 2}
+    assert known.oov_counts() == {"a": 0, "b": 0}
+    with pytest.raises(UserError, match="oov_row: 11 is out of range"):
+        TableSpec(name="item", dim=4, addressing=Direct(ROWS), oov_row=ROWS)
+
+
+def test_features_with_different_numbers_of_samples() -> None:
+    spec = TableSpec(name="item", dim=4, addressing=Direct(ROWS))
+    features = [Feature(name="a", table="item"), Feature(name="b", table="item", pooling="mean")]
+    tables = EmbeddingTables([spec], features, mode="off")
+    ids = KeyedJagged(
+        keys=("a", "b"), values_N=torch.tensor([1, 2, 3, 3]), lengths=torch.tensor([1, 0, 1, 2]), rows=(3, 1)
+    )
+    out, weight = tables(ids), tables.record("item").weight
+    assert torch.equal(out["a"], torch.stack([weight[1], torch.zeros(4), weight[2]]))
+    assert torch.equal(out["b"], weight[3:4])
+    with pytest.raises(UserError, match="differ in samples"):
+        tables.pooled(ids)
+
+
+def test_pooled_is_every_feature_side_by_side() -> None:
+    spec = [TableSpec(name=n, dim=d, addressing=Direct(ROWS)) for n, d in (("x", 3), ("y", 5))]
+    features = [
+        Feature(name="a", table="y"),
+        Feature(name="b", table="x", pooling="mean"),
+        Feature(name="c", table="y"),
+    ]
+    tables = EmbeddingTables(spec, features, mode="off")
+    ids = KeyedJagged.from_lists({"c": [[1], [2, 3]], "other": [[99], []], "a": [[4], []], "b": [[5, 6], [7]]})
+    assert torch.equal(tables.pooled(ids), torch.cat(list(tables(ids).values()), 1))
+    with pytest.raises(UserError, match="no feature 'a'"):
+        tables(KeyedJagged.from_lists({"b": [[1]], "c": [[1]]}))
+
+
+def test_a_copy_learns_by_itself() -> None:
+    tables = make("fused")
+    tables(batch(1))
+    twin, before = copy.deepcopy(tables), weights_of(tables)
+    objective(tensors(twin(batch(1)))).backward()
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(tables).items())
+    objective(tensors(tables(batch(1)))).backward()
+    assert equal(tables, twin)
+
+
+# -- gradients by differences, and compiled programs ------------------------------------------------------------------
+
+
+class Rows(torch.autograd.Function):
+    """Rows -> vectors, differentiated by the gradients that "deferred" mode hands out."""
+
+    @staticmethod
+    def forward(ctx, weight_RD: Tensor, tables: EmbeddingTables, ids: KeyedJagged) -> Tensor:
+        tables.record("item").weight.copy_(weight_RD)
+        with torch.enable_grad():
+            ctx.out, ctx.tables = torch.cat([v.flatten() for v in tensors(tables(ids)).values()]), tables
+        return ctx.out.detach().clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        ctx.tables.discard()
+        ctx.out.backward(grad, retain_graph=True)
+        found = ctx.tables.gradients()["item"]
+        weight_RD = torch.zeros_like(ctx.tables.record("item").weight)
+        return weight_RD.index_copy(0, found.rows_U, found.grad_UD), None, None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradcheck_in_deferred(weighted: bool) -> None:
+    tables = make("deferred").double()
+    tables.impl = "reference"  # C++ has float32 only, and has the reference's bits: tests/kernels
+    ids = batch(4, weighted=weighted)
+    if weighted:
+        ids = KeyedJagged(keys=ids.keys, values_N=ids.values_N, lengths=ids.lengths, weights_N=ids.weights_N.double())
+    weight_RD = tables.record("item").weight.clone().requires_grad_()
+    assert torch.autograd.gradcheck(Rows.apply, (weight_RD, tables, ids))
+    if weighted:
+        weights_N = ids.weights_N.clone().requires_grad_()
+
+        def of_weights(weights_N: Tensor) -> Tensor:
+            again = KeyedJagged(keys=ids.keys, values_N=ids.values_N, lengths=ids.lengths, weights_N=weights_N)
+            return torch.cat([v.flatten() for v in tensors(tables(again)).values()])
+
+        assert torch.autograd.gradcheck(of_weights, (weights_N,))
+
+
+@pytest.mark.parametrize(
+    "impl", ["reference", pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing()))]
+)
+@pytest.mark.parametrize("mode", ["fused", "deferred", "off"])
+def test_compiled_without_a_graph_break(mode: str, impl: Impl) -> None:
+    plain_tables, compiled_tables = (make(mode) for _ in range(2))
+
+    def loss(tables: EmbeddingTables, ids: KeyedJagged) -> Tensor:
+        return objective(tensors(tables(ids)))
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for step in range(4):
+            grads = []
+            for tables, run in ((plain_tables, loss), (compiled_tables, compiled)):
+                tables.impl = impl
+                tables.scale_lr(1 / (step + 1))  # a schedule
+                ids = batch(step, weighted=True, size=BATCH + step)
+                ids.weights_N.requires_grad_()
+                run(tables, ids).backward()
+                tables.update()
+                grads.append(ids.weights_N.grad)
+            torch.testing.assert_close(*grads)
+    assert equal(plain_tables, compiled_tables)
+    assert mode == "off" or not equal(compiled_tables, make(mode))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+def test_a_schedule_does_not_recompile(mode: str) -> None:
+    tables, ids = make(mode), batch(1)
+    compiled = torch.compile(lambda: objective(tensors(tables(ids))), fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(4):
+            tables.scale_lr(1 / (step + 1))
+            compiled().backward()
+            tables.update()
+    torch.compiler.reset()
+
+
+def test_bad_ids_and_stale_rows_in_a_compiled_program() -> None:
+    tables = make("fused")
+    compiled = torch.compile(lambda ids: objective(tensors(tables(ids))), fullgraph=True, backend="aot_eager")
+    bad = batch(1)
+    bad["history"].values_N[0] = ROWS
+    with pytest.raises(UserError, match=f"feature 'history': id {ROWS} at position 0"):
+        compiled(bad)
+    first, second = compiled(batch(1)), compiled(batch(1))
+    first.backward()
+    with pytest.raises(RuntimeError, match="look up once per step"):
+        second.backward()
+    torch.compiler.reset()
+
+
+def test_state_of_adam_travels_in_chunks() -> None:
+    spec = TableSpec(name="item", dim=3, addressing=Direct(70_000), rule=adam.Config())
+    one, two = (EmbeddingTables([spec], [Feature(name="h", table="item")], seed=s) for s in (1, 2))
+    ids = KeyedJagged.from_lists({"h": [[0, 69_999], [65_536]]})
+    for _ in range(2):
+        objective(tensors(one(ids))).backward()
+    for chunk in one.chunks(1 << 20):
+        two.load_chunk(chunk)
+    assert equal(one, two)
+    assert set(one.record("item").fields) == {"weight", "first", "second", "updates", "touched"}
+    assert one.record("item").updates.sum() == 6

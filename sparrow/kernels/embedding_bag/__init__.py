@@ -1,14 +1,13 @@
-"""Bags of slots in one table: the operator under every lookup and every row update.
+"""Bags of slots in tables: the operators under every lookup and every row update, for many tables in one call.
 
-Shapes, the same in every function: weight_RD float32, the rows; slots_N int32 or int64, which rows; offsets_B1
-int64, rising from 0 to N, bag b being slots_N[offsets_B1[b] : offsets_B1[b + 1]]; weights_N float32, one per
-lookup, 1 unless given; scale_B float32, one per bag, 1 unless given (a mean passes 1 / length). impl: see
-`sparrow.kernels`. A slot outside the table and offsets that fall raise a ValueError (the reference does not look on
-a GPU). No autograd here: `embeddings/` supplies it.
+`Tables` and `Bags` (arguments.py) give the shapes. impl: see `sparrow.kernels`. Slots outside a table and offsets that
+fall raise a ValueError before anything is written (the reference does not look on a GPU). No autograd here:
+`embeddings/` supplies it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -16,7 +15,17 @@ from torch import Tensor
 
 from sparrow.kernels import Impl, resolve
 from sparrow.kernels.embedding_bag import reference
-from sparrow.kernels.rules import RowRule
+from sparrow.kernels.embedding_bag.arguments import (
+    Bags,
+    Lookup,
+    Lookups,
+    Pooling,
+    Rows,
+    Table,
+    Tables,
+    bags_of,
+    tables_of,
+)  # fmt: skip
 
 
 def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
@@ -27,94 +36,54 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     return cpp
 
 
-def lookup(
-    weight_RD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None = None,
-    scale_B: Tensor | None = None,
-    *,
-    impl: Impl = "auto",
-) -> Tensor:
-    """Pooled rows [B, D]: out_b = scale_b * sum of weights_n * weight_RD[slots_n] over the bag; 0 for an empty bag."""
-    out_BD: Tensor = _implementation(impl, weight_RD).lookup(weight_RD, slots_N, offsets_B1, weights_N, scale_B)
-    return out_BD
+def lookup(tables: Tables, bags: Bags, *, impl: Impl = "auto") -> list[Tensor]:
+    """Every output, [samples, sum of dims]: pooled rows, 0 for an empty bag."""
+    out: list[Tensor] = _implementation(impl, bags.slots_N).lookup(tables, bags)
+    return out
 
 
 def row_gradients(
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None = None,
-    scale_B: Tensor | None = None,
-    *,
-    num_rows: int,
-    impl: Impl = "auto",
-) -> tuple[Tensor, Tensor]:
-    """The rows in the batch, int64 [U] ascending, and the sum of each one's gradients [U, D], in order of occurrence.
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, *, impl: Impl = "auto"
+) -> list[tuple[Tensor, Tensor]]:
+    """For each table the rows in the batch, int64 [U] ascending, and the sum of each one's gradients [U, D], in order.
 
-    grad_BD: gradient of `lookup`'s result. num_rows: of the table.
+    grads: of `lookup`'s outputs; their rows may lie apart (strides).
     """
-    module = _implementation(impl, grad_BD)
-    found: tuple[Tensor, Tensor] = module.row_gradients(grad_BD, slots_N, offsets_B1, weights_N, scale_B, num_rows)
+    found: list[tuple[Tensor, Tensor]] = _implementation(impl, bags.slots_N).row_gradients(tables, grads, bags)
     return found
 
 
-def weight_gradients(
-    grad_BD: Tensor,
-    weight_RD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    scale_B: Tensor | None = None,
-    *,
-    impl: Impl = "auto",
-) -> Tensor:
-    """The gradient [N] of `weights_N`, given that of `lookup`'s result."""
-    module = _implementation(impl, weight_RD)
-    grad_N: Tensor = module.weight_gradients(grad_BD, weight_RD, slots_N, offsets_B1, scale_B)
+def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, *, impl: Impl = "auto") -> Tensor:
+    """The gradient [N] of `bags.weights_N`, given those of `lookup`'s outputs."""
+    grad_N: Tensor = _implementation(impl, bags.slots_N).weight_gradients(tables, grads, bags)
     return grad_N
 
 
 @torch.no_grad()
 def update_rows(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    rows_U: Tensor,
-    grad_UD: Tensor,
-    rule: RowRule,
-    lr: Tensor,
-    *,
-    impl: Impl = "auto",
+    tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, *, impl: Impl = "auto"
 ) -> None:
-    """Apply the rule once to each row of rows_U, in place, and set its byte in touched_R.
+    """Apply each table's rule once to each of its rows_U, in place, and set their touched bytes.
 
-    state: what `rule.init_state` made. touched_R: uint8. rows_U, grad_UD: as `row_gradients` gives them (ascending,
-    no row twice). lr: float32, one element.
+    gradients: (rows_U, grad_UD) per table as `row_gradients` gives them (ascending, no row twice). lr_T: float32, a
+    learning rate per table.
     """
-    _implementation(impl, weight_RD).update_rows(weight_RD, state, touched_R, rows_U, grad_UD, rule, lr)
+    _implementation(impl, lr_T).update_rows(tables, gradients, lr_T)
 
 
 @torch.no_grad()
-def fused_update(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    scale_B: Tensor | None,
-    rule: RowRule,
-    lr: Tensor,
-    *,
-    impl: Impl = "auto",
-) -> None:
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, *, impl: Impl = "auto") -> None:
     """`row_gradients` and `update_rows` in one pass, in place; arguments as theirs."""
-    module = _implementation(impl, weight_RD)
-    module.fused_update(
-        weight_RD, state, touched_R, grad_BD, slots_N, offsets_B1, weights_N, scale_B, rule, lr
-    )  # fmt: skip
+    _implementation(impl, bags.slots_N).fused_update(tables, grads, bags, lr_T)
 
 
-__all__ = ["fused_update", "lookup", "row_gradients", "update_rows", "weight_gradients"]
+def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
+    """int64 [keys]: how many of a key's slots lie outside [0, rows of its table); rows -1 for a key not looked at."""
+    counts_K: Tensor = _implementation(impl, slots_N).count_outside(slots_N, bounds, rows)
+    return counts_K
+
+
+__all__ = [
+    "Bags", "Lookup", "Lookups", "Pooling", "Rows", "Table", "Tables", "bags_of", "count_outside", "fused_update",
+    "lookup",    "row_gradients", "tables_of", "update_rows", "weight_gradients",
+]  # fmt: skip

@@ -2,110 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from sparrow.kernels import missing
-from sparrow.kernels.rules import RowRule
+from sparrow.kernels.embedding_bag.arguments import Bags, Lookups, Tables
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
-def lookup(
-    weight_RD: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None, scale_B: Tensor | None
-) -> Tensor:
+def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """See `reference.lookup`."""
-    out_BD: Tensor = ops.lookup(weight_RD, *_dense(slots_N, offsets_B1, weights_N, scale_B))
-    return out_BD
+    out: list[Tensor] = ops.lookup(tables.weights, tables.level_counts, *_batch(bags))
+    return out
 
 
-def row_gradients(
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    scale_B: Tensor | None,
-    num_rows: int,
-) -> tuple[Tensor, Tensor]:
+def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
     """See `reference.row_gradients`."""
-    rows_U, grad_UD = ops.row_gradients(*_dense(grad_BD, slots_N, offsets_B1, weights_N, scale_B), num_rows)
-    return rows_U, grad_UD
+    found = ops.row_gradients(_sides(grads), tables.sizes, *_batch(bags))
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
-def weight_gradients(
-    grad_BD: Tensor, weight_RD: Tensor, slots_N: Tensor, offsets_B1: Tensor, scale_B: Tensor | None
-) -> Tensor:
+def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
     """See `reference.weight_gradients`."""
-    grad_N: Tensor = ops.weight_gradients(grad_BD.contiguous(), weight_RD, *_dense(slots_N, offsets_B1, scale_B))
+    slots_N, offsets_B1, _, *rest = _batch(bags)
+    grad_N: Tensor = ops.weight_gradients(
+        _sides(grads), tables.weights, tables.level_counts, slots_N, offsets_B1, *rest
+    )
     return grad_N
 
 
-def update_rows(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    rows_U: Tensor,
-    grad_UD: Tensor,
-    rule: RowRule,
-    lr: Tensor,
-) -> None:
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor) -> None:
     """See `reference.update_rows`."""
-    name, numbers = rule.cpp()
-    ops.update_rows(weight_RD, list(state.values()), touched_R, *_dense(rows_U, grad_UD), name, lr, numbers)
+    rows, grads = [rows_U.contiguous() for rows_U, _ in gradients], [grad_UD.contiguous() for _, grad_UD in gradients]
+    names, numbers = tables.rules
+    ops.update_rows(
+        tables.weights, tables.state, tables.touched, tables.level_counts, rows, grads, names, lr_T, numbers
+    )
 
 
-def fused_update(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    scale_B: Tensor | None,
-    rule: RowRule,
-    lr: Tensor,
-) -> None:
-    """See `reference.fused_update`; each row's gradient goes from scratch through the rule, [U, D] never exists."""
-    name, numbers = rule.cpp()
-    bags = _dense(grad_BD, slots_N, offsets_B1, weights_N, scale_B)
-    ops.fused_update(weight_RD, list(state.values()), touched_R, *bags, name, lr, numbers)
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
+    """See `reference.fused_update`; each row's gradient goes through the rule at once, [U, D] never exists."""
+    names, numbers = tables.rules
+    ops.fused_update(
+        tables.weights, tables.state, tables.touched, tables.level_counts, _sides(grads), *_batch(bags), names, lr_T,
+        numbers,
+    )  # fmt: skip
 
 
-def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [t if t is None else t.contiguous() for t in tensors]
+def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """See `reference.count_outside`."""
+    counts_K: Tensor = ops.count_outside(slots_N.contiguous(), bounds, rows)
+    return counts_K
+
+
+def processor(name: str = "") -> str:
+    """Whose loops run: "avx512", "avx2" or "portable"; a name chooses them, "best" chooses what is used by itself."""
+    chosen: str = ops.processor(name)
+    return chosen
+
+
+def _batch(bags: Bags) -> tuple[Any, ...]:
+    weights_N = None if bags.weights_N is None else bags.weights_N.contiguous()
+    inverses = [inverse.contiguous() for inverse in bags.inverses]
+    return (
+        bags.slots_N.contiguous(), bags.offsets_B1.contiguous(), weights_N, inverses, bags.bags, bags.bounds,
+        bags.lookups.numbers,
+    )  # fmt: skip
+
+
+def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Rows may lie apart, the columns of one may not."""
+    return [grad if grad.stride(1) == 1 or grad.shape[1] == 1 else grad.contiguous() for grad in grads]
+
+
+# -- for torch.compile -----------------------------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sparrow::lookup")
-def _(weight: Tensor, slots: Tensor, offsets: Tensor, weights: Tensor | None, scale: Tensor | None) -> Tensor:
-    return weight.new_empty(offsets.shape[0] - 1, weight.shape[1])
+def _(weights, levels, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+    batch = Bags(
+        slots_N=slots, offsets_B1=offsets, inverses=inverses, bags=bags, bounds=bounds,
+        lookups=Lookups.from_numbers(features),
+    )  # fmt: skip
+    dims = [weights[sum(levels[:t])].shape[1] for t in range(len(levels))]
+    return [weights[0].new_empty(shape) for shape in batch.outputs(dims)]
 
 
 @torch.library.register_fake("sparrow::row_gradients")
-def _(
-    grad: Tensor, slots: Tensor, offsets: Tensor, weights: Tensor | None, scale: Tensor | None, num_rows: int
-) -> tuple[Tensor, Tensor]:
-    unique = torch.library.get_ctx().new_dynamic_size()
-    return slots.new_empty(unique, dtype=torch.int64), grad.new_empty(unique, grad.shape[1])
+def _(grads, sizes, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+    found = []
+    for dim in sizes[1::2]:
+        unique = torch.library.get_ctx().new_dynamic_size()
+        found += [slots.new_empty(unique, dtype=torch.int64), slots.new_empty(unique, dim, dtype=torch.float32)]
+    return found
 
 
 @torch.library.register_fake("sparrow::weight_gradients")
-def _(grad: Tensor, weight: Tensor, slots: Tensor, offsets: Tensor, scale: Tensor | None) -> Tensor:
-    return grad.new_empty(slots.shape[0])
+def _(grads, weights, levels, slots, offsets, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+    return slots.new_empty(slots.shape[0], dtype=torch.float32)
+
+
+@torch.library.register_fake("sparrow::count_outside")
+def _(slots, bounds, rows):  # type: ignore[no-untyped-def]
+    return slots.new_empty(len(rows), dtype=torch.int64)
 
 
 @torch.library.register_fake("sparrow::update_rows")
-def _(
-    weight: Tensor, state: list[Tensor], touched: Tensor, rows: Tensor, grad: Tensor,
-    rule: str, lr: Tensor, numbers: list[float],
-) -> None:  # fmt: skip
+def _(*arguments):  # type: ignore[no-untyped-def]
     pass
 
 
 @torch.library.register_fake("sparrow::fused_update")
-def _(
-    weight: Tensor, state: list[Tensor], touched: Tensor, grad: Tensor, slots: Tensor, offsets: Tensor,
-    weights: Tensor | None, scale: Tensor | None, rule: str, lr: Tensor, numbers: list[float],
-) -> None:  # fmt: skip
+def _(*arguments):  # type: ignore[no-untyped-def]
     pass

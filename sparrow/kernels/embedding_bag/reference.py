@@ -1,87 +1,161 @@
-"""The definition, in plain torch, for any device; `README.md` has the mathematics, `__init__.py` the shapes."""
+"""The definition, in plain torch, for any device; `README.md` has the mathematics, `arguments.py` the shapes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels.rules import RowRule
+from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Table, Tables
+from sparrow.kernels.rules import regularized_update
 
 
-def lookup(
-    weight_RD: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None, scale_B: Tensor | None
-) -> Tensor:
-    """out_b = scale_b * sum over bag b of weights_n * weight_RD[slots_n]."""
-    bag_N = _bag_of_each(slots_N, offsets_B1, weight_RD.shape[0])
-    rows_ND = weight_RD[slots_N.long()]
-    if weights_N is not None:
-        rows_ND = rows_ND * weights_N[:, None]
-    out_BD = _sum_rows(rows_ND, bag_N, offsets_B1.numel() - 1)
-    return out_BD if scale_B is None else out_BD * scale_B[:, None]
+def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
+    """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1."""
+    shapes = bags.outputs([table.dim for table in tables])
+    out = [tables.weights[0].new_empty(shape) for shape in shapes]
+    for f, part in _features(tables, bags):
+        weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
+        rows_ND = weight_RD[part.slots_N]
+        if part.weights_N is not None:
+            rows_ND = rows_ND * part.weights_N[:, None]
+        pooled_BD = rows_ND
+        if f.pooling != "none":
+            pooled_BD = _sum_rows(rows_ND, part.bag_N, part.scale_B.numel()) * part.scale_B[:, None]
+        if f.inverse >= 0:
+            pooled_BD = pooled_BD[bags.inverses[f.inverse]]
+        out[f.output][:, f.column : f.column + tables[f.table].dim] = pooled_BD
+    return out
 
 
-def row_gradients(
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    scale_B: Tensor | None,
-    num_rows: int,
-) -> tuple[Tensor, Tensor]:
-    """grad_r = sum over lookups n of row r, in order, of weights_n * scale_b * grad_b, b being the bag of n."""
-    grad_ND = _scaled(grad_BD, scale_B)[_bag_of_each(slots_N, offsets_B1, num_rows)]
-    if weights_N is not None:
-        grad_ND = grad_ND * weights_N[:, None]
-    rows_U, unique_N = slots_N.long().unique(return_inverse=True)
-    return rows_U, _sum_rows(grad_ND, unique_N, rows_U.numel())
+def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
+    """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n."""
+    _check_gradients(tables, grads, bags)
+    rows: list[list[Tensor]] = [[] for _ in tables]
+    values: list[list[Tensor]] = [[] for _ in tables]
+    for f, part in _features(tables, bags):
+        grad_ND = (_stored_gradients(grads, bags, f, tables[f.table], part) * part.scale_B[:, None])[part.bag_N]
+        if part.weights_N is not None:
+            grad_ND = grad_ND * part.weights_N[:, None]
+        rows[f.table].append(part.slots_N)
+        values[f.table].append(grad_ND)
+    found = []
+    for table, slots, grad in zip(tables, rows, values, strict=True):
+        like = tables.weights[0]
+        slots_N = torch.cat([like.new_empty(0, dtype=torch.int64), *slots])
+        rows_U, unique_N = slots_N.unique(return_inverse=True)
+        grad_UD = _sum_rows(torch.cat([like.new_empty(0, table.dim), *grad]), unique_N, rows_U.numel())
+        found.append((rows_U, grad_UD))
+    return found
 
 
-def weight_gradients(
-    grad_BD: Tensor, weight_RD: Tensor, slots_N: Tensor, offsets_B1: Tensor, scale_B: Tensor | None
-) -> Tensor:
-    """The gradient of weights_n = scale_b * <grad_b, weight_RD[slots_n]>."""
-    bag_N = _bag_of_each(slots_N, offsets_B1, weight_RD.shape[0])
-    return (_scaled(grad_BD, scale_B)[bag_N] * weight_RD[slots_N.long()]).sum(dim=1)
+def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
+    """The gradient of weights_n = scale_b * <grad_b, W[slot_n]>, summed over the features that use the key."""
+    _check_gradients(tables, grads, bags)
+    grad_N = bags.slots_N.new_zeros(bags.slots_N.numel(), dtype=grads[0].dtype if grads else torch.float32)
+    for f, part in _features(tables, bags):
+        weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
+        grad_BD = _stored_gradients(grads, bags, f, tables[f.table], part)
+        dots_N = (grad_BD[part.bag_N] * weight_RD[part.slots_N]).sum(dim=1) * part.scale_B[part.bag_N]
+        grad_N[bags.bounds[f.key] : bags.bounds[f.key + 1]] += dots_N
+    return grad_N
 
 
-def update_rows(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    rows_U: Tensor,
-    grad_UD: Tensor,
-    rule: RowRule,
-    lr: Tensor,
-) -> None:
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor) -> None:
     """The rule, once for every row in rows_U."""
-    rows = {name: field[rows_U] for name, field in state.items()}
-    weight_UD, rows = rule.update(weight_RD[rows_U], rows, grad_UD, lr)
-    weight_RD[rows_U] = weight_UD
-    for name, field in state.items():
-        field[rows_U] = rows[name]
-    touched_R[rows_U] = 1
+    for table, (rows_U, _) in zip(tables, gradients, strict=True):
+        if not rows_U.is_cuda and not (_within(rows_U, table.rows) and (rows_U.diff() > 0).all()):
+            raise UserError(f"rows_U must ascend within [0, {table.rows})")
+    for table, (rows_U, grad_UD), lr in zip(tables, gradients, lr_T, strict=True):
+        first = 0
+        for level in table.levels:
+            count = level.weight_RD.shape[0]
+            here_U = (rows_U >= first) & (rows_U < first + count)
+            rows_V = rows_U[here_U] - first
+            state = {name: tensor[rows_V] for name, tensor in level.state.items()}
+            weight_VD, state = regularized_update(table.rule, level.weight_RD[rows_V], state, grad_UD[here_U], lr)
+            level.weight_RD[rows_V] = weight_VD
+            for name, tensor in level.state.items():
+                tensor[rows_V] = state[name]
+            level.touched_R[rows_V] = 1
+            first += count
 
 
-def fused_update(
-    weight_RD: Tensor,
-    state: dict[str, Tensor],
-    touched_R: Tensor,
-    grad_BD: Tensor,
-    slots_N: Tensor,
-    offsets_B1: Tensor,
-    weights_N: Tensor | None,
-    scale_B: Tensor | None,
-    rule: RowRule,
-    lr: Tensor,
-) -> None:
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
     """`row_gradients`, then `update_rows`."""
-    rows_U, grad_UD = row_gradients(grad_BD, slots_N, offsets_B1, weights_N, scale_B, weight_RD.shape[0])
-    update_rows(weight_RD, state, touched_R, rows_U, grad_UD, rule, lr)
+    update_rows(tables, row_gradients(tables, grads, bags), lr_T)
 
 
-def _scaled(grad_BD: Tensor, scale_B: Tensor | None) -> Tensor:
-    return grad_BD if scale_B is None else grad_BD * scale_B[:, None]
+def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """For every key, how many of slots_N[bounds_k : bounds_k+1] are outside [0, rows_k); rows_k < 0: not looked at."""
+    counts = []
+    for k, limit in enumerate(rows):
+        part = slots_N[bounds[k] : bounds[k + 1]]
+        counts.append(((part < 0) | (part >= limit)).sum() if limit >= 0 else part.new_zeros((), dtype=torch.int64))
+    return torch.stack(counts) if counts else slots_N.new_zeros(0, dtype=torch.int64)
+
+
+class _Part:
+    """One feature's share of a batch; checks slots and offsets, except on a GPU, which it would stall."""
+
+    def __init__(self, bags: Bags, f: Lookup, number: int, rows: int) -> None:
+        low, high = bags.bounds[f.key], bags.bounds[f.key + 1]
+        first = sum(bags.bags[: f.key])
+        offsets_B1 = bags.offsets_B1[first : first + bags.bags[f.key] + 1]
+        self.slots_N = bags.slots_N[low:high].long()
+        self.weights_N = None if bags.weights_N is None else bags.weights_N[low:high]
+        lengths_B = offsets_B1.diff()
+        if not self.slots_N.is_cuda:
+            if f.pooling != "none" and not (offsets_B1[0] == low and offsets_B1[-1] == high and (lengths_B >= 0).all()):
+                raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
+            bad = ((self.slots_N < 0) | (self.slots_N >= rows)).nonzero()
+            if len(bad):
+                slot, place = int(self.slots_N[bad[0]]), f"position {int(bad[0])} of feature {number}"
+                raise UserError(f"slot {slot} at {place} is outside [0, {rows}) of table {f.table}")
+            if f.inverse >= 0 and not _within(bags.inverses[f.inverse], bags.bags[f.key]):
+                raise UserError(f"inverse_B: an index is outside [0, {bags.bags[f.key]})")
+        if f.pooling == "none":
+            lengths_B = torch.ones_like(self.slots_N)
+        count = torch.arange(lengths_B.numel(), device=lengths_B.device)
+        self.bag_N = count.repeat_interleave(lengths_B, output_size=high - low)
+        self.scale_B = torch.ones(lengths_B.numel(), device=lengths_B.device)
+        if f.pooling == "mean":
+            self.scale_B = 1.0 / lengths_B.clamp(min=1)
+
+
+def _features(tables: Tables, bags: Bags) -> list[tuple[Lookup, _Part]]:
+    """Every feature, all of them checked before anything is done with one."""
+    keys, N = len(bags.bags), bags.slots_N.numel()
+    if len(bags.bounds) != keys + 1 or (bags.weights_N is not None and bags.weights_N.numel() != N):
+        raise UserError(
+            f"bounds or weights_N: expected {keys + 1} bounds for {keys} keys and {N} weights for the slots"
+        )
+    for i, f in enumerate(bags.lookups):
+        known = 0 <= f.table < len(tables) and 0 <= f.key < keys and -1 <= f.inverse < len(bags.inverses)
+        if not known or (f.inverse >= 0 and f.pooling == "none"):
+            raise UserError(f"features: feature {i} names a table, key, inverse or output that is not there")
+    ends = bags.offsets_B1[[0, -1]].tolist() if not bags.offsets_B1.is_cuda else [0, bags.slots_N.numel()]
+    if ends != [0, bags.slots_N.numel()] or sum(bags.bags) != bags.offsets_B1.numel() - 1:
+        raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
+    return [(f, _Part(bags, f, i, tables[f.table].rows)) for i, f in enumerate(bags.lookups)]
+
+
+def _stored_gradients(grads: Sequence[Tensor], bags: Bags, f: Lookup, table: Table, part: _Part) -> Tensor:
+    """The gradients of a feature's bags: those of its samples, summed over the samples that share a bag."""
+    grad_BD = grads[f.output][:, f.column : f.column + table.dim]
+    return grad_BD if f.inverse < 0 else _sum_rows(grad_BD, bags.inverses[f.inverse], bags.bags[f.key])
+
+
+def _check_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> None:
+    shapes = bags.outputs([table.dim for table in tables])
+    if [tuple(grad.shape) for grad in grads] != shapes:
+        raise UserError(f"grads: expected shapes {shapes}, got {[tuple(grad.shape) for grad in grads]}")
+
+
+def _within(index: Tensor, size: int) -> bool:
+    return bool(((index >= 0) & (index < size)).all())
 
 
 def _sum_rows(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
@@ -89,17 +163,3 @@ def _sum_rows(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
     if values_ND.is_cuda:  # here index_add_ adds in the order in which threads arrive, index_put_ in a fixed one
         return out.index_put_((index_N,), values_ND, accumulate=True)
     return out.index_add_(0, index_N, values_ND)
-
-
-def _bag_of_each(slots_N: Tensor, offsets_B1: Tensor, rows: int) -> Tensor:
-    """The bag [N] of every lookup; checks slots and offsets, except on a GPU, which it would stall."""
-    lengths_B = offsets_B1.diff()
-    if not slots_N.is_cuda:
-        if not (offsets_B1[0] == 0 and offsets_B1[-1] == slots_N.numel() and (lengths_B >= 0).all()):
-            raise UserError(f"offsets_B1 must go from 0 to the {slots_N.numel()} slots and never fall")
-        bad = ((slots_N < 0) | (slots_N >= rows)).nonzero()
-        if len(bad):
-            n = int(bad[0])
-            raise UserError(f"slot {int(slots_N[n])} at position {n} is outside [0, {rows})")
-    bags = torch.arange(lengths_B.numel(), device=lengths_B.device)
-    return bags.repeat_interleave(lengths_B, output_size=slots_N.numel())

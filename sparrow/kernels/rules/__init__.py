@@ -1,14 +1,36 @@
 """How a row learns. One file per rule: its `Config` is the rule, and `update` its definition.
 
-Adding a rule is adding its file here and, for speed, its row function to the C++ kernels (`embedding_bag/cpu.cpp`,
-section "row rules"); without one the rule runs with impl="reference".
+Adding a rule is adding its file here and, for speed, its row function to the C++ kernels (`embedding_bag/loops.h`,
+section "row rules", and a line in `rule_of`); without one the rule runs with impl="reference".
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor
+
+from sparrow.core.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularization:
+    """What any rule can be given on top; it acts on the rows of a batch and leaves all others alone.
+
+    weight_decay: towards zero, "l2" by adding weight_decay * w to the gradient, "decoupled" by w *= 1 - lr *
+    weight_decay before the rule (AdamW, arXiv 1711.05101). clip_norm: a row's gradient is scaled down to this norm
+    before anything else. max_norm: its weights are, after everything else. 0 turns each off.
+    """
+
+    weight_decay: float = 0.0
+    decay: Literal["l2", "decoupled"] = "l2"
+    clip_norm: float = 0.0
+    max_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(least=0, weight_decay=self.weight_decay, clip_norm=self.clip_norm, max_norm=self.max_norm)
 
 
 class RowRule(Protocol):
@@ -17,6 +39,11 @@ class RowRule(Protocol):
     @property
     def lr(self) -> float:
         """Learning rate before the schedule."""
+        ...
+
+    @property
+    def regularization(self) -> Regularization:
+        """Weight decay and limits."""
         ...
 
     def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
@@ -28,13 +55,35 @@ class RowRule(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """New weights [U, D] and state [U, ...] of gathered rows, from their summed gradients; changes nothing.
 
-        lr: float32 tensor with one element, so that a schedule never recompiles.
+        lr: float32 tensor with one element, so that a schedule never recompiles. Without the regularization.
         """
         ...
 
-    def cpp(self) -> tuple[str, list[float]]:
-        """Name of the C++ row function, and the numbers beside lr that it takes."""
+    def cpp(self) -> tuple[str, Mapping[str, float]]:
+        """Name of the C++ row function, and those of the numbers eps, beta1 and beta2 that it takes."""
         ...
 
 
-__all__ = ["RowRule"]
+def regularized_update(
+    rule: RowRule, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`rule.update` inside its regularization: the definition of a row update."""
+    extra = rule.regularization
+    if extra.clip_norm:
+        grad_UD = _limited(grad_UD, extra.clip_norm)
+    if extra.weight_decay and extra.decay == "l2":
+        grad_UD = grad_UD + extra.weight_decay * weight_UD
+    if extra.weight_decay and extra.decay == "decoupled":
+        weight_UD = weight_UD * (1 - lr * extra.weight_decay)
+    weight_UD, state = rule.update(weight_UD, state, grad_UD, lr)
+    if extra.max_norm:
+        weight_UD = _limited(weight_UD, extra.max_norm)
+    return weight_UD, state
+
+
+def _limited(rows_UD: Tensor, most: float) -> Tensor:
+    norm_U1 = rows_UD.norm(dim=1, keepdim=True)
+    return rows_UD * (most / norm_U1).where(norm_U1 > most, 1.0)
+
+
+__all__ = ["Regularization", "RowRule", "regularized_update"]

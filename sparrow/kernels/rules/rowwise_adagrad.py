@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.rules import Regularization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Config:
     lr: float = 0.05
     eps: float = 1e-8
     initial: float = 0.0
+    regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
         require(least=0, lr=self.lr, initial=self.initial)
@@ -36,6 +38,6 @@ class Config:
         rate_U = lr / (sum_U.sqrt() + self.eps)
         return weight_UD - rate_U[:, None] * grad_UD, {"sum": sum_U}
 
-    def cpp(self) -> tuple[str, list[float]]:
+    def cpp(self) -> tuple[str, dict[str, float]]:
         """See `RowRule.cpp`."""
-        return "rowwise_adagrad", [self.eps]
+        return "rowwise_adagrad", {"eps": self.eps}

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.rules import Regularization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +13,7 @@ class Config:
     """Stochastic gradient descent: w -= lr * g."""
 
     lr: float = 0.1
+    regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
         require(least=0, lr=self.lr)
@@ -26,6 +28,6 @@ class Config:
         """New weights [U, D]; see `RowRule.update`."""
         return weight_UD - lr * grad_UD, {}
 
-    def cpp(self) -> tuple[str, list[float]]:
+    def cpp(self) -> tuple[str, dict[str, float]]:
         """See `RowRule.cpp`."""
-        return "sgd", []
+        return "sgd", {}

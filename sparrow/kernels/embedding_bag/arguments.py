@@ -1,0 +1,173 @@
+"""What the operators are given: tables, and the bags of a batch that look into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.kernels.rules import RowRule
+
+Pooling = Literal["sum", "mean", "none"]
+POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Row records that lie together: weight_RD float32; touched_R uint8, 1 once updated; state as the rule made it."""
+
+    weight_RD: Tensor
+    touched_R: Tensor
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """A table's rows, on one storage level or several, and how they learn. Slots number the levels' rows in turn."""
+
+    levels: tuple[Rows, ...]
+    rule: RowRule
+
+    @property
+    def rows(self) -> int:
+        """R, of all levels together."""
+        return sum(level.weight_RD.shape[0] for level in self.levels)
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.levels[0].weight_RD.shape[1]
+
+
+class Tables(tuple[Table, ...]):
+    """The tables of one call; what the C++ operators read of them is put in rows once."""
+
+    @cached_property
+    def levels(self) -> list[Rows]:
+        """All levels of all tables."""
+        return [level for table in self for level in table.levels]
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        """Every level's weights."""
+        return [level.weight_RD for level in self.levels]
+
+    @cached_property
+    def touched(self) -> list[Tensor]:
+        """Every level's touched bytes."""
+        return [level.touched_R for level in self.levels]
+
+    @cached_property
+    def state(self) -> list[Tensor]:
+        """Every level's state, field by field."""
+        return [tensor for level in self.levels for tensor in level.state.values()]
+
+    @cached_property
+    def level_counts(self) -> list[int]:
+        """Levels per table."""
+        return [len(table.levels) for table in self]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Rows and dim of every table."""
+        return [n for table in self for n in (table.rows, table.dim)]
+
+    @cached_property
+    def rules(self) -> tuple[list[str], list[float]]:
+        """Name of every table's rule, and seven numbers for each: see `rule_of` in cpu.cpp."""
+        names, numbers = [], []
+        for table in self:
+            name, own = table.rule.cpp()
+            extra = table.rule.regularization
+            numbers += [extra.weight_decay, float(extra.decay == "decoupled"), extra.clip_norm, extra.max_norm]
+            numbers += [own.get("eps", 0.0), own.get("beta1", 0.0), own.get("beta2", 0.0)]
+            names.append(name)
+        return names, numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """A feature: bags of key number `key` pooled from table number `table`.
+
+    pooling: "sum", "mean" (over the lookups of a bag, weighted or not), or "none": a vector per lookup. inverse: number
+    of the index in `Bags.inverses` that says which bag each sample uses, or -1. output, column: where its vectors go.
+    """
+
+    table: int
+    pooling: Pooling
+    key: int
+    inverse: int = -1
+    output: int = 0
+    column: int = 0
+
+
+class Lookups(tuple[Lookup, ...]):
+    """The features of one call."""
+
+    def to_numbers(self) -> list[int]:
+        """The lookups as plain numbers, six each."""
+        return [n for f in self for n in (f.table, POOLINGS.index(f.pooling), f.key, f.inverse, f.output, f.column)]
+
+    numbers = cached_property(to_numbers)
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> Lookups:
+        """Those that `numbers` came from."""
+        names = [f.name for f in fields(Lookup)]
+        parts = [dict(zip(names, numbers[i : i + 6], strict=True)) for i in range(0, len(numbers), 6)]
+        return cls(Lookup(**{**part, "pooling": POOLINGS[part["pooling"]]}) for part in parts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bags:
+    """A batch: slots_N int32 or int64, key by key; bag b of all keys is slots_N[offsets_B1[b] : offsets_B1[b + 1]].
+
+    bags, bounds: on the host, how many bags each key has and where its slots begin (one more: where they end).
+    weights_N: float32 per lookup, 1 unless given. inverses: int64 [samples] each.
+    lookups: the features. Their vectors leave side by side: features with the same `output` stand in one
+    [samples, sum of dims], at their columns.
+    """
+
+    slots_N: Tensor
+    offsets_B1: Tensor
+    bags: Sequence[int]
+    bounds: Sequence[int]
+    lookups: Lookups
+    weights_N: Tensor | None = None
+    inverses: Sequence[Tensor] = ()
+
+    def samples(self, f: Lookup) -> int:
+        """Vectors that leave for a feature."""
+        if f.inverse >= 0:
+            return self.inverses[f.inverse].numel()
+        return self.bounds[f.key + 1] - self.bounds[f.key] if f.pooling == "none" else self.bags[f.key]
+
+    def outputs(self, dims: Sequence[int]) -> list[tuple[int, int]]:
+        """Shape of every output, given each table's dim; UserError when features of one do not fit together."""
+        shapes: list[tuple[int, int]] = []
+        for f in self.lookups:
+            rows, columns = shapes[f.output] if f.output < len(shapes) else (self.samples(f), 0)
+            if rows != self.samples(f) or columns != f.column or f.output > len(shapes):
+                raise UserError(f"output {f.output}: {f} does not follow {rows} x {columns}; give it its own output")
+            shapes[f.output : f.output + 1] = [(rows, columns + dims[f.table])]
+        return shapes
+
+
+def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weights_N: Tensor | None = None) -> Bags:
+    """The bags of one feature in one table."""
+    return Bags(
+        slots_N=slots_N, offsets_B1=offsets_B1, weights_N=weights_N, bags=[offsets_B1.numel() - 1],
+        bounds=[0, slots_N.numel()], lookups=Lookups([Lookup(table=0, key=0, pooling=pooling)]),
+    )  # fmt: skip
+
+
+def tables_of(weight_RD: Tensor, rule: RowRule) -> Tables:
+    """One table, of one level, with fresh state."""
+    rows, dim = weight_RD.shape
+    level = Rows(weight_RD=weight_RD, touched_R=torch.zeros(rows, dtype=torch.uint8), state=rule.init_state(rows, dim))
+    return Tables([Table(levels=(level,), rule=rule)])

@@ -1,0 +1,339 @@
+// The inner loops, on plain pointers: cpu.cpp includes this file once for each kind of processor, inside a namespace
+// and under that processor's compiler flags. Nothing of the standard library is used here: a function shared between
+// the namespaces could be kept in the variant that this processor cannot run.
+//
+// A row of D floats is K vectors of W lanes, the last one shifted back so that it ends with the row: where W does not
+// divide D, some lanes stand in two vectors with the same value, and no loop has a remainder.
+
+template <int W>
+struct VectorOf {
+  typedef float type __attribute__((vector_size(W * 4)));
+};
+template <>
+struct VectorOf<1> {
+  typedef float type;
+};
+template <int W>
+using V = typename VectorOf<W>::type;
+
+template <int W>
+INLINE V<W> load(const float* from) {
+  V<W> v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <int W>
+INLINE void store(float* to, const V<W>& v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+// K = 0 (long or unusual rows): counted at run time, vectors in scratch instead of registers.
+template <int W, int K>
+struct Shape {
+  const int64_t dim;
+  INLINE int64_t count() const { return K ? K : (dim + W - 1) / W; }
+  INLINE int64_t at(int64_t k) const { return k < count() - 1 ? k * W : dim - W; }
+  INLINE int64_t repeated() const { return count() * W - dim; }  // lanes of the last vector that stand in the one before
+};
+
+#define EACH(k) _Pragma("GCC unroll 16") for (int64_t k = 0; k < shape.count(); ++k)
+
+template <int W, int K>
+struct Vectors {
+  V<W> local[K ? K : 1];
+  V<W>* const v;
+  INLINE explicit Vectors(float* scratch) : v(K ? local : reinterpret_cast<V<W>*>(scratch)) {}
+  INLINE V<W>& operator[](int64_t k) { return K ? local[k] : v[k]; }
+  INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
+};
+
+// The sum of a[k] * b[k] over the row, in lanes: the same on every processor and at any number of threads.
+template <int W, int K>
+INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors<W, K>& b) {
+  const int64_t last = shape.count() - 1;
+  float lanes[W], sum = 0;
+  V<W> total = a[last] * b[last];
+  if constexpr (W > 1) {
+    __builtin_memcpy(lanes, &total, sizeof lanes);
+    const int64_t repeated = shape.repeated();
+    for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
+    __builtin_memcpy(&total, lanes, sizeof lanes);
+  }
+  EACH(k) if (k < last) total += a[k] * b[k];
+  __builtin_memcpy(lanes, &total, sizeof lanes);
+  for (int64_t j = 0; j < W; ++j) sum += lanes[j];
+  return sum;
+}
+
+template <int W, int K>
+INLINE void read(const Shape<W, K>& shape, const float* from, Vectors<W, K>& to) {
+  EACH(k) to[k] = load<W>(from + shape.at(k));
+}
+
+template <int W, int K>
+INLINE void write(const Shape<W, K>& shape, const Vectors<W, K>& from, float* to) {
+  EACH(k) store<W>(to + shape.at(k), from[k]);
+}
+
+template <int W>
+INLINE V<W> square_root(V<W> v) {
+  float lanes[W];
+  __builtin_memcpy(lanes, &v, sizeof v);
+  for (int j = 0; j < W; ++j) lanes[j] = __builtin_sqrtf(lanes[j]);
+  __builtin_memcpy(&v, lanes, sizeof v);
+  return v;
+}
+
+INLINE void prefetch(const float* row, int64_t dim) {
+  PREFETCH(row);
+  for (int64_t d = 16; d < dim && d < 256; d += 16) PREFETCH(row + d);
+  PREFETCH(row + dim - 1);
+}
+
+// -- row rules: one function each; kernels/rules/ holds the definitions ----------------------------------------------
+
+template <int W, int K>
+struct Target {  // what a rule may change: the row's weights, in `w`, and its state
+  const Shape<W, K>& shape;
+  const Rule& rule;
+  float* const* state;  // of the row's level
+  int64_t row;          // in its level
+  Vectors<W, K>&g, &w;  // the gradient, and the weights
+  float* scratch;       // of K = 0
+
+  INLINE Vectors<W, K> more(int64_t nth) const { return Vectors<W, K>(scratch + (2 + nth) * kScratchRow(shape.dim)); }
+  INLINE float* wide(int64_t field) const { return state[field] + row * shape.dim; }
+  INLINE float& narrow(int64_t field) const { return state[field][row]; }
+};
+
+template <int W, int K>
+INLINE void sgd(const Target<W, K>& t) {
+  const auto& shape = t.shape;
+  EACH(k) t.w[k] -= t.rule.lr * t.g[k];
+}
+
+template <int W, int K>
+INLINE void rowwise_adagrad(const Target<W, K>& t) {
+  const auto& shape = t.shape;
+  const float sum = t.narrow(0) += dot(shape, t.g, t.g) / static_cast<float>(shape.dim);
+  const float rate = t.rule.lr / (__builtin_sqrtf(sum) + t.rule.eps);
+  EACH(k) t.w[k] -= rate * t.g[k];
+}
+
+template <int W, int K>
+INLINE void adagrad(const Target<W, K>& t) {
+  const auto& shape = t.shape;
+  Vectors<W, K> sum = t.more(0);
+  read(shape, t.wide(0), sum);
+  EACH(k) sum[k] += t.g[k] * t.g[k];
+  EACH(k) t.w[k] -= t.rule.lr / (square_root<W>(sum[k]) + t.rule.eps) * t.g[k];
+  write(shape, sum, t.wide(0));
+}
+
+// Adam's first moment, and the factors that undo the bias of both.
+template <int W, int K>
+INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, float& root) {
+  const auto& shape = t.shape;
+  const double count = t.narrow(2) += 1;
+  step = t.rule.lr / static_cast<float>(1 - __builtin_pow(t.rule.beta1, count));
+  root = __builtin_sqrtf(static_cast<float>(1 - __builtin_pow(t.rule.beta2, count)));
+  const float keep = static_cast<float>(t.rule.beta1), take = static_cast<float>(1 - t.rule.beta1);
+  read(shape, t.wide(0), m);
+  EACH(k) m[k] = m[k] * keep + t.g[k] * take;
+  write(shape, m, t.wide(0));
+}
+
+template <int W, int K>
+INLINE void adam(const Target<W, K>& t) {
+  const auto& shape = t.shape;
+  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
+  float step, root;
+  Vectors<W, K> m = t.more(0), v = t.more(1);
+  first_moment(t, m, step, root);
+  read(shape, t.wide(1), v);
+  EACH(k) v[k] = v[k] * keep + t.g[k] * t.g[k] * take;
+  EACH(k) t.w[k] -= step * m[k] / (square_root<W>(v[k]) / root + t.rule.eps);
+  write(shape, v, t.wide(1));
+}
+
+template <int W, int K>
+INLINE void rowwise_adam(const Target<W, K>& t) {
+  const auto& shape = t.shape;
+  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
+  float step, root;
+  Vectors<W, K> m = t.more(0);
+  first_moment(t, m, step, root);
+  const float v = t.narrow(1) = t.narrow(1) * keep + dot(shape, t.g, t.g) / static_cast<float>(shape.dim) * take;
+  const float rate = step / (__builtin_sqrtf(v) / root + t.rule.eps);
+  EACH(k) t.w[k] -= rate * m[k];
+}
+
+// v *= min(1, most / norm of v)
+template <int W, int K>
+INLINE void limit(const Shape<W, K>& shape, Vectors<W, K>& v, float most) {
+  const float norm = __builtin_sqrtf(dot(shape, v, v));
+  if (!(norm > most)) return;
+  const float factor = most / norm;
+  EACH(k) v[k] *= factor;
+}
+
+template <int W, int K>
+INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Vectors<W, K>& g, float* scratch) {
+  const Rule& rule = table.rule;
+  const Level& level = table.level_of(slot);
+  const int64_t row = slot - level.first;
+  float* weight = level.weight + row * shape.dim;
+  Vectors<W, K> w(scratch + kScratchRow(shape.dim));
+  read(shape, weight, w);
+  if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
+  if (rule.l2 > 0) EACH(k) g[k] += rule.l2 * w[k];
+  if (rule.keep < 1) EACH(k) w[k] *= rule.keep;
+  const Target<W, K> target{shape, rule, level.state, row, g, w, scratch};
+  switch (rule.kind) {
+    case kSgd: sgd(target); break;
+    case kRowwiseAdagrad: rowwise_adagrad(target); break;
+    case kAdagrad: adagrad(target); break;
+    case kAdam: adam(target); break;
+    case kRowwiseAdam: rowwise_adam(target); break;
+  }
+  if (rule.max_norm > 0) limit(shape, w, rule.max_norm);
+  write(shape, w, weight);
+  level.touched[row] = 1;
+}
+
+INLINE void prefetch_target(const Table& table, int64_t slot) {
+  const Level& level = table.level_of(slot);
+  const int64_t row = slot - level.first;
+  prefetch(level.weight + row * table.dim, table.dim);
+  PREFETCH(level.touched + row);
+  for (int field = 0; field < table.rule.fields; ++field) {
+    if (table.rule.wide[field]) prefetch(level.state[field] + row * table.dim, table.dim);
+    else PREFETCH(level.state[field] + row);
+  }
+}
+
+// -- loops over bags and rows ----------------------------------------------------------------------------------------
+
+template <int W, int K>
+INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
+  const int64_t ahead = ahead_of(shape.dim);
+  const float* const* row = p.rows;
+  const float* const* const end = p.rows + p.count;
+  for (int64_t b = 0; b < p.bags; ++b) {
+    Vectors<W, K> sum(p.scratch);
+    EACH(k) sum[k] = V<W>{};
+    const int64_t length = p.offsets[b + 1] - p.offsets[b];
+    for (const float* const* const last = row + length; row < last; ++row) {
+      if (row + ahead < end) prefetch(row[ahead], shape.dim);
+      if (p.weights) {
+        const float weight = p.weights[row - p.rows];
+        EACH(k) sum[k] += load<W>(*row + shape.at(k)) * weight;
+      } else {
+        EACH(k) sum[k] += load<W>(*row + shape.at(k));
+      }
+    }
+    if (p.mean && length > 1) {
+      const float scale = 1.0f / static_cast<float>(length);
+      EACH(k) sum[k] *= scale;
+    }
+    write(shape, sum, p.out + b * p.stride);
+  }
+}
+
+template <int W, int K>
+INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
+  const int64_t ahead = ahead_of(shape.dim);
+  for (int64_t n = 0; n < p.count; ++n) {
+    if (n + ahead < p.count) prefetch(p.rows[n + ahead], shape.dim);
+    const float weight = p.weights ? p.weights[n] : 1.0f;
+    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), load<W>(p.rows[n] + shape.at(k)) * weight);
+  }
+}
+
+template <int W, int K>
+INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
+  Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
+  const int64_t ahead = ahead_of(shape.dim);
+  for (int64_t n = 0; n < d.count; ++n) {
+    if (n + ahead < d.count) prefetch(d.rows[n + ahead], shape.dim);
+    read(shape, d.rows[n], a);
+    read(shape, d.grad, b);
+    d.out[n] += dot(shape, a, b) * d.scale;
+  }
+}
+
+// Sum the gradients of each row that has a key in [begin, end), in order of occurrence, and apply the rule or write
+// the sum and the row's number one after the other.
+template <int W, int K>
+INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
+  const uint64_t* keys = r.keys;
+  const int64_t end = r.end, ahead = ahead_of(shape.dim);
+  float* out = r.out;
+  int64_t* rows = r.rows;
+  Vectors<W, K> sum(r.scratch);
+  for (int64_t i = r.begin; i < end;) {
+    const int64_t row = row_of(keys[i]);
+    EACH(k) sum[k] = V<W>{};
+    for (; i < end && row_of(keys[i]) == row; ++i) {
+      if (i + ahead < end) {
+        const uint64_t key = keys[i + ahead];
+        prefetch(r.gradient(key), shape.dim);
+        if (!rows && row_of(key) != row_of(keys[i + ahead - 1])) prefetch_target(*r.table, row_of(key));
+      }
+      const float* from = r.gradient(keys[i]);
+      if (r.scale || r.weights) {
+        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
+        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
+        EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight;
+      } else {
+        EACH(k) sum[k] += load<W>(from + shape.at(k));
+      }
+    }
+    if (rows) {
+      *rows++ = row;
+      write(shape, sum, out);
+      out += shape.dim;
+    } else {
+      apply(shape, *r.table, row, sum, r.scratch);
+    }
+  }
+}
+
+template <int W, int K>
+INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
+  Vectors<W, K> grad(u.scratch);
+  const int64_t ahead = ahead_of(shape.dim);
+  for (int64_t i = u.begin; i < u.end; ++i) {
+    if (i + ahead < u.end) prefetch_target(*u.table, u.rows[i + ahead]);
+    read(shape, u.grad + i * shape.dim, grad);
+    apply(shape, *u.table, u.rows[i], grad, u.scratch);
+  }
+}
+
+// Calls F on the shape of a row with `dim` floats.
+#define FOR_SHAPE(F, arguments, dim)                                              \
+  switch (dim < 4 ? dim : dim < 8 ? 4 : dim < 16 ? 5 : 5 + (dim + 15) / 16) {     \
+    case 1: return F(arguments, Shape<1, 1>{dim});                                \
+    case 2: return F(arguments, Shape<1, 2>{dim});                                \
+    case 3: return F(arguments, Shape<1, 3>{dim});                                \
+    case 4: return dim == 4 ? F(arguments, Shape<4, 1>{dim}) : F(arguments, Shape<4, 2>{dim}); \
+    case 5: return dim == 8 ? F(arguments, Shape<8, 1>{dim}) : F(arguments, Shape<8, 2>{dim}); \
+    case 6: return F(arguments, Shape<16, 1>{dim});                               \
+    case 7: return F(arguments, Shape<16, 2>{dim});                               \
+    case 8: return F(arguments, Shape<16, 3>{dim});                               \
+    case 9: return F(arguments, Shape<16, 4>{dim});                               \
+    case 13: return F(arguments, Shape<16, 8>{dim});                              \
+    case 21: return F(arguments, Shape<16, 16>{dim});                             \
+    default: return F(arguments, Shape<16, 0>{dim});                              \
+  }
+
+void pool(const Pool& p) { FOR_SHAPE(pool_shape, p, p.dim) }
+void copy(const Pool& p) { FOR_SHAPE(copy_shape, p, p.dim) }
+void dots(const Dots& d) { FOR_SHAPE(dot_shape, d, d.dim) }
+void reduce(const Reduce& r) { FOR_SHAPE(reduce_shape, r, r.table->dim) }
+void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
+
+const Loops loops{pool, copy, dots, reduce, update};
+#undef EACH
+#undef FOR_SHAPE

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import require
+from sparrow.kernels.rules import Regularization
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """AdaGrad, one accumulator per weight: sum += g^2; w -= lr / (sqrt(sum) + eps) * g (Duchi et al., JMLR 2011).
+
+    initial: the accumulators' first value.
+    """
+
+    lr: float = 0.05
+    eps: float = 1e-8
+    initial: float = 0.0
+    regularization: Regularization = field(default_factory=Regularization)
+
+    def __post_init__(self) -> None:
+        require(least=0, lr=self.lr, initial=self.initial)
+        require(above=0, eps=self.eps)
+
+    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
+        """sum [rows, dim]: the squared gradients so far."""
+        return {"sum": torch.full((rows, dim), self.initial)}
+
+    def update(
+        self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """New weights and sum [U, D]; see `RowRule.update`."""
+        sum_UD = state["sum"] + grad_UD.square()
+        return weight_UD - lr / (sum_UD.sqrt() + self.eps) * grad_UD, {"sum": sum_UD}
+
+    def cpp(self) -> tuple[str, dict[str, float]]:
+        """See `RowRule.cpp`."""
+        return "adagrad", {"eps": self.eps}
