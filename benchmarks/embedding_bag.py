@@ -6,7 +6,8 @@
 The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (`pip install -e '.[peers,prepare,report]'`); without it its
 columns stay empty. Both sides are used as their users use them: `EmbeddingTables` and
 `SplitTableBatchedEmbeddingBagsCodegen`, each with its checks of the ids, autograd and row-wise AdaGrad in the backward.
-Both have the same rows, ids and gradients, and their results are compared before anything is timed. The runs alternate.
+Both have the same rows, ids and gradients, and their results are compared before anything is timed. Sides alternate,
+each twice with the second run timed, in a process that keeps freed memory (both sides gain by it).
 The id stream and the baskets of real logs come from the folder SPARROW_DATA; without it their points are left out.
 """
 
@@ -30,6 +31,7 @@ from limits import bytes_last_level_cache, copy_gb_per_s, gather_gb_per_s
 from torch import Tensor
 
 from sparrow.core import KeyedJagged
+from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels import missing
 from sparrow.kernels.rules import rowwise_adagrad
@@ -266,28 +268,25 @@ class Times(NamedTuple):
     high: float = math.nan
 
 
-def clock(work: Callable[[], object]) -> float:
-    """Milliseconds of one call."""
+def clock(before: Callable[[], Any], work: Callable[[Any], object]) -> float:
+    """Milliseconds of `work(before())` without `before`, right after another such call, as in a training loop."""
+    work(before())
+    given = before()
     begin = time.perf_counter()
-    work()
+    work(given)
     return (time.perf_counter() - begin) * 1e3
 
 
-def compare(mine: Callable[[], object], theirs: Callable[[], object] | None, budget_s: float) -> Times:
-    """Alternating runs, at least five pairs and as many as fit into the time, up to 40."""
+def compare(mine: Callable[[], float], theirs: Callable[[], float] | None, budget_s: float) -> Times:
+    """Alternating clocked runs, at least five pairs and as many as fit into the time, up to 40."""
     pairs: list[tuple[float, float]] = []
-    mine()
     begin = time.perf_counter()
     while len(pairs) < 5 or (time.perf_counter() - begin < budget_s and len(pairs) < 40):
-        if theirs is None:
-            pairs.append((clock(mine), math.nan))
-        elif len(pairs) % 2:
-            pairs.append((clock(mine), clock(theirs)))
+        if len(pairs) % 2 and theirs:
+            pairs.append((theirs(), mine())[::-1])  # type: ignore[arg-type]
         else:
-            pairs.append((clock(theirs), clock(mine))[::-1])  # type: ignore[arg-type]
+            pairs.append((mine(), theirs() if theirs else math.nan))
     medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
-    if theirs is None:
-        return Times(medians[0])
     ratios = sorted(b / a for a, b in pairs)
     return Times(*medians, statistics.median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) * 3 // 4])
 
@@ -332,44 +331,28 @@ def run(point: Point, logs: Logs, budget_s: float, pooled: bool = True) -> Resul
         check(mine, theirs, grad, point.tables)
     unique = sum(len(ids[k].values_N.unique()) for k in ids.keys)
 
-    def step(side: Side) -> Callable[[], None]:
-        return lambda: side.learn(side.lookup(), grad)
+    def forward(side: Side) -> Callable[[], float]:
+        return lambda: clock(lambda: None, lambda _: side.lookup())
+
+    def step(side: Side) -> Callable[[], float]:
+        if pooled:
+            return lambda: clock(lambda: None, lambda _: side.learn(side.lookup(), grad))
+        return lambda: clock(side.lookup, lambda vectors: side.learn(vectors, grad))
 
     with torch.no_grad():
-        forward = compare(mine.lookup, theirs.lookup if theirs else None, budget_s)
-    if pooled:
-        times = compare(step(mine), step(theirs) if theirs else None, budget_s)
-    else:
-        times = compare_backward(mine, theirs, grad, budget_s)
-    result = Result(point, unique / ids.values_N.numel(), forward, times)
+        looked_up = compare(forward(mine), forward(theirs) if theirs else None, budget_s)
+    times = compare(step(mine), step(theirs) if theirs else None, budget_s)
+    result = Result(point, unique / ids.values_N.numel(), looked_up, times)
     result.bytes_tables = 4 * point.tables * point.rows_each * point.dim
     mine = theirs = None
     gc.collect()
     forward_ms, backward_ms = limits_ms(result, ids, unique, vectors)
-    result.forward_share = forward_ms / forward.ours
+    result.forward_share = forward_ms / looked_up.ours
     result.step_share = (forward_ms + backward_ms) / times.ours
     if not pooled and (copied := copy_gb_per_s()):  # all bytes at the copy's bandwidth
         moved = ids.values_N.numel() * (8 + 4 * point.dim) + unique * (8 * point.dim + 9)
         result.step_share = moved / 1e6 / copied / times.ours
     return result
-
-
-def compare_backward(mine: Side, theirs: Side | None, grad: Tensor, budget_s: float) -> Times:
-    """Backward and update alone: the forward of each run happens before its clock starts."""
-
-    def once(side: Side) -> float:
-        out = side.lookup()
-        return clock(lambda: side.learn(out, grad))
-
-    pairs = []
-    begin = time.perf_counter()
-    while len(pairs) < 5 or (time.perf_counter() - begin < budget_s and len(pairs) < 40):
-        pairs.append((once(mine), once(theirs) if theirs else math.nan))
-    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
-    if theirs is None:
-        return Times(medians[0])
-    ratios = sorted(b / a for a, b in pairs)
-    return Times(*medians, statistics.median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) * 3 // 4])
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
@@ -475,9 +458,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (all)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     if missing():
         sys.exit(f"{missing()}: run `make setup`")
-    if os.environ.get("NOTEST") is None and not tested():
+    if not tested():
         sys.exit("the operator's tests fail (pytest tests/kernels): no speed is printed")
     from sparrow.kernels.embedding_bag import cpp
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparrow.core.errors import UserError, suggest
+from sparrow.core.memory import keep_freed_memory
 
 __all__ = ["main"]
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given[0] not in _commands():
             raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
+        keep_freed_memory()
         module = importlib.import_module(f"sparrow.cli.{given[0]}")
         if "main" in vars(module):
             return int(module.main(given[1:]) or 0)

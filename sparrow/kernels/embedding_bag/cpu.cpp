@@ -39,7 +39,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-constexpr int64_t kGrain = 16384;    // floats of work below which another thread costs more than it saves
+constexpr int64_t kGrain = 65536;    // floats of work below which another thread costs more than it saves
 // Lookups between asking for a row and using it: enough to hide the memory's latency, and no more than the first cache holds.
 constexpr int64_t ahead_of(int64_t dim) { return std::clamp<int64_t>(1024 / dim, 4, 16); }
 constexpr int64_t kMax = 1LL << 32;  // rows and lookups of a table are numbered in 32 bits while they are sorted

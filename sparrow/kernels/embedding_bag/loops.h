@@ -48,22 +48,31 @@ struct Vectors {
   INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
 };
 
+// A vector's sum, halves onto halves.
+template <int W>
+INLINE float sum_of(const V<W>& v) {
+  if constexpr (W == 1) {
+    return v;
+  } else {
+    float lanes[W];
+    __builtin_memcpy(lanes, &v, sizeof v);
+    return sum_of<W / 2>(load<W / 2>(lanes) + load<W / 2>(lanes + W / 2));
+  }
+}
+
 // The sum of a[k] * b[k] over the row, in lanes: the same on every processor and at any number of threads.
 template <int W, int K>
 INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors<W, K>& b) {
   const int64_t last = shape.count() - 1;
-  float lanes[W], sum = 0;
   V<W> total = a[last] * b[last];
-  if constexpr (W > 1) {
+  if (const int64_t repeated = shape.repeated(); W > 1 && repeated > 0) {
+    float lanes[W];
     __builtin_memcpy(lanes, &total, sizeof lanes);
-    const int64_t repeated = shape.repeated();
     for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
     __builtin_memcpy(&total, lanes, sizeof lanes);
   }
   EACH(k) if (k < last) total += a[k] * b[k];
-  __builtin_memcpy(lanes, &total, sizeof lanes);
-  for (int64_t j = 0; j < W; ++j) sum += lanes[j];
-  return sum;
+  return sum_of<W>(total);
 }
 
 template <int W, int K>
