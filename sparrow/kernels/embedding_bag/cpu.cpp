@@ -22,13 +22,13 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #if defined(__GNUC__)
 #define INLINE inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch(address)
+#define PREFETCH_FAR(address) __builtin_prefetch(address, 0, 2)
 #else
 #error "the kernels need GCC or clang"
 #endif
@@ -40,8 +40,12 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t kGrain = 65536;    // floats of work below which another thread costs more than it saves
-// Lookups between asking for a row and using it: enough to hide the memory's latency, and no more than the first cache holds.
-constexpr int64_t ahead_of(int64_t dim) { return std::clamp<int64_t>(1024 / dim, 4, 16); }
+// Floats from which a row is asked for into the second cache: the first has too few lines under way at a time (measured).
+constexpr int64_t kFarLookup = 129, kFarUpdate = 128;
+// Lookups between asking for a row and using it.
+constexpr int64_t ahead_of(int64_t dim, bool far) {
+  return far ? std::clamp<int64_t>(4096 / dim, 4, 32) : std::clamp<int64_t>(1024 / dim, 8, 16);
+}
 constexpr int64_t kMax = 1LL << 32;  // rows and lookups of a table are numbered in 32 bits while they are sorted
 constexpr int64_t kFields = 3;       // the most state fields of a rule
 constexpr int64_t kMostThreads = 1024;
@@ -306,16 +310,12 @@ template <class F>
 void for_tables(const std::vector<int64_t>& costs, int64_t threads, const F& f) {
   int64_t total = 0;
   for (int64_t cost : costs) total += cost;
-  std::vector<int64_t> alone = costs;
-  for (size_t t = 0; t < costs.size(); ++t)
-    if (threads > 1 && costs[t] > total / threads / 2) {
-      f(static_cast<int64_t>(t), 0, threads);
-      alone[t] = -1;
-    }
   std::vector<int64_t> rest, rest_costs;
-  for (size_t t = 0; t < costs.size(); ++t)
-    if (alone[t] >= 0) {
-      rest.push_back(static_cast<int64_t>(t));
+  for (int64_t t = 0; t < static_cast<int64_t>(costs.size()); ++t)
+    if (threads > 1 && costs[t] > total / threads / 2) {
+      f(t, int64_t{0}, threads);
+    } else {
+      rest.push_back(t);
       rest_costs.push_back(costs[t]);
     }
   const auto first = split(rest_costs, threads);
@@ -570,8 +570,6 @@ struct Batch {
     for (const Feature& f : features) floats += (f.high - f.low + f.units()) * tables[f.table].dim;
     return floats;
   }
-
-  int64_t longest_block(int64_t workers) const;
 };
 
 // The addresses of the rows of lookups [begin, end), the first of them already asked for. False: one is outside.
@@ -589,7 +587,7 @@ bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, con
         rows[n] = level.weight + (slots[n] - level.first) * dim;
       }
     }
-    for (int64_t n = 0; n < count && n < ahead_of(dim); ++n)
+    for (int64_t n = 0; n < std::min(count, ahead_of(dim, dim >= kFarLookup)); ++n)
       for (int64_t d = 0; d < dim && d < 256; d += 16) PREFETCH(rows[n] + d);
   });
   return true;

@@ -94,10 +94,13 @@ INLINE V<W> square_root(V<W> v) {
   return v;
 }
 
-INLINE void prefetch(const float* row, int64_t dim) {
-  PREFETCH(row);
-  for (int64_t d = 16; d < dim && d < 256; d += 16) PREFETCH(row + d);
-  PREFETCH(row + dim - 1);
+INLINE void prefetch(const float* row, int64_t dim, bool far) {
+  if (far) {
+    for (int64_t d = 0; d < dim && d < 1024; d += 16) PREFETCH_FAR(row + d);
+  } else {
+    for (int64_t d = 0; d < dim; d += 16) PREFETCH(row + d);
+    PREFETCH(row + dim - 1);
+  }
 }
 
 // -- row rules: one function each; kernels/rules/ holds the definitions ----------------------------------------------
@@ -214,10 +217,11 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
 INLINE void prefetch_target(const Table& table, int64_t slot) {
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
-  prefetch(level.weight + row * table.dim, table.dim);
+  const bool far = table.dim >= kFarUpdate;
+  prefetch(level.weight + row * table.dim, table.dim, far);
   PREFETCH(level.touched + row);
   for (int field = 0; field < table.rule.fields; ++field) {
-    if (table.rule.wide[field]) prefetch(level.state[field] + row * table.dim, table.dim);
+    if (table.rule.wide[field]) prefetch(level.state[field] + row * table.dim, table.dim, far);
     else PREFETCH(level.state[field] + row);
   }
 }
@@ -226,7 +230,8 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
 
 template <int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
-  const int64_t ahead = ahead_of(shape.dim);
+  const bool far = shape.dim >= kFarLookup;
+  const int64_t ahead = ahead_of(shape.dim, far);
   const float* const* row = p.rows;
   const float* const* const end = p.rows + p.count;
   for (int64_t b = 0; b < p.bags; ++b) {
@@ -234,7 +239,7 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     EACH(k) sum[k] = V<W>{};
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const float* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) prefetch(row[ahead], shape.dim);
+      if (row + ahead < end) prefetch(row[ahead], shape.dim, far);
       if (p.weights) {
         const float weight = p.weights[row - p.rows];
         EACH(k) sum[k] += load<W>(*row + shape.at(k)) * weight;
@@ -252,9 +257,10 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
 
 template <int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
-  const int64_t ahead = ahead_of(shape.dim);
+  const bool far = shape.dim >= kFarLookup;
+  const int64_t ahead = ahead_of(shape.dim, far);
   for (int64_t n = 0; n < p.count; ++n) {
-    if (n + ahead < p.count) prefetch(p.rows[n + ahead], shape.dim);
+    if (n + ahead < p.count) prefetch(p.rows[n + ahead], shape.dim, far);
     const float weight = p.weights ? p.weights[n] : 1.0f;
     EACH(k) store<W>(p.out + n * p.stride + shape.at(k), load<W>(p.rows[n] + shape.at(k)) * weight);
   }
@@ -263,9 +269,10 @@ INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
-  const int64_t ahead = ahead_of(shape.dim);
+  const bool far = shape.dim >= kFarLookup;
+  const int64_t ahead = ahead_of(shape.dim, far);
   for (int64_t n = 0; n < d.count; ++n) {
-    if (n + ahead < d.count) prefetch(d.rows[n + ahead], shape.dim);
+    if (n + ahead < d.count) prefetch(d.rows[n + ahead], shape.dim, far);
     read(shape, d.rows[n], a);
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
@@ -277,7 +284,8 @@ INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const uint64_t* keys = r.keys;
-  const int64_t end = r.end, ahead = ahead_of(shape.dim);
+  const bool far = shape.dim >= kFarUpdate;
+  const int64_t end = r.end, ahead = ahead_of(shape.dim, far);
   float* out = r.out;
   int64_t* rows = r.rows;
   Vectors<W, K> sum(r.scratch);
@@ -287,7 +295,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
     for (; i < end && row_of(keys[i]) == row; ++i) {
       if (i + ahead < end) {
         const uint64_t key = keys[i + ahead];
-        prefetch(r.gradient(key), shape.dim);
+        prefetch(r.gradient(key), shape.dim, far);
         if (!rows && row_of(key) != row_of(keys[i + ahead - 1])) prefetch_target(*r.table, row_of(key));
       }
       const float* from = r.gradient(keys[i]);
@@ -312,7 +320,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
   Vectors<W, K> grad(u.scratch);
-  const int64_t ahead = ahead_of(shape.dim);
+  const int64_t ahead = ahead_of(shape.dim, shape.dim >= kFarUpdate);
   for (int64_t i = u.begin; i < u.end; ++i) {
     if (i + ahead < u.end) prefetch_target(*u.table, u.rows[i + ahead]);
     read(shape, u.grad + i * shape.dim, grad);
