@@ -7,7 +7,7 @@ The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (`pip install -e '.[peers,pre
 columns stay empty. Both sides are used as their users use them: `EmbeddingTables` and
 `SplitTableBatchedEmbeddingBagsCodegen`, each with its checks of the ids, autograd and row-wise AdaGrad in the backward.
 Both have the same rows, ids and gradients, and their results are compared before anything is timed. Sides alternate,
-each for 20 ms (once at least) before the run that is timed, in a process that keeps freed memory (both sides gain by it).
+each running 20 ms (once at least) before the run that is timed, in a process that keeps freed memory (both gain by it).
 The id stream and the baskets of real logs come from the folder SPARROW_DATA; without it their points are left out.
 """
 
@@ -269,7 +269,7 @@ class Times(NamedTuple):
 
 
 def clock(before: Callable[[], Any], work: Callable[[Any], object]) -> float:
-    """Milliseconds of `work(before())` without `before`, after 20 ms of such calls (one at least), as in a training loop."""
+    """Milliseconds of `work(before())` without `before`, after 20 ms of such calls (one at least), as when training."""
     warm = time.perf_counter() + 0.02
     while True:
         given = before()
@@ -420,16 +420,19 @@ def picture(pooled: list[Result], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharex=True, constrained_layout=True)
     for ax, title in zip(axes, ("forward", "forward + backward + row-wise AdaGrad"), strict=True):
         for tables, colour in ((1, "tab:blue"), (26, "tab:orange"), (200, "tab:green")):
             some = [r for r in pooled if r.point.tables == tables]
             times = [r.forward if ax is axes[0] else r.step for r in some]
-            ax.scatter([r.unique for r in some], [t.ratio for t in times], color=colour, label=f"{tables} tables", s=22)
+            ax.scatter([r.unique for r in some], [t.ratio for t in times], color=colour, label=f"{tables} tables".replace("1 tables", "1 table"), s=22)
         ax.axhline(1, color="black", linewidth=0.8)
-        ax.set(yscale="log", title=title, xlabel="unique ids / lookups", ylabel="times as fast as fbgemm")
-        ax.grid(alpha=0.3, which="both")
+        ax.set(yscale="log", yticks=(1, 1.5, 2, 3, 5, 10, 20), title=title, xlabel="unique ids / lookups", ylabel="times as fast as fbgemm")
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.grid(alpha=0.3)
     axes[0].legend()
     figure.savefig(path, dpi=110)
 

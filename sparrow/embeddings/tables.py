@@ -168,7 +168,8 @@ class EmbeddingTables(nn.Module):
             if len(record.pending) > 1:
                 slots_N = torch.cat([g.rows_U for g in record.pending])
                 grad_ND = torch.cat([g.grad_UD for g in record.pending])
-                bags = embedding_bag.bags_of(slots_N, slots_N.new_zeros(1), "none")
+                one_each = torch.arange(slots_N.numel() + 1, device=slots_N.device)
+                bags = embedding_bag.bags_of(slots_N, one_each)
                 merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
                 record.pending = [RowGradients(*merged[0])]
         return {record.spec.name: record.pending[0] for record in self.all_records() if record.pending}

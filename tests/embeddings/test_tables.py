@@ -5,13 +5,15 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec
 from sparrow.kernels import Impl, missing
-from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
+from sparrow.kernels.rules import Regularization, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 
 ROWS, DIM, BATCH = 11, 6, 9
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
@@ -428,3 +430,84 @@ def test_state_of_adam_travels_in_chunks() -> None:
     assert equal(one, two)
     assert set(one.record("item").fields) == {"weight", "first", "second", "updates", "touched"}
     assert one.record("item").updates.sum() == 6
+
+
+# -- random programs ---------------------------------------------------------------------------------------------------
+
+POOLINGS = st.sampled_from(["sum", "mean", "none"])
+MEMBERS = (sgd, rowwise_adagrad, adagrad, adam, rowwise_adam)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[TableSpec], list[Feature], list[tuple[str, int, bool, bool]]]:
+    """Tables, features, and steps: (mode, seed of the batch, weighted, deduplicated)."""
+    specs = []
+    for t in range(draw(st.integers(1, 3))):
+        extra = Regularization(
+            weight_decay=draw(st.sampled_from([0.0, 0.1])), decay=draw(st.sampled_from(["l2", "decoupled"])),
+            clip_norm=draw(st.sampled_from([0.0, 0.5])), max_norm=draw(st.sampled_from([0.0, 0.5])),
+        )  # fmt: skip
+        rows = draw(st.integers(1, 30))
+        addressing = Hashed(rows, seed=t) if draw(st.booleans()) else Direct(rows)
+        oov_row = draw(st.integers(0, rows - 1))
+        rule = draw(st.sampled_from(MEMBERS)).Config(lr=0.1, regularization=extra)
+        dim = draw(st.sampled_from([1, 3, 8, 17, 64]))
+        specs.append(TableSpec(name=f"t{t}", dim=dim, addressing=addressing, rule=rule, oov_row=oov_row))
+    features = [
+        Feature(name=f"f{f}", table=draw(st.sampled_from(specs)).name, pooling=draw(POOLINGS))
+        for f in range(draw(st.integers(1, 4)))
+    ]
+    step = st.tuples(
+        st.sampled_from(["fused", "deferred", "accumulate", "discard", "off"]),
+        st.integers(0, 999),
+        st.booleans(),
+        st.booleans(),
+    )
+    return specs, features, draw(st.lists(step, min_size=1, max_size=5))
+
+
+def random_ids(features: list[Feature], seed: int, weighted: bool, shared: bool) -> KeyedJagged:
+    """Any lengths, ids outside every table among them, and features that store fewer rows than samples."""
+    g = torch.Generator().manual_seed(seed)
+    samples = int(torch.randint(0, 7, (), generator=g))
+    names = [f.name for f in features]
+    stored = dict.fromkeys(names, samples)
+    inverse: dict[tuple[str, ...], Tensor] = {}
+    if shared:
+        stored[names[0]] = 3
+        inverse[names[0],] = torch.randint(0, 3, (samples,), generator=g)
+    lengths = torch.randint(0, 5, (sum(stored.values()),), generator=g)
+    count = int(lengths.sum())
+    return KeyedJagged(
+        keys=tuple(names), values_N=torch.randint(-3, 40, (count,), generator=g), lengths=lengths, inverse_B=inverse,
+        weights_N=torch.randn(count, generator=g) if weighted else None, rows=tuple(stored.values()),
+    )  # fmt: skip
+
+
+@built
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(programs())
+def test_random_programs_have_the_reference_s_result(program) -> None:
+    specs, features, steps = program
+    both = [EmbeddingTables(specs, features, seed=3, impl=impl) for impl in ("cpp", "reference")]
+    for mode, seed, weighted, shared in steps:
+        found = []
+        for tables in both:
+            tables.mode = mode if mode in ("fused", "off") else "deferred"
+            out, weights = [], []
+            for part in range(2 if mode == "accumulate" else 1):
+                ids = random_ids(features, seed + part, weighted, shared)
+                if weighted:
+                    ids.weights_N.requires_grad_()
+                    weights.append(ids.weights_N)
+                handle = tables.prepare(ids)
+                out.append(tensors(tables.lookup(handle)))
+                objective(out[-1]).backward()
+                tables.release(handle)
+            if mode == "discard":
+                tables.discard()
+            tables.update()
+            found.append(
+                (out, [w.grad for w in weights], [r.fields for r in tables.all_records()], tables.oov_counts())
+            )
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

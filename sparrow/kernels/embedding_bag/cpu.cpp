@@ -466,7 +466,8 @@ struct Batch {
             " slots and never fall, one for each of the bags and one more");
       first.push_back(first[k] + bags[k]);
     }
-    check(first[keys] == offsets_B1.numel() - 1 && bounds[0] == 0 && bounds[keys] == N,
+    check(first[keys] == offsets_B1.numel() - 1 && bounds[0] == 0 && bounds[keys] == N && offsets[0] == 0 &&
+              offsets[first[keys]] == N,
           "offsets_B1 must go from 0 to the ", N, " slots and never fall");
     check(numbers.size() % kNumbersPerFeature == 0, "features: expected ", kNumbersPerFeature, " numbers for each");
     for (size_t i = 0; i < numbers.size(); i += kNumbersPerFeature) {
@@ -546,18 +547,23 @@ struct Batch {
 
   // Calls f(worker, feature, begin, end) for blocks of every feature's units: near samples of all features together,
   // since they meet in the same rows of the output. `workers` threads share the lookups evenly.
-  template <class F>
-  void for_blocks(int64_t workers, const F& f) {
+  // First it calls ready(lookups in the longest block).
+  template <class Ready, class F>
+  void for_blocks(int64_t workers, const Ready& ready, const F& f) {
     int64_t blocks = 4 * workers;
     for (const Feature& feature : features)
       blocks = std::max({blocks, (feature.units() + 127) / 128, (feature.high - feature.low) / 2048});
     auto edge = [&](const Feature& feature, int64_t block) { return feature.units() * block / blocks; };
-    std::vector<int64_t> costs(workers > 1 ? blocks : 0);
-    for (size_t k = 0; k < costs.size(); ++k)
-      for (const Feature& feature : features)
-        costs[k] += edge(feature, k + 1) - edge(feature, k) +
-                    std::max<int64_t>(0, lookup_of(feature, edge(feature, k + 1)) - lookup_of(feature, edge(feature, k)));
-    const auto first = workers > 1 ? split(costs, workers) : std::vector<int64_t>{0, blocks};
+    std::vector<int64_t> costs(blocks);
+    int64_t longest = 0;
+    for (int64_t k = 0; k < blocks; ++k)
+      for (const Feature& feature : features) {  // offsets are not checked yet
+        const int64_t lookups = lookup_of(feature, edge(feature, k + 1)) - lookup_of(feature, edge(feature, k));
+        longest = std::max(longest, std::clamp<int64_t>(lookups, 0, N));
+        costs[k] += edge(feature, k + 1) - edge(feature, k) + std::clamp<int64_t>(lookups, 0, N);
+      }
+    const auto first = split(costs, workers);
+    ready(longest);
     parallel(workers, [&](int64_t worker) {
       for (int64_t k = first[worker]; k < first[worker + 1]; ++k)
         for (size_t i = 0; i < features.size(); ++i)
@@ -776,7 +782,7 @@ struct Backward {
       work += (f.high - f.low) * dim(f.table);
     }
     threads = team_for(work);
-    batch.for_blocks(threads, [&](int64_t, const Feature& f, int64_t begin, int64_t end) {
+    batch.for_blocks(threads, [](int64_t) {}, [&](int64_t, const Feature& f, int64_t begin, int64_t end) {
       if (batch.rising(f, begin, end)) batch.within(batch.lookup_of(f, begin), batch.lookup_of(f, end), rows(f.table));
     });
     batch.raise(rows);
@@ -856,18 +862,20 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
     }
   }
   const int64_t threads = team_for(batch.work(tables));
-  std::vector<std::vector<const float*>> rows(threads);
+  std::vector<Buffer<const float*>> rows(threads);
   std::vector<Buffer<float>> scratch(threads);
   for (auto& s : scratch) s.take(kScratch(widest));
+  auto ready = [&](int64_t longest) {
+    for (auto& r : rows) r.take(longest);
+  };
   const Loops& run = loops();
-  batch.for_blocks(threads, [&](int64_t worker, const Feature& f, int64_t begin, int64_t end) {
+  batch.for_blocks(threads, ready, [&](int64_t worker, const Feature& f, int64_t begin, int64_t end) {
     if (!batch.rising(f, begin, end)) return;
     const Table& table = tables[f.table];
     const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
-    auto& found = rows[worker];
-    if (static_cast<int64_t>(found.size()) < to - from) found.resize(to - from);
-    if (!find_rows(batch, table, from, to, found.data())) return;
-    const Pool p{found.data(), to - from, batch.offsets + f.first + begin, end - begin,
+    const float** found = rows[worker].get();
+    if (!find_rows(batch, table, from, to, found)) return;
+    const Pool p{found, to - from, batch.offsets + f.first + begin, end - begin,
                  batch.weights ? batch.weights + from : nullptr, f.pooling == kMean, f.vectors + begin * f.stride, f.stride,
                  table.dim, scratch[worker].get()};
     (f.pooling == kNone ? run.copy : run.pool)(p);
@@ -970,9 +978,12 @@ Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tens
   std::fill(out, out + batch.N, 0.0f);  // of keys that no feature looks up
   int64_t widest = 1;
   for (const Feature& f : batch.features) widest = std::max(widest, dim(f.table));
-  std::vector<std::vector<const float*>> rows(backward.threads);
+  std::vector<Buffer<const float*>> rows(backward.threads);
   std::vector<Buffer<float>> scratch(backward.threads);
   for (auto& s : scratch) s.take(kScratch(widest));
+  auto ready = [&](int64_t longest) {
+    for (auto& r : rows) r.take(longest);
+  };
   const Loops& run = loops();
   std::vector<Feature> waiting = std::move(batch.features);
   while (!waiting.empty()) {  // in rounds: features with the same key add to the same gradients
@@ -983,16 +994,15 @@ Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tens
       (met[f.key] ? later : batch.features).push_back(f);
       met[f.key] = true;
     }
-    batch.for_blocks(backward.threads, [&](int64_t worker, const Feature& f, int64_t begin, int64_t end) {
+    batch.for_blocks(backward.threads, ready, [&](int64_t worker, const Feature& f, int64_t begin, int64_t end) {
       const Table& table = tables[f.table];
       const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
-      auto& found = rows[worker];
-      if (static_cast<int64_t>(found.size()) < to - from) found.resize(to - from);
-      find_rows(batch, table, from, to, found.data());
+      const float** found = rows[worker].get();
+      find_rows(batch, table, from, to, found);
       for (int64_t b = begin; b < end; ++b) {
         const int64_t n = batch.lookup_of(f, b), count = batch.lookup_of(f, b + 1) - n;
         const float scale = f.pooling == kMean && count > 1 ? 1.0f / static_cast<float>(count) : 1.0f;
-        run.dots({found.data() + n - from, count, f.vectors + b * f.stride, scale, out + n, table.dim, scratch[worker].get()});
+        run.dots({found + n - from, count, f.vectors + b * f.stride, scale, out + n, table.dim, scratch[worker].get()});
       }
     });
     waiting = std::move(later);
