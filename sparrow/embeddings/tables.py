@@ -70,7 +70,7 @@ class EmbeddingTables(nn.Module):
         self.records = nn.ModuleList(RowRecords(spec, seed) for spec in specs)  # a module's name may not hold a dot
         self.mode, self.impl = mode, impl
         self.lr_T = torch.tensor([spec.rule.lr for spec in specs])
-        self.version = 0  # counts updates, so that a backward through rows that have changed is noticed
+        self.version = 0  # counts changes of rows, so that a backward through rows that have changed is noticed
         self._specs = {feature.name: specs[names.index(feature.table)] for feature in features}
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
         self._layouts: dict[object, Layout] = {}
@@ -217,6 +217,7 @@ class EmbeddingTables(nn.Module):
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the chunk's rows and columns; UserError when table, range or fields do not fit."""
         self.record(chunk.table).load_chunk(chunk)
+        self.version += 1
 
     # -- ids that a table does not hold -------------------------------------------------------------------------
 

@@ -38,6 +38,6 @@ def test_a_bad_id_is_raised_at_the_next_synchronisation() -> None:
     ids = batch(1)
     ids["history"].values_N[0] = 99
     gpu(ids.to("cuda"))
-    with pytest.raises(UserError, match="table 'item', feature 'history': 1 ids outside"):
+    with pytest.raises(UserError, match="table 'item', feature 'history': 1 ids are outside"):
         gpu.raise_bad_ids()
     gpu.raise_bad_ids()

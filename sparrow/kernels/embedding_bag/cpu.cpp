@@ -304,15 +304,23 @@ std::vector<int64_t> split(const std::vector<int64_t>& costs, int64_t parts) {
   return first;
 }
 
-// Calls f(table, worker, team): tables that hold much of the work one after the other with all threads as their team,
-// the others each whole on one thread.
-template <class F>
-void for_tables(const std::vector<int64_t>& costs, int64_t threads, const F& f) {
+// Whether a table holds so much of the work that all threads should share it.
+std::vector<bool> large(const std::vector<int64_t>& costs, int64_t threads) {
   int64_t total = 0;
   for (int64_t cost : costs) total += cost;
+  std::vector<bool> found;
+  for (int64_t cost : costs) found.push_back(threads > 1 && cost > total / threads / 2);
+  return found;
+}
+
+// Calls f(table, worker, team): large tables one after the other, with all threads as their team and worker 0, the
+// others each whole on one thread.
+template <class F>
+void for_tables(const std::vector<int64_t>& costs, int64_t threads, const F& f) {
+  const std::vector<bool> shared = large(costs, threads);
   std::vector<int64_t> rest, rest_costs;
   for (int64_t t = 0; t < static_cast<int64_t>(costs.size()); ++t)
-    if (threads > 1 && costs[t] > total / threads / 2) {
+    if (shared[t]) {
       f(t, int64_t{0}, threads);
     } else {
       rest.push_back(t);
@@ -642,6 +650,7 @@ struct Workspace {  // of one thread, or of a table's team
 struct Share {  // one table's part of a batch
   std::vector<const Feature*> features;
   std::vector<Source> sources;
+  std::vector<int64_t> first;  // lookups before each feature's
   int64_t N = 0, bags = 0;
   bool mean = false;
 };
@@ -651,6 +660,7 @@ std::vector<Share> shares_of(const Batch& batch, int64_t tables) {
   for (const Feature& f : batch.features) {
     Share& share = shares[f.table];
     share.features.push_back(&f);
+    share.first.push_back(share.N);
     share.sources.push_back({share.bags, f.vectors, f.stride});
     share.N += f.high - f.low;
     share.bags += f.units();
@@ -716,8 +726,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
     sort_by_row(keys + begin, other + begin, end - begin, digits, space.counters.get() + c * kCounters);
     then(c, digits.passes % 2 ? other : keys, begin, end);
   };
-  std::vector<int64_t> first{0};  // lookups before each feature's
-  for (const Feature* f : share.features) first.push_back(first.back() + f->high - f->low);
+  const std::vector<int64_t>& first = share.first;
   if (team == 1) {
     for (int64_t s = 0; s < S; ++s)
       each_lookup(batch, *share.features[s], share.sources[s].first, first[s], 0, share.features[s]->units(), bag, weights, scale,
@@ -807,33 +816,36 @@ struct Backward {
   }
 };
 
-std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t threads, bool weighted, int64_t dim, bool own_keys) {
-  std::vector<Workspace> spaces(threads);
-  int64_t N = 0, bags = 0;
-  for (const Share& share : shares) {
-    N = std::max(N, share.N);
-    bags = std::max(bags, share.mean ? share.bags : 0);
-  }
-  for (Workspace& space : spaces) {
-    if (own_keys) {
-      space.keys.take(N);
-      space.other.take(N);
-    }
-    space.counters.take(threads * kCounters);
-    if (weighted) {
-      space.bag.take(N);
-      space.weights.take(N);
-    }
-    space.scale.take(bags);
-    space.scratch.take(threads * kScratch(dim));
-  }
-  return spaces;
-}
-
 std::vector<int64_t> costs_of(const std::vector<Share>& shares) {
   std::vector<int64_t> costs;
   for (const Share& share : shares) costs.push_back(share.N);
   return costs;
+}
+
+// One for each thread; the first is also that of the large tables, and has counters for a whole team.
+std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t threads, bool weighted, int64_t dim, bool own_keys) {
+  std::vector<Workspace> spaces(threads);
+  const std::vector<bool> shared = large(costs_of(shares), threads);
+  for (int64_t worker = 0; worker < threads; ++worker) {
+    Workspace& space = spaces[worker];
+    int64_t N = 0, bags = 0;
+    for (size_t t = 0; t < shares.size(); ++t)
+      if (worker == 0 || !shared[t]) {
+        N = std::max(N, shares[t].N);
+        bags = std::max(bags, shares[t].mean ? shares[t].bags : 0);
+      }
+    space.counters.take((worker == 0 ? threads : 1) * kCounters);
+    space.scratch.take((worker == 0 ? threads : 1) * kScratch(dim));
+    if (!own_keys) continue;
+    space.keys.take(N);
+    space.other.take(N);
+    space.scale.take(bags);
+    if (weighted) {
+      space.bag.take(N);
+      space.weights.take(N);
+    }
+  }
+  return spaces;
 }
 
 // -- the operators ---------------------------------------------------------------------------------------------------
@@ -922,9 +934,8 @@ std::vector<Tensor> row_gradients(const std::vector<Tensor>& grads, const std::v
   };
   std::vector<Reduce> reduces(T);
   std::vector<Table> tables(T);
-  std::vector<std::vector<Part>> parts(T);
+  std::vector<std::vector<Part>> parts(T, std::vector<Part>(backward.threads));
   for_tables(costs_of(shares), backward.threads, [&](int64_t t, int64_t worker, int64_t team) {
-    parts[t].resize(team);
     std::swap(kept[t].counters, spaces[worker].counters);
     sorted(batch, shares[t], rows(t), kept[t], team, reduces[t], [&](int64_t c, const uint64_t* keys, int64_t begin, int64_t end) {
       int64_t unique = 0;

@@ -200,7 +200,7 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   read(shape, weight, w);
   if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
   if (rule.l2 > 0) EACH(k) g[k] += rule.l2 * w[k];
-  if (rule.keep < 1) EACH(k) w[k] *= rule.keep;
+  if (rule.keep != 1) EACH(k) w[k] *= rule.keep;
   const Target<W, K> target{shape, rule, level.state, row, g, w, scratch};
   switch (rule.kind) {
     case kSgd: sgd(target); break;
