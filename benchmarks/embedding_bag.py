@@ -485,7 +485,8 @@ def main() -> None:
     copied = copy_gb_per_s()
     print(
         f"torch {torch.__version__}, fbgemm {peer_version()}, {options.threads} threads, {cpp.processor()} loops, "
-        f"last-level cache {bytes_last_level_cache() >> 20} MiB, copy {copied or math.nan:.1f} GB/s; ratios are peer / ours"
+        f"last-level cache {bytes_last_level_cache() >> 20} MiB, copy {copied or math.nan:.1f} GB/s; "
+        "ratios are peer / ours"
     )
     logs, budget_s = Logs(), 0.3 if options.quick else 1.5
     pooled = list(all_runs(QUICK if options.quick else POOLED, logs, budget_s, pooled=True))
