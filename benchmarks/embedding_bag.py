@@ -3,7 +3,7 @@
     python benchmarks/embedding_bag.py           # 60 pooled points and 12 unpooled ones, under half an hour
     python benchmarks/embedding_bag.py --quick   # a few of them, under a minute, the same checks
 
-The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (`pip install -e '.[peers,prepare,report]'`); without it its
+The peer is fbgemm-gpu-cpu 1.8.0 with torch 2.13.0 (how to install it: README.md beside this file); without it its
 columns stay empty. Both sides are used as their users use them: `EmbeddingTables` and
 `SplitTableBatchedEmbeddingBagsCodegen`, each with its checks of the ids, autograd and row-wise AdaGrad in the backward.
 Both have the same rows, ids and gradients, and their results are compared before anything is timed. Sides alternate,

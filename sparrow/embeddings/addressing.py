@@ -31,7 +31,7 @@ class Addressing(Protocol):
 
 @dataclass(frozen=True)
 class Direct:
-    """Id i is row i; ids outside [0, rows) are errors."""
+    """Id i is row i; what becomes of ids outside [0, rows) is for `TableSpec.oov_row` to say."""
 
     rows: int
     maps: ClassVar[bool] = False

@@ -28,6 +28,10 @@ class Learner(Protocol):
         """Rows of ids."""
         ...
 
+    def slot_type(self, ids: torch.dtype, features: Sequence[int]) -> torch.dtype:
+        """What `slots` makes of such ids."""
+        ...
+
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Every output."""
         ...
@@ -42,7 +46,7 @@ class Learner(Protocol):
         ...
 
 
-_live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_live: weakref.WeakValueDictionary[int, Learner] = weakref.WeakValueDictionary()
 _next = 0
 
 

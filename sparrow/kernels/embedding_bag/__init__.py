@@ -85,5 +85,5 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *
 
 __all__ = [
     "Bags", "Lookup", "Lookups", "Pooling", "Rows", "Table", "Tables", "bags_of", "count_outside", "fused_update",
-    "lookup",    "row_gradients", "tables_of", "update_rows", "weight_gradients",
+    "lookup", "row_gradients", "tables_of", "update_rows", "weight_gradients",
 ]  # fmt: skip

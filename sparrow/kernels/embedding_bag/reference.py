@@ -14,9 +14,9 @@ from sparrow.kernels.rules import regularized_update
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1."""
-    shapes = bags.outputs([table.dim for table in tables])
-    out = [tables.weights[0].new_empty(shape) for shape in shapes]
-    for f, part in _features(tables, bags):
+    parts = _features(tables, bags)
+    out = [tables.weights[0].new_empty(shape) for shape in bags.outputs([table.dim for table in tables])]
+    for f, part in parts:
         weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
         rows_ND = weight_RD[part.slots_N]
         if part.weights_N is not None:
@@ -32,10 +32,11 @@ def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
 
 def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
     """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n."""
+    parts = _features(tables, bags)
     _check_gradients(tables, grads, bags)
     rows: list[list[Tensor]] = [[] for _ in tables]
     values: list[list[Tensor]] = [[] for _ in tables]
-    for f, part in _features(tables, bags):
+    for f, part in parts:
         grad_ND = (_stored_gradients(grads, bags, f, tables[f.table], part) * part.scale_B[:, None])[part.bag_N]
         if part.weights_N is not None:
             grad_ND = grad_ND * part.weights_N[:, None]
@@ -53,9 +54,10 @@ def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[t
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
     """The gradient of weights_n = scale_b * <grad_b, W[slot_n]>, summed over the features that use the key."""
+    parts = _features(tables, bags)
     _check_gradients(tables, grads, bags)
     grad_N = bags.slots_N.new_zeros(bags.slots_N.numel(), dtype=grads[0].dtype if grads else torch.float32)
-    for f, part in _features(tables, bags):
+    for f, part in parts:
         weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
         grad_BD = _stored_gradients(grads, bags, f, tables[f.table], part)
         dots_N = (grad_BD[part.bag_N] * weight_RD[part.slots_N]).sum(dim=1) * part.scale_B[part.bag_N]
@@ -134,6 +136,7 @@ def _features(tables: Tables, bags: Bags) -> list[tuple[Lookup, _Part]]:
         )
     for i, f in enumerate(bags.lookups):
         known = 0 <= f.table < len(tables) and 0 <= f.key < keys and -1 <= f.inverse < len(bags.inverses)
+        known = known and f.output >= 0 and f.column >= 0
         if not known or (f.inverse >= 0 and f.pooling == "none"):
             raise UserError(f"features: feature {i} names a table, key, inverse or output that is not there")
     ends = bags.offsets_B1[[0, -1]].tolist() if not bags.offsets_B1.is_cuda else [0, bags.slots_N.numel()]

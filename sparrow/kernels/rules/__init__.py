@@ -1,7 +1,7 @@
 """How a row learns. One file per rule: its `Config` is the rule, and `update` its definition.
 
-Adding a rule is adding its file here and, for speed, its row function to the C++ kernels (`embedding_bag/loops.h`,
-section "row rules", and a line in `rule_of`); without one the rule runs with impl="reference".
+Adding a rule is adding its file here and, for speed, in C++: a `RuleKind` and a row of `known`
+(embedding_bag/cpu.cpp), a function and its `case` in `apply` (loops.h); without them it runs with impl="reference".
 """
 
 from __future__ import annotations
