@@ -29,7 +29,10 @@ def kernels() -> dict[str, Any]:
                 print(f"sparrow: no C++ kernels ({error}); the reference kernels will run", file=sys.stderr)
 
     sources = sorted(glob.glob("sparrow/kernels/*/cpu.cpp"))
-    library = CppExtension("sparrow.kernels._cpp", sources, extra_compile_args=FLAGS, py_limited_api=True)
+    headers = sorted(glob.glob("sparrow/kernels/*/*.h"))
+    library = CppExtension(
+        "sparrow.kernels._cpp", sources, depends=headers, extra_compile_args=FLAGS, py_limited_api=True
+    )
     options = {"bdist_wheel": {"py_limited_api": "cp311"}}
     return {"ext_modules": [library], "cmdclass": {"build_ext": OptionalBuild}, "options": options}
 
