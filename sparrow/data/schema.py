@@ -24,9 +24,14 @@ class Column:
     kind: see the file's header. source: the log's column, when it is not this one's name (a column can serve twice).
     table: embedding table of a categorical or list column; columns may share one. pooling: how a list becomes a
     vector (mean unless told); "none" keeps one vector per id. max_length: keep only the last so many ids of a list.
+    separator: what cuts a list that is text: white space unless told, "json" for JSON arrays, or else this text.
+    weights: what a list's ids weigh in its pooling: the log's column with a list of as many numbers, or ":" where the
+    text of a list says id:weight.
+    quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
     transform: of a numeric column (standard unless told): subtract mean, divide by std; "log" takes
     sign(x) * log(1 + |x|) first; "none" keeps the number. mean, std: fitted, of the training part.
-    positive: the value of a label that counts as 1, for labels that are not 0/1. note: why it was inferred so.
+    positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
+    does. format: of a time that is text, as strptime takes it. note: why it was inferred so.
     """
 
     kind: Literal["label", "numeric", "categorical", "list", "time", "group", "weight", "baseline", "ignore"]
@@ -34,30 +39,49 @@ class Column:
     table: str | None = None
     pooling: Literal["sum", "mean", "none"] | None = None
     max_length: int | None = None
+    separator: str | None = None
+    weights: str | None = None
+    quantiles: int | None = None
+    boundaries: tuple[float, ...] | None = None
     transform: Literal["standard", "log", "none"] | None = None
     mean: float | None = None
     std: float | None = None
     positive: str | None = None
+    threshold: float | None = None
+    format: str | None = None
     note: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind in ("categorical", "list") and not self.table:
             raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
         require(least=1, max_length=self.max_length)
-        require(mean=self.mean)
+        require(least=2, most=10_000, quantiles=self.quantiles)
+        require(mean=self.mean, threshold=self.threshold)
         require(above=0, std=self.std)
+        if self.separator == "":
+            raise UserError('separator: empty; give the text between two ids, or "json"')
+        allowed = {"separator": "list", "weights": "list", "max_length": "list", "pooling": "list"}
+        allowed |= {"quantiles": "categorical", "threshold": "label", "format": "time"}
+        for name, kind in allowed.items():
+            if getattr(self, name) is not None and self.kind != kind:
+                raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
+        if self.positive is not None and self.threshold is not None:
+            raise UserError("positive and threshold: both say what counts as 1; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """How the ids of one embedding table are numbered; fitted on the training part.
 
+    encoding "vocabulary": ids seen at least min_count times in training (2 unless told) become 2, 3, ..., the most
+    frequent first; a missing value is 0 and any other 1; rows = vocabulary + 2.
     encoding "range": integers low..high become 1..high - low + 1, anything else 0, and rows = high - low + 2.
     encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
     any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training.
     """
 
-    encoding: Literal["range", "hash"] | None = None
+    encoding: Literal["vocabulary", "range", "hash"] | None = None
+    min_count: int | None = None
     rows: int | None = None
     low: int | None = None
     high: int | None = None
@@ -65,32 +89,48 @@ class Table:
 
     def __post_init__(self) -> None:
         require(least=1, most=2**40, rows=self.rows)
+        require(least=1, min_count=self.min_count)
         require(least=-(2**63), most=2**63 - 1, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How the raw log is read. format "criteo" is tab-separated, without a header, with its fixed column names."""
+    """How the raw log is read. format "criteo" is tab-separated, without a header, with its fixed column names.
+
+    names: of the columns, when there is no header. delimiter: one character, instead of the format's own comma or tab.
+    encoding: of text ("latin-1", "cp1252", ...). bad_rows: "stop" ends at a line that cannot be read and says where;
+    "repair" leaves out lines with a wrong number of cells, takes cells that are not of their column's kind for
+    missing ones, and counts both.
+    """
 
     format: Literal["csv", "tsv", "parquet", "criteo"] = "parquet"
     header: bool = True
-    names: tuple[str, ...] = ()  # of the columns, when there is no header
+    names: tuple[str, ...] = ()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    bad_rows: Literal["stop", "repair"] = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """by "time": the last rows in time are valid and test; by "ratio": whole rows at random, seeded.
+    """by "time": the last rows in time are valid and test; by "ratio": whole rows at random, seeded; by "file".
 
-    Unless told, prepare splits by time where there is a time column, and else by ratio.
-    valid, test: shares of the rows in [0, 1).
+    Unless told, prepare splits by file where files are named, else by time where there is a time column, and else by
+    ratio. valid, test: shares of the rows in [0, 1). valid_files, test_files: files and globs, beside those for
+    training. negatives: the share of training rows without a click to keep, at random by the seed; valid and test
+    stay whole, and scores of a model that saw fewer negatives are corrected for it.
     """
 
-    by: Literal["time", "ratio"] | None = None
+    by: Literal["time", "ratio", "file"] | None = None
     valid: float = 0.1
     test: float = 0.1
     seed: int = 0
+    valid_files: tuple[str, ...] = ()
+    test_files: tuple[str, ...] = ()
+    negatives: float = 1.0
 
     def __post_init__(self) -> None:
+        require(above=0, most=1, negatives=self.negatives)
         if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < 1):
             raise UserError(f"split: valid {self.valid} and test {self.test} leave no training rows; lower them")
 
@@ -108,7 +148,7 @@ class Schema:
         for name, column in self.columns.items():
             if column.table is not None and column.table not in self.tables:
                 raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
-        for kind in ("label", "time", "group", "weight"):
+        for kind in ("time", "group", "weight"):
             named = self.of_kind(kind)
             if len(named) > 1:
                 raise UserError(f"columns: {' and '.join(named)} are both of kind {kind}; make all but one 'ignore'")
@@ -118,8 +158,13 @@ class Schema:
         return tuple(name for name, column in self.columns.items() if column.kind in kinds)
 
     def role(self, kind: str) -> str | None:
-        """The one column of a kind that occurs at most once (label, time, group, weight), or None."""
+        """The first column of a kind, or None; time, group and weight occur at most once."""
         return next(iter(self.of_kind(kind)), None)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of `Batch.labels_BT`'s columns; the first one is what is monitored."""
+        return self.of_kind("label")
 
     @property
     def dense(self) -> tuple[str, ...]:
