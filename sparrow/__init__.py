@@ -4,8 +4,23 @@ The folders, in the order in which the data meets them: data, features, embeddin
 optimizers, training, checkpoint; under them core, layers, metrics and kernels; on top cli. Needs torch alone to import.
 """
 
-from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sparrow.core.errors import UserError
+
+if TYPE_CHECKING:
+    from sparrow.core.batch import Batch, KeyedJagged
+    from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "EmbeddingTables", "Feature", "KeyedJagged", "TableSpec", "UserError", "__version__"]
+
+_HOMES = {"Batch": "core", "KeyedJagged": "core", "EmbeddingTables": "embeddings"}
+_HOMES |= {"Feature": "embeddings", "TableSpec": "embeddings"}
+
+
+def __getattr__(name: str) -> Any:  # preparing a log should not wait for torch
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -5,9 +5,22 @@ Shape suffixes, used on every tensor name in the library:
 `R` rows of a table, `U` unique rows, `W` ranks; `B1` means B + 1 (offsets).
 """
 
-from sparrow.core.batch import Batch, Jagged, KeyedJagged
-from sparrow.core.chunk import Chunk
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 
+if TYPE_CHECKING:
+    from sparrow.core.batch import Batch, Jagged, KeyedJagged
+    from sparrow.core.chunk import Chunk
+
 __all__ = ["Batch", "Chunk", "Jagged", "KeyedJagged", "Progress", "UserError"]
+
+_WITH_TORCH = {"Batch": "batch", "Jagged": "batch", "KeyedJagged": "batch", "Chunk": "chunk"}
+
+
+def __getattr__(name: str) -> Any:  # preparing a log should not wait for torch
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
