@@ -45,5 +45,5 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers in order."""
         for layer in self.layers:
-            x = F.relu(layer(x))
+            x = F.relu(layer(x), inplace=True)
         return x

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,8 +14,13 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
     """
     if batch.labels_BT is None:
         raise UserError("loss: the batch has no labels; use a log with a label column, or model.score to predict")
-    loss_BT = F.binary_cross_entropy_with_logits(logits_BT, batch.labels_BT, reduction="none")
+    loss_BT = F.binary_cross_entropy_with_logits(logits_BT.float(), batch.labels_BT, reduction="none")
     if batch.weights_B is None:
         return loss_BT.mean()
     weights_B1 = batch.weights_B[:, None]
     return (loss_BT * weights_B1).sum() / (weights_B1.sum().clamp(min=1e-12) * loss_BT.shape[1])
+
+
+def judged(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """`binary_cross_entropy`, and the probabilities [B, T] that it is of, which have no graph."""
+    return binary_cross_entropy(logits_BT, batch), torch.sigmoid(logits_BT.detach().float())

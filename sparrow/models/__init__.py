@@ -18,6 +18,10 @@ class Model(Protocol):
         """A scalar to differentiate; UserError when the batch has no labels."""
         ...
 
+    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same scalar, and the probabilities [B, T], without a graph, from before the step that it leads to."""
+        ...
+
     def score(self, batch: Batch) -> Tensor:
         """Click probabilities [B, T]."""
         ...

@@ -29,6 +29,11 @@ def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: f
     return EmbeddingTables(specs, features, seed=seed)
 
 
+def tasks(schema: Schema) -> int:
+    """Logits that a model has: one for each label."""
+    return max(1, len(schema.labels))
+
+
 def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
     """The vectors of all features side by side, [B, sum of dims], in the tables' order."""
     if not tables.features:

@@ -11,15 +11,16 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.losses import binary_cross_entropy
-from sparrow.models._inputs import pooled, tables_for
+from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes, to_compute
+from sparrow.losses import judged
+from sparrow.models._inputs import pooled, tables_for, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """dim: of every embedding. cross_layers, rank: see `CrossNet`. deep: hidden sizes of the MLP.
 
+    embed_dense: give each dense column a vector of dim too, instead of its number alone.
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
     """
 
@@ -28,6 +29,7 @@ class Config:
     rank: int | None = None
     deep: tuple[int, ...] = (128, 64)
     structure: Literal["stacked", "parallel"] = "stacked"
+    embed_dense: bool = False
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep)
@@ -47,15 +49,19 @@ class DCNv2(nn.Module):
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.tables = tables_for(schema, config.dim, rule, seed)
-        features = len(schema.dense) + config.dim * len(schema.sparse)
+        self.numeric = NumericEmbedding(len(schema.dense), config.dim) if config.embed_dense else None
+        features = self.numeric.out_features if self.numeric else len(schema.dense)
+        features += config.dim * len(schema.sparse)
         self.cross = CrossNet(features, config.cross_layers, config.rank)
         self.deep = MLP(features, config.deep)
         self.structure = config.structure
-        self.head = Linear(self.deep.out_features + (features if config.structure == "parallel" else 0), 1)
+        width = self.deep.out_features + (features if config.structure == "parallel" else 0)
+        self.head = Linear(width, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, 1]."""
-        x = torch.cat([batch.dense_BC, pooled(self.tables, batch)], 1)
+        """Logits [B, T]."""
+        dense_BX = batch.dense_BC if self.numeric is None else self.numeric(batch.dense_BC)
+        x = torch.cat([to_compute(dense_BX), to_compute(pooled(self.tables, batch))], 1)
         crossed = self.cross(x)
         if self.structure == "stacked":
             return self.head(self.deep(crossed))
@@ -63,8 +69,12 @@ class DCNv2(nn.Module):
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""
-        return binary_cross_entropy(self(batch), batch)
+        return self.learn(batch)[0]
+
+    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean logloss, and the probabilities [B, T] that it judges."""
+        return judged(self(batch), batch)
 
     def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, 1]."""
-        return torch.sigmoid(self(batch))
+        """Probabilities [B, T]."""
+        return torch.sigmoid(self(batch).float())

@@ -9,16 +9,16 @@ from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.losses import binary_cross_entropy
-from sparrow.models._inputs import pooled, tables_for
+from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.losses import judged
+from sparrow.models._inputs import pooled, tables_for, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """dim: of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
 
-    With dense columns dim is appended to bottom; the top MLP ends in one logit.
+    With dense columns dim is appended to bottom; the top MLP ends in a logit a label.
     """
 
     dim: int = 16
@@ -50,11 +50,11 @@ class DLRM(nn.Module):
             raise UserError("model: DLRM pairs vectors and this log has one feature; use logistic or dcnv2")
         pairs = DotInteraction.out_features(vectors)
         self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top)
-        self.head = Linear(self.top.out_features, 1)
+        self.head = Linear(self.top.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, 1]."""
-        vectors_BE = pooled(self.tables, batch)
+        """Logits [B, T]."""
+        vectors_BE = to_compute(pooled(self.tables, batch))
         if self.bottom is None:
             return self.head(self.top(self.interaction(vectors_BE.unflatten(1, (-1, self.dim)))))
         dense_BD = self.bottom(batch.dense_BC)
@@ -63,8 +63,12 @@ class DLRM(nn.Module):
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""
-        return binary_cross_entropy(self(batch), batch)
+        return self.learn(batch)[0]
+
+    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean logloss, and the probabilities [B, T] that it judges."""
+        return judged(self(batch), batch)
 
     def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, 1]."""
-        return torch.sigmoid(self(batch))
+        """Probabilities [B, T]."""
+        return torch.sigmoid(self(batch).float())

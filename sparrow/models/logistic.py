@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from sparrow.core import Batch
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.losses import binary_cross_entropy
-from sparrow.models._inputs import pooled, tables_for
+from sparrow.losses import judged
+from sparrow.models._inputs import pooled, tables_for, tasks
 
 
 class LogisticRegression(nn.Module):
@@ -17,21 +17,26 @@ class LogisticRegression(nn.Module):
 
     def __init__(self, schema: Schema, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.tables = tables_for(schema, 1, rule, seed, init_scale=0.0)
-        self.weight_C = nn.Parameter(torch.zeros(len(schema.dense)))
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.tasks = tasks(schema)
+        self.tables = tables_for(schema, self.tasks, rule, seed, init_scale=0.0)
+        self.weight_CT = nn.Parameter(torch.zeros(len(schema.dense), self.tasks))
+        self.bias_T = nn.Parameter(torch.zeros(self.tasks))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, 1]."""
-        dense_B1 = (batch.dense_BC * self.weight_C).sum(1, keepdim=True) + self.bias
-        return dense_B1 + pooled(self.tables, batch).sum(1, keepdim=True)
+        """Logits [B, T]."""
+        dense_BT = (batch.dense_BC[:, :, None] * self.weight_CT).sum(1) + self.bias_T
+        return dense_BT + pooled(self.tables, batch).unflatten(1, (-1, self.tasks)).sum(1)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""
-        return binary_cross_entropy(self(batch), batch)
+        return self.learn(batch)[0]
+
+    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean logloss, and the probabilities [B, T] that it judges."""
+        return judged(self(batch), batch)
 
     def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, 1]."""
+        """Probabilities [B, T]."""
         return torch.sigmoid(self(batch))
 
 
