@@ -36,12 +36,27 @@ def gauc(scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor
     sums; NaN when none is left, or when a score is NaN. Else like `auc`.
     Source: Deep Interest Network (arXiv 1706.06978), under Metrics.
     """
+    auc_G, impressions_G = auc_by_group(scores_B, labels_B, groups_B, weights_B)
+    counted_G = ~auc_G.isnan()
+    counted, impressions = int(counted_G.sum()), impressions_G[counted_G]
+    value = float(auc_G[counted_G] @ impressions / impressions.sum()) if counted else math.nan
+    return GroupedAUC(value, counted, counted_G.numel())
+
+
+def auc_by_group(
+    scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """AUC [G] of each group, in the order of the groups' numbers, and its impressions [G]; see `gauc`.
+
+    NaN for a group with one class; for all of them when a score is NaN.
+    """
     scores_B, labels_B, weights_B = columns(scores_B, labels_B, weights_B)
     groups_B = groups_B.to(scores_B.device)
     if groups_B.shape != scores_B.shape:
         raise UserError(f"groups: shape {tuple(groups_B.shape)} for {scores_B.numel()} scores; give one per row")
     if not scores_B.numel() or bool(scores_B.isnan().any()):
-        return GroupedAUC(math.nan, 0, int(groups_B.unique().numel()))
+        none_G = scores_B.new_full((int(groups_B.unique().numel()),), math.nan)
+        return none_G, none_G
     order_B = _by_group_then_score(scores_B, groups_B)
     scores_B, labels_B, weights_B, groups_B = (t[order_B] for t in (scores_B, labels_B, weights_B, groups_B))
     new_group_B = _differs_from_before(groups_B)
@@ -56,11 +71,7 @@ def gauc(scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor
     before_group_G, before_tie_U = others_G.cumsum(0) - others_G, others_U.cumsum(0) - others_U
     below_B = before_tie_U[tie_B] - before_group_G[group_B] + others_U[tie_B] / 2
     won_G, pairs_G = total(clicks_B * below_B, group_B), total(clicks_B, group_B) * others_G
-    counted_G = pairs_G > 0
-    auc_G, impressions_G = won_G[counted_G] / pairs_G[counted_G], total(weights_B, group_B)[counted_G]
-    counted = int(counted_G.sum())
-    value = float(auc_G @ impressions_G / impressions_G.sum()) if counted else math.nan
-    return GroupedAUC(value, counted, counted_G.numel())
+    return torch.where(pairs_G > 0, won_G / pairs_G, math.nan), total(weights_B, group_B)
 
 
 def _by_group_then_score(scores_B: Tensor, groups_B: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""How sure a metric is: its value with what each row, or each session, adds to its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow.metrics._columns import check_probabilities, columns
+from sparrow.metrics.likelihood import base_logloss, log_odds_and_loss
+from sparrow.metrics.ranking import auc_by_group
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A metric's value, and by how much each independent unit moves it: influence_G float64 [G], sum 0.
+
+    Two of the same rows subtract to their paired difference, because errors that they share cancel unit by unit.
+    """
+
+    value: float
+    influence_G: Tensor
+
+    @property
+    def error(self) -> float:
+        """The standard error: what other units of the same kind would have changed. NaN for fewer than two units."""
+        units = self.influence_G.numel()
+        return math.sqrt(float(self.influence_G.square().sum()) * units / (units - 1)) if units > 1 else math.nan
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        return Estimate(self.value - other.value, self.influence_G - other.influence_G)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates over the same units."""
+    influences = torch.stack([e.influence_G for e in estimates])
+    return Estimate(sum(e.value for e in estimates) / len(estimates), influences.mean(0))
+
+
+def estimates(
+    scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, groups_B: Tensor | None = None
+) -> dict[str, Estimate]:
+    """auc, gauc (with groups), logloss, ne and calibration of probabilities [B], each with its influences.
+
+    groups_B: int64 [B], sessions; rows of one may depend on each other, and sessions count as the independent units.
+    Without them rows do. Where a metric is undefined its value and its influences are NaN. Raises UserError like
+    `auc` and `logloss`.
+    Source: the infinitesimal jackknife (Efron 1982), which for AUC is DeLong et al. 1988, and with groups Obuchowski
+    1997; no resampling, hence no seed.
+    """
+    scores_B, labels_B, weights_B = columns(scores_B, labels_B, weights_B)
+    check_probabilities(scores_B)
+    unit_B = torch.arange(len(scores_B)) if groups_B is None else groups_B.unique(return_inverse=True)[1]
+    units = int(unit_B.max()) + 1 if len(unit_B) else 0
+    clicks_B, others_B = weights_B * labels_B, weights_B * (1 - labels_B)
+    mass, clicks, others = (float(t.sum()) for t in (weights_B, clicks_B, others_B))
+    found: dict[str, tuple[float, Tensor]] = {}  # value, influence of rows
+
+    if clicks and others:
+        _, at_B = scores_B.unique(return_inverse=True)
+        clicks_U, others_U = torch.bincount(at_B, clicks_B), torch.bincount(at_B, others_B)
+        below_B = (others_U.cumsum(0) - others_U / 2)[at_B] / others  # share of non-clicks below
+        above_B = 1 - (clicks_U.cumsum(0) - clicks_U / 2)[at_B] / clicks  # share of clicks above
+        auc = float(clicks_B @ below_B) / clicks
+        found["auc"] = auc, clicks_B * (below_B - auc) / clicks + others_B * (above_B - auc) / others
+    if mass:
+        loss_B = log_odds_and_loss(scores_B, labels_B)[1]
+        loss, rate = float(weights_B @ loss_B) / mass, clicks / mass
+        d_loss_B, d_rate_B = weights_B * (loss_B - loss) / mass, weights_B * (labels_B - rate) / mass
+        found["logloss"] = loss, d_loss_B
+        if clicks and others:  # the base rate's entropy H is estimated too, and dH/dp = log((1 - p) / p)
+            entropy, slope = base_logloss(mass, clicks), math.log(others / clicks)
+            found["ne"] = loss / entropy, (d_loss_B - loss / entropy * slope * d_rate_B) / entropy
+    if clicks:
+        calibration = float(weights_B @ scores_B) / clicks
+        found["calibration"] = calibration, weights_B * (scores_B - calibration * labels_B) / clicks
+
+    unknown_G = torch.full((units,), math.nan, dtype=torch.float64)
+    result = {name: Estimate(math.nan, unknown_G) for name in ("auc", "gauc", "logloss", "ne", "calibration")}
+    for name, (value, influence_B) in found.items():
+        result[name] = Estimate(value, torch.bincount(unit_B, influence_B, minlength=units))
+    if groups_B is None:
+        del result["gauc"]
+        return result
+    auc_G, mass_G = auc_by_group(scores_B, labels_B, unit_B, weights_B)
+    mass_G = torch.where(auc_G.isnan(), 0.0, mass_G)
+    if bool(mass_G.any()):
+        value = float(auc_G.nan_to_num(0.0) @ mass_G / mass_G.sum())
+        result["gauc"] = Estimate(value, mass_G * (auc_G.nan_to_num(0.0) - value) / mass_G.sum())
+    return result
+
+
+def t_quantile(level: float, degrees: float) -> float:
+    """Student's t: half the width, in standard errors, of an interval that holds `level` of the mass; degrees >= 1.
+
+    With t = sqrt(degrees) tan(a) the density is cos(a)^(degrees - 1), which is summed on a grid (error below 1e-4).
+    """
+    if degrees > 1e6:
+        degrees = 1e6  # the normal distribution, to 6 digits
+    edge = min(math.pi / 2, 40 / math.sqrt(degrees))  # beyond it no mass to speak of
+    grid = np.linspace(0, edge, 200_001)
+    middle = (grid[:-1] + grid[1:]) / 2
+    mass = np.cumsum(np.cos(middle) ** (degrees - 1))
+    angle = np.interp(level * mass[-1], mass, grid[1:])
+    return math.sqrt(degrees) * math.tan(angle)
