@@ -152,6 +152,8 @@ class Schema:
             named = self.of_kind(kind)
             if len(named) > 1:
                 raise UserError(f"columns: {' and '.join(named)} are both of kind {kind}; make all but one 'ignore'")
+        if self.split.negatives < 1 and len(self.labels) > 1:
+            raise UserError("split.negatives: scores are corrected for one label only; keep all rows, or one label")
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Names of the columns of these kinds, in the schema's order."""

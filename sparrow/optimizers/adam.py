@@ -25,4 +25,6 @@ class Config:
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's AdamW."""
         betas = (self.beta1, self.beta2)
-        return optim.AdamW(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+        return optim.AdamW(
+            parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
+        )

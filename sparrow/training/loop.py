@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import fcntl
 import itertools
 import math
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +16,14 @@ from torch import Tensor
 
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
-from sparrow.core.config import flatten, to_dict
-from sparrow.core.files import cannot_write, to_json, write_text
-from sparrow.data.schema import Schema
+from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
-from sparrow.training.restore import build, check_schema, identity, load_weights, tables_of
+from sparrow.training.profiling import Profiler
+from sparrow.training.restore import build, identity, load_weights, scoring, tables_of
 from sparrow.training.run import Run
+from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
+from sparrow.training.step import Step
 
 WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 PATIENCE_NONFINITE = 100
@@ -37,31 +34,46 @@ Listener = Callable[[str, dict[str, Any]], None]
 
 
 def train(
-    run: Run, *, resume: bool = False, overwrite: bool = False, listener: Listener | None = None
+    run: Run,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    profile: bool = False,
+    listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train to the end (or to a SIGTERM) and return the results, which are also in `run_dir/results.json`.
 
     resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
-    overwrite: begin again where another run's files are. Raises UserError.
+    overwrite: begin again where another run's files are. profile: write a trace of some steps, see `Profiler`.
+    Raises UserError.
     """
-    return Trainer(run, resume=resume, overwrite=overwrite, listener=listener).fit()
+    return Trainer(run, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
 
 
 class Trainer:
     """One run: its model, optimizer, loader and position."""
 
     def __init__(
-        self, run: Run, *, resume: bool = False, overwrite: bool = False, listener: Listener | None = None
+        self,
+        run: Run,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        profile: bool = False,
+        listener: Listener | None = None,
     ) -> None:
         if resume and overwrite:
             raise UserError("resume and overwrite: one goes on with the old run, the other drops it; give one of them")
-        self.dir = Path(run.run_dir)
-        self.checkpoints = self.dir / "checkpoints"
+        self.dir = RunDir(Path(run.run_dir))
         self.listen = listener or (lambda event, values: None)
         self.dataset = data.open(run.data.path)
         self.identity = identity(run, self.dataset.schema)
-        saved = self._find(resume, overwrite)
-        self.run = run = self._continued(run) if saved else run.resolved()
+        saved = self.dir.find(resume, overwrite)
+        rows = self.dataset.rows("train")
+        if saved:
+            self.dir.check(saved, self.identity, self.dataset)
+            run = self.dir.continued(run, rows, lambda text: self.listen("note", {"text": text}))
+        self.run = run = run.resolved(rows)
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
@@ -71,10 +83,15 @@ class Trainer:
             tables.mode = run.loop.table_mode
         self.dense = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = run.dense.build(self.dense)
+        if run.compile:
+            self.model.compile()
+        self.score = scoring(self.model, run, self.dataset.schema)
+        self.profiler = Profiler(self.dir.path if profile else None)
+        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler)
         self.loader = self.dataset.loader(run.data.batch_size, shuffle=run.data.shuffle, seed=run.seed)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
-        self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
+        self.first_epoch = min(rows, self.total_steps * run.loop.accumulate * run.data.batch_size)
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
@@ -90,18 +107,18 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Run to the end, to early stopping or to a signal."""
-        with self._locked():
+        with self.dir.locked():
             if self.saved:
                 self._load(self.saved)
             else:
-                self._begin()
-            self.run.save(self.dir / "run.toml")
+                self.dir.begin(self.dataset)
+            self.run.save(self.dir.path / "run.toml")
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
         evaluated = self.last_evaluation.get("step") == self.step
-        self.log = RunLog(self.dir, tensorboard=self.run.log.tensorboard, step=self.step, evaluated=evaluated)
+        self.log = RunLog(self.dir.path, tensorboard=self.run.log.tensorboard, step=self.step, evaluated=evaluated)
         self.listen("begin", {"step": self.step, "total": self.total_steps})
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
@@ -113,6 +130,7 @@ class Trainer:
             while self.epoch < self.run.loop.epochs and not self._finished():
                 self._epoch()
             self._save()
+            self.profiler.finish()
         finally:
             self.log.close()
             for number, handler in old.items():
@@ -124,11 +142,13 @@ class Trainer:
     def _epoch(self) -> None:
         batches = iter(self.loader)
         while not self._finished():
-            micro = list(itertools.islice(batches, self.run.loop.accumulate))
+            with self.profiler.part("load"):
+                micro = [batch.to(self.device) for batch in itertools.islice(batches, self.run.loop.accumulate)]
             if not micro:
                 self.epoch += 1
                 return
-            self._train_step([batch.to(self.device) for batch in micro])
+            self._train_step(micro)
+            self.profiler.stepped()
             if self._time_to_log():
                 self._log()
             if self._time_to_evaluate() and not self.stop:
@@ -157,29 +177,15 @@ class Trainer:
 
     def _train_step(self, micro: list[Batch]) -> None:
         self._set_lr()
-        masses = [_mass(batch) for batch in micro]
-        total = sum(masses) or 1.0  # weights may all be 0
-        if self._progressive():
-            for batch in micro:
-                self._predict(batch)
-        finite = True
-        for batch, mass in zip(micro, masses, strict=True):
-            loss = self.model.loss(batch)
-            value = loss.item()
-            finite = finite and (self.run.loop.nonfinite == "off" or math.isfinite(value))
-            if finite:
-                (loss * (mass / total)).backward()  # together: the mean over all of the step's examples
-                self.losses += torch.tensor([value * mass, mass], dtype=torch.float64)
-        norm = self._gradient_norm() if finite else math.nan
-        if norm is not None and not math.isfinite(norm) and self.run.loop.nonfinite != "off":
-            self._leave_out(norm)
-        else:
-            self._clip(norm)
-            self.optimizer.step()
-            for tables in self.tables:
-                tables.update()
-            self.skipped_in_row = 0
-        self.optimizer.zero_grad(set_to_none=True)
+        done = self.take_step(micro)
+        with self.profiler.part("look"):
+            if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
+                for batch, scores_BT in zip(micro, done.scores, strict=True):
+                    self._judge(batch, scores_BT)
+            self.losses += done.losses
+            self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
+            if done.left_out:
+                self._say_left_out(done.norm)
         self.step += 1
         self.examples += sum(batch.batch_size for batch in micro)
 
@@ -190,41 +196,14 @@ class Trainer:
         for tables in self.tables:
             tables.scale_lr(factor)
 
-    def _progressive(self) -> bool:
-        """Predict before training: in the first epoch, after which no row is new."""
-        return self.run.loop.progressive and self.epoch == 0
-
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> None:
-        self.model.eval()
-        scores = self.model.score(batch)
-        self.model.train()
+    def _judge(self, batch: Batch, scores_BT: Tensor) -> None:
         assert batch.labels_BT is not None
         part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
         for metric in (self.progressive[part], self.window):
-            metric.update(scores[:, 0], batch.labels_BT[:, 0], batch.weights_B)
+            metric.update(scores_BT[:, 0], batch.labels_BT[:, 0], batch.weights_B)
 
-    def _gradients(self) -> list[Tensor]:
-        tables = [g.grad_UD for tables in self.tables for g in tables.gradients().values()]
-        return [p.grad for p in self.dense if p.grad is not None] + tables
-
-    def _gradient_norm(self) -> float | None:
-        """The norm of all gradients together, or None when nobody asks for it."""
-        if self.run.loop.nonfinite == "off" and self.run.loop.clip_norm is None:
-            return None
-        return float(torch.nn.utils.get_total_norm(self._gradients()))
-
-    def _clip(self, norm: float | None) -> None:
-        bound = self.run.loop.clip_norm
-        if bound is not None and norm is not None and norm > bound:
-            for gradient in self._gradients():
-                gradient.mul_(bound / norm)
-
-    def _leave_out(self, norm: float) -> None:
-        for tables in self.tables:
-            tables.discard()
+    def _say_left_out(self, norm: float | None) -> None:
         self.skipped += 1
-        self.skipped_in_row += 1
         place = f"step {self.step}: the loss or a gradient is not finite (norm {norm})"
         if self.run.loop.nonfinite == "stop" or self.skipped_in_row > PATIENCE_NONFINITE:
             raise UserError(
@@ -258,7 +237,7 @@ class Trainer:
             return
         self.model.eval()
         batches = self.dataset.loader(self.run.data.batch_size, split="valid")
-        values = evaluate(self.model.score, (batch.to(self.device) for batch in batches))
+        values = evaluate(self.score, (batch.to(self.device) for batch in batches))
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
@@ -286,7 +265,7 @@ class Trainer:
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
             self._save()
-            checkpoint.mark_best(self.checkpoints, self.step)
+            checkpoint.mark_best(self.dir.checkpoints, self.step)
         else:
             self.worse += 1
 
@@ -296,7 +275,7 @@ class Trainer:
             together.merge(window)
         curve = together.reliability()
         results = {
-            "run_dir": str(self.dir),
+            "run_dir": str(self.dir.path),
             "step": self.step,
             "epoch": self.epoch,
             "examples": self.examples,
@@ -307,49 +286,10 @@ class Trainer:
             "progressive": [w for w in windows if w["examples"]],
             "calibration": {name: points.tolist() for name, points in curve._asdict().items()},
         }
-        write_text(self.dir / "results.json", to_json(results, indent=1))
+        write_text(self.dir.path / "results.json", to_json(results, indent=1))
         return results
 
     # -- stopping and going on ----------------------------------------------------------------------------------
-
-    def _find(self, resume: bool, overwrite: bool) -> checkpoint.Checkpoint | None:
-        """The checkpoint to go on from; UserError rather than mix two runs in one directory."""
-        found = checkpoint.latest(self.checkpoints)
-        if found is None or overwrite:
-            return None
-        if not resume:
-            raise UserError(
-                f"{self.dir}: holds a run up to step {found}; add --resume, --overwrite or another --run_dir"
-            )
-        saved = checkpoint.load(self.checkpoints, found)
-        saved.check(self.identity)
-        check_schema(Schema.load(self.dir / "schema.toml"), self.dataset.schema, self.dataset.path)
-        if saved.state.get("data") != self.dataset.fingerprint:
-            raise UserError(
-                f"{self.dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "
-                "or begin a new run"
-            )
-        return saved
-
-    def _continued(self, run: Run) -> Run:
-        """`run` with the automatic choices that its beginning made; what else changed is said."""
-        before = Run.load(self.dir / "run.toml")
-        loop = run.loop
-        if loop.update_mode == "auto":
-            loop = dataclasses.replace(loop, update_mode=before.loop.update_mode)
-        run = dataclasses.replace(run, threads=run.threads or before.threads, loop=loop).resolved()
-        old, new = flatten(to_dict(before)), flatten(to_dict(run))
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                self.listen("note", {"text": f"resumed with {name} = {new.get(name)}, it was {old.get(name)}"})
-        return run
-
-    def _begin(self) -> None:
-        checkpoint.clear(self.checkpoints)
-        for name in ("log.jsonl", "results.json", "curves.png"):
-            (self.dir / name).unlink(missing_ok=True)
-        shutil.rmtree(self.dir / "tensorboard", ignore_errors=True)
-        self.dataset.schema.save(self.dir / "schema.toml")
 
     def _check_monitor(self) -> None:
         """UserError for an impossible monitor, before any work."""
@@ -360,22 +300,6 @@ class Trainer:
             raise UserError(
                 "loop.patience: nothing to be patient with, the valid part is empty; prepare with --valid 0.1"
             )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep a second training out of the run directory; the system lets go when this process ends."""
-        try:
-            self.dir.mkdir(parents=True, exist_ok=True)
-            file = open(self.dir / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise cannot_write(self.dir, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                place = f"{self.dir}: another training is running here"
-                raise UserError(f"{place}; wait for it or choose another --run_dir") from None
-            yield
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.stop = signal.Signals(number).name
@@ -403,7 +327,7 @@ class Trainer:
         chunks = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
         keep = self.run.checkpoint.keep
         checkpoint.save(
-            self.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep
+            self.dir.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep
         )
 
     def _streams(self) -> list[Streaming]:
@@ -430,11 +354,7 @@ class Trainer:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step:  # a kill may have come between the checkpoint and its mark
-            checkpoint.mark_best(self.checkpoints, self.step)
-
-
-def _mass(batch: Batch) -> float:
-    return float(batch.batch_size if batch.weights_B is None else batch.weights_B.sum())
+            checkpoint.mark_best(self.dir.checkpoints, self.step)
 
 
 def _in_main() -> bool:

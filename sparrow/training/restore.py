@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables
+from sparrow.layers import computing
 from sparrow.models import ModelConfig
 from sparrow.training.run import Run
 
@@ -60,6 +62,23 @@ def tables_of(model: nn.Module) -> list[EmbeddingTables]:
     return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
 
 
+def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
+    """Batch -> click probabilities [B, T] of the whole log, in the run's precision.
+
+    A model that saw a share w of the negatives scores p / (p + (1 - p) / w) (He et al., ADKDD 2014, section 6.3).
+    """
+    kept, device = schema.split.negatives, torch.device(run.device)
+
+    def score(batch: Batch) -> torch.Tensor:
+        with computing(run.precision, device):
+            scores_BT: torch.Tensor = model.score(batch)
+        if kept < 1:
+            scores_BT = scores_BT / (scores_BT + (1 - scores_BT) / kept)
+        return scores_BT
+
+    return score
+
+
 def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
     model.load_state_dict(saved.part("dense"))
@@ -85,7 +104,8 @@ class Restored:
     @torch.no_grad()
     def score(self, batch: Batch) -> torch.Tensor:
         """Click probabilities [B] of a batch on the host; UserError for bad ids and for scores that are not finite."""
-        scores: torch.Tensor = self.model.score(batch.to(self.run.device))[:, 0].cpu()
+        score = scoring(self.model, self.run, self.schema)
+        scores = score(batch.to(self.run.device))[:, 0].cpu()
         for tables in tables_of(self.model):
             tables.raise_bad_ids()
         if not torch.isfinite(scores).all():

@@ -16,20 +16,24 @@ from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.embeddings.tables import Mode
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
+from sparrow.layers import Precision
 from sparrow.models import ModelConfig
 from sparrow.optimizers import OptimizerConfig, adam
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """path: the prepared log. batch_size: examples per forward. shuffle: else the log's own order is kept."""
+    """path: the prepared log. batch_size: examples per forward, 0 for a choice by the log's size.
+
+    shuffle: else the log's own order is kept.
+    """
 
     path: str
-    batch_size: int = 4096
+    batch_size: int = 0
     shuffle: bool = False
 
     def __post_init__(self) -> None:
-        require(least=1, batch_size=self.batch_size)
+        require(least=0, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,8 @@ class Run:
     run_dir: where everything about it is written. model, tables (the rule rows learn by, with its lr) and dense (the
     optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads,
     0 for torch's choice, which is then written down, because sums depend on it. device: "cpu", "cuda", "cuda:1", ...
+    precision: of the matrix products, see `sparrow.layers.computing`; weights and tables are fp32 either way. compile:
+    through torch.compile, which takes some tens of seconds at the beginning.
     """
 
     run_dir: str
@@ -146,6 +152,8 @@ class Run:
     seed: int = 0
     device: str = "cpu"
     threads: int = 0
+    precision: Precision = "fp32"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if not self.run_dir:
@@ -160,10 +168,11 @@ class Run:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 
-    def resolved(self) -> Run:
-        """The same run with every automatic choice made."""
+    def resolved(self, rows: int) -> Run:
+        """The same run with every automatic choice made, for a log of so many training rows."""
         loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
-        return dataclasses.replace(self, loop=loop, threads=self.threads or torch.get_num_threads())
+        data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows))
+        return dataclasses.replace(self, loop=loop, data=data, threads=self.threads or torch.get_num_threads())
 
     def save(self, path: Path) -> None:
         """Write as TOML."""
@@ -183,6 +192,11 @@ class Run:
             return from_dict(cls, data)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
+
+
+def batch_size_for(rows: int) -> int:
+    """A power of two between 64 and 4096 that leaves about 400 steps an epoch, if it can."""
+    return min(max(1 << (rows // 400).bit_length(), 64), 4096)
 
 
 def _override(data: dict[str, Any], name: str, value: Any) -> None:

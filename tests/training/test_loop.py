@@ -222,13 +222,14 @@ def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path
 
 
 def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, calls = DLRM.loss, [0]
+    learn, calls = DLRM.learn, [0]
 
-    def sometimes(self: DLRM, batch: Batch) -> torch.Tensor:
+    def sometimes(self: DLRM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         calls[0] += 1
-        return loss(self, batch) * (float("nan") if calls[0] == 5 else 1.0)
+        loss, scores = learn(self, batch)
+        return loss * (float("nan") if calls[0] == 5 else 1.0), scores
 
-    monkeypatch.setattr(DLRM, "loss", sometimes)
+    monkeypatch.setattr(DLRM, "learn", sometimes)
     result = train(make(prepared, tmp_path / "skip"))
     assert result["skipped_steps"] == 1
     assert all(v.isfinite().all() for v in tensors(tmp_path / "skip").values())
