@@ -1,0 +1,39 @@
+"""Write one HTML file about a run: quality, slices, importance, time, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+def report(
+    run_dir: tyro.conf.Positional[Path],
+    /,
+    split: Literal["train", "valid", "test"] = "test",
+    by: tuple[str, ...] = (),
+    rows: int = 20_000,
+    out: Path | None = None,
+    checkpoint: str = "best",
+    device: str | None = None,
+) -> None:
+    """Write one HTML file about a run: quality, slices, importance, time, tables.
+
+    Args:
+        run_dir: The directory of a `sparrow train` job.
+        split: The part that is looked at closely.
+        by: Columns to slice it by; the time and the most important ones unless told.
+        rows: Rows drawn at random for the permutation importance; 0 leaves it out.
+        out: The file; RUN_DIR/report.html unless told.
+        checkpoint: "best" (else the last), "last", or a step number.
+        device: cpu or cuda; the run's own unless told.
+    """
+    from sparrow.cli import _show
+    from sparrow.training.report import report as write
+
+    with _show.progress_bar() as progress:
+        path = write(
+            run_dir, split=split, by=by, rows=rows, out=out, which=checkpoint, device=device, progress=progress
+        )
+    _show.out.print(f"{path}: open it in a browser", soft_wrap=True)

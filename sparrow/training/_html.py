@@ -1,0 +1,90 @@
+"""One HTML file that needs nothing else: its look, tables and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+STYLE = """
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #1c2126;
+  background: #fff; max-width: 66rem; margin: 2rem auto 4rem; padding: 0 1.2rem; }
+h1 { font-size: 1.7rem; margin: 0; line-height: 1.25; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .5rem; padding-top: .7rem; border-top: 1px solid #d8dce1; }
+h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; overflow-wrap: anywhere; }
+p { margin: .4rem 0 .8rem; max-width: 50rem; } .soft { color: #5a626c; }
+nav { margin-top: .8rem; font-size: .9rem; } nav a { color: #2f6fa8; text-decoration: none; margin-right: 1.1rem;
+  white-space: nowrap; }
+.cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
+.cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
+.cards span { color: #5a626c; font-size: .85rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8ebee; white-space: nowrap; }
+th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; white-space: normal; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
+  overflow-wrap: anywhere; min-width: 9rem; max-width: 20rem; }
+img { width: 100%; display: block; margin: .6rem 0; }
+pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+@media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; }
+  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; } }
+"""
+
+
+def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]) -> str:
+    """The whole file. under: a line below the title. cards: (figure, what it is). sections: (heading, HTML)."""
+    links = "".join(f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections))
+    figures = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in cards)
+    parts = "".join(
+        f'<section id="s{i}"><h2>{escape(heading)}</h2>\n{html}</section>\n'
+        for i, (heading, html) in enumerate(sections)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>\n<body>'
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(under)}</p><div class="cards">{figures}</div>'
+        f"<nav>{links}</nav></header>\n{parts}</body></html>\n"
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table; floats get four digits, what is undefined a dash."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell(x))}</td>" for x in row) + "</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
+
+
+def cell(x: Any) -> str:
+    """How a value is written: floats with four digits, counts with thousands marked."""
+    if isinstance(x, float):
+        return f"{x:.4f}" if math.isfinite(x) else "-"
+    return f"{x:,}" if isinstance(x, int) else str(x)
+
+
+def share(x: float) -> str:
+    """A share as a percentage."""
+    if not math.isfinite(x):
+        return "-"
+    return "0" if x == 0 else "< 0.1 %" if 0 < x < 0.001 else f"{100 * x:.1f} %"
+
+
+def with_error(value: float, error: float) -> str:
+    """A value and half the width of its 95 % interval."""
+    return f"{value:.4f} ± {1.96 * error:.4f}" if error > 1e-9 else cell(value)  # NaN too
+
+
+def text(words: str, *, soft: bool = False) -> str:
+    """A paragraph."""
+    return f'<p class="soft">{escape(words)}</p>\n' if soft else f"<p>{escape(words)}</p>\n"
+
+
+def heading(words: str) -> str:
+    """A heading within a section."""
+    return f"<h3>{escape(words)}</h3>\n"
+
+
+def image(uri: str, words: str) -> str:
+    """A picture and what it shows, for who cannot see it."""
+    return f'<img src="{uri}" alt="{escape(words)}">\n'

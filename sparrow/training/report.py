@@ -1,0 +1,385 @@
+"""A run directory and its prepared log -> one HTML file that says how good the model is, where, and at what cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparrow import data
+from sparrow.core.errors import UserError, require
+from sparrow.core.files import write_text
+from sparrow.core.progress import Progress
+from sparrow.data.loader import Dataset
+from sparrow.data.schema import Schema
+from sparrow.metrics import Streaming
+from sparrow.metrics.intervals import Estimate
+from sparrow.training import _html, picture
+from sparrow.training.importance import Importance, importance
+from sparrow.training.restore import Restored, check_schema, restore
+from sparrow.training.scored import Rows, score_part
+from sparrow.training.slices import slices
+from sparrow.training.usage import ColumnUse, usage
+
+METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+REPEATS = 3
+MOST_COLUMNS = 5  # sliced by unless told, and the most important ones
+
+Section = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What every section looks at."""
+
+    run_dir: Path
+    found: Restored
+    dataset: Dataset
+    split: str
+    rows: Rows
+    told: Progress
+
+
+def report(
+    run_dir: str | Path,
+    *,
+    split: str = "test",
+    by: Sequence[str] = (),
+    rows: int = 20_000,
+    out: str | Path | None = None,
+    which: str = "best",
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write one HTML file about a run and return its path, `run_dir/report.html` unless `out` says otherwise.
+
+    split: the part that is looked at closely. by: columns to slice it by; the most important ones and the time unless
+    told. rows: how many of the part, drawn at random, permutation importance shuffles; 0 leaves it out. which, device:
+    see `restore`. Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
+    Raises UserError for a run that cannot be restored, an empty part, or a column that the log does not keep.
+    """
+    require(least=0, rows=rows)
+    run_dir, told = Path(run_dir), progress or (lambda what, done, total: None)
+    found = restore(run_dir, which=which, device=device)
+    dataset = data.open(found.run.data.path)
+    check_schema(found.schema, dataset.schema, dataset.path)
+    for name in by:
+        slices(dataset, split, name)  # a wrong name should not cost an hour
+    source = _Source(
+        run_dir=run_dir, found=found, dataset=dataset, split=split, told=told,
+        rows=score_part(found, dataset, split, told),
+    )  # fmt: skip
+    weighed = _importance(source, rows)
+    estimates = source.rows.estimates()
+    sections = [
+        _verdict(source, estimates), _learning(source), _calibration(source, estimates["calibration"]),
+        _slices(source, by or _columns(dataset.schema, weighed)), _importances(weighed, split, rows),
+        _time(source), *_tables(source),
+        ("Settings", f"<pre>{_html.escape((run_dir / 'run.toml').read_text(encoding='utf-8'))}</pre>"),
+    ]  # fmt: skip
+    path = Path(out) if out is not None else run_dir / "report.html"
+    write_text(path, _html.page(*_head(source, estimates), sections))
+    return path
+
+
+def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, list[tuple[str, str]]]:
+    found, counts = source.found, {part: source.dataset.rows(part) for part in ("train", "valid", "test")}
+    label = source.dataset.schema.role("label")
+    under = f"{found.name}, step {found.step:,}, predicts {label}; data {source.dataset.path}: " + ", ".join(
+        f"{part} {n:,}" for part, n in counts.items()
+    )
+    names = {"auc": "AUC", "gauc": "GAUC (within sessions)", "ne": "normalised entropy", "calibration": "calibration"}
+    cards = [(f"{estimates[n].value:.4f}", what) for n, what in names.items() if n in estimates]
+    cards = [(value.replace("nan", "-"), f"{what}, {source.split}") for value, what in cards]
+    trained = sum(p.numel() for p in found.model.parameters())
+    return f"Report on {source.run_dir.resolve().name}", under, [*cards, (f"{trained:,}", "dense weights")]
+
+
+# -- quality ----------------------------------------------------------------------------------------------------
+
+
+def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
+    header, lines = ["", "rows", *METRICS], []
+    for part in dict.fromkeys(("valid", "test", source.split)):
+        if not source.dataset.rows(part):
+            continue
+        rows = source.rows if part == source.split else score_part(source.found, source.dataset, part, source.told)
+        constant = torch.full_like(rows.scores_N, source.dataset.label_mean("train"))
+        scored = {f"{part}: {source.found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
+        for name, loader in source.dataset.baselines(part):
+            scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
+        lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
+    units = "rows" if source.rows.sessions_N is None else "sessions"
+    html = _html.text(_in_words(source.split, estimates))
+    html += _html.table(*_without_gaps(header, lines))
+    html += _html.text(
+        "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
+        "saying the rows' own click rate: 1 is useless, lower is better. Calibration is predicted clicks over clicks.",
+        soft=True,
+    )
+    results = source.run_dir / "results.json"
+    fifths = json.loads(results.read_text(encoding="utf-8"))["progressive"] if results.exists() else []
+    if fifths:
+        html += _html.heading("Progressive validation: each batch predicted, then trained on")
+        names = [n for n in METRICS if n in fifths[0]]
+        numbers = [[math.nan if f[n] is None else float(f[n]) for n in names] for f in fifths]
+        body = [
+            [f"part {i} of 5", round(f["examples"]), *row]
+            for i, (f, row) in enumerate(zip(fifths, numbers, strict=True), 1)
+        ]
+        html += _html.table(["", "examples", *names], body)
+    return "Verdict", html
+
+
+def _in_words(split: str, estimates: dict[str, Estimate]) -> str:
+    ne, calibration = estimates["ne"], estimates["calibration"]
+    if not math.isfinite(ne.value):
+        return f"The {split} rows are all of one class: neither AUC nor NE is defined there."
+    gain = 100 * (1 - ne.value)
+    useful = f"leaves {100 - gain:.1f} % of the uncertainty that the click rate alone leaves"
+    words = f"On {split}, the model {useful} (NE {ne.value:.4f})" + ("." if gain > 0 else ": it is no use yet.")
+    off = calibration.value - 1
+    if abs(off) < 1.96 * calibration.error:
+        return f"{words} Its scores add up to the clicks, within the noise of these rows."
+    return f"{words} It predicts {100 * abs(off):.1f} % {'more' if off > 0 else 'fewer'} clicks than came."
+
+
+def _learning(source: _Source) -> Section:
+    train, valid = picture.log_of(source.run_dir)
+    if not train and not valid:
+        return "Learning", _html.text(f"{source.run_dir}/log.jsonl holds no record to draw.")
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots(1, 3)
+        for axis, name, title in zip(
+            axes, ("logloss", "ne", "auc"), ("logloss", "normalised entropy", "AUC"), strict=True
+        ):
+            picture.over_examples(axis, train, valid, name, title)
+
+    kind = "on batches not yet trained on" if any("auc" in r for r in train) else "no progressive validation"
+    words = f"The line is the training log ({kind}), a point for every {source.found.run.log.every} steps."
+    return "Learning", _html.image(picture.svg(paint, height=2.7), "Logloss, NE and AUC over examples") + _html.text(
+        words, soft=True
+    )
+
+
+def _calibration(source: _Source, whole: Estimate) -> Section:
+    rows, stream = source.rows, Streaming()
+    stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
+    predictions, shares, weights = (points.tolist() for points in stream.reliability())
+    errors = [math.sqrt(p * (1 - p) / max(w, 1)) for p, w in zip(shares, weights, strict=True)]
+    scores, mass = rows.scores_N.numpy(), None if rows.weights_N is None else rows.weights_N.numpy()
+
+    def paint(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
+        picture.reliability(left, {source.split: (predictions, shares, errors)})
+        right.hist(scores, bins=40, weights=mass, color=picture.BLUE)
+        right.set_title("rows by score", loc="left")
+        right.set_xlabel("score")
+
+    html = _html.image(picture.svg(paint, height=3), "Share of clicks by score, and a histogram of the scores")
+    words = f"{len(weights)} groups of equal weight in order of score, about {weights[0] if weights else 0:,.0f} each, "
+    words += f"with 95 % intervals. Predicted clicks over clicks: {_html.with_error(whole.value, whole.error)}."
+    return "Calibration", html + _html.text(words, soft=True)
+
+
+def _columns(schema: Schema, weighed: Sequence[Importance]) -> list[str]:
+    """What to slice by unless told: the time, and the columns that matter most."""
+    features = [one.column for one in weighed] or list(schema.dense + schema.sparse)
+    kept = [name for name in features if name in schema.columns]
+    return [*schema.of_kind("time"), *kept][:MOST_COLUMNS]
+
+
+def _slices(source: _Source, by: Sequence[str]) -> Section:
+    html = _html.text(
+        "NE compares with each slice's own click rate, GAUC ranks within sessions' rows of the slice. Intervals are of "
+        "95 %: of many slices one in twenty lies outside by chance. A number's or a time's slice begins where the one "
+        "above it ends.",
+        soft=True,
+    )
+    for name in by:
+        source.told("slices", by.index(name), len(by))
+        names, at_N = slices(source.dataset, source.split, name)
+        used = [(label, torch.from_numpy(at_N == i)) for i, label in enumerate(names)]
+        used = [(label, rows_N) for label, rows_N in used if bool(rows_N.any())]
+        found = [source.rows.estimates(rows_N) for _, rows_N in used]
+        lines = [
+            [label, int(rows_N.sum()), _html.share(float(source.rows.labels_N[rows_N].mean())), *_cells(one)]
+            for (label, rows_N), one in zip(used, found, strict=True)
+        ]
+        labels = [label for label, _ in used]
+        html += _html.heading(name)
+        html += _html.image(_dots_by_slice(labels, found), f"AUC, NE and calibration by {name}")
+        html += _html.table(*_without_gaps(["", "rows", "label rate", *METRICS], lines))
+    return f"By slice, {source.split}", html
+
+
+def _dots_by_slice(names: Sequence[str], found: Sequence[dict[str, Estimate]]) -> str:
+    def paint(figure: Any) -> None:
+        titles = {"auc": "AUC", "ne": "NE", "calibration": "calibration"}
+        for axis, (metric, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
+            values, errors = [e[metric].value for e in found], [e[metric].error for e in found]
+            picture.dots(axis, names, values, errors, title, line=1.0 if metric == "calibration" else None)
+
+    return picture.svg(paint, height=0.75 + 0.24 * len(names))
+
+
+# -- what it leans on -------------------------------------------------------------------------------------------
+
+
+def _importance(source: _Source, rows: int) -> list[Importance]:
+    if not rows:
+        return []
+    drawn = source.dataset.loader(min(rows, source.dataset.rows(source.split)), split=source.split, shuffle=True)
+    whole, size = next(iter(drawn)), source.found.run.data.batch_size
+    return importance(
+        source.found.score, whole, source.found.schema, batch_size=size, repeats=REPEATS, told=source.told
+    )
+
+
+def _importances(weighed: Sequence[Importance], split: str, rows: int) -> Section:
+    if not weighed or not math.isfinite(weighed[0].ne):
+        why = "the rows drawn are all of one class" if weighed else "left out (--rows 0)"
+        return "Feature importance", _html.text(f"Nothing to show: {why}.")
+    shown = weighed[:30]
+    scale = 1 / 1.96 if REPEATS > 1 else math.nan  # the whiskers of `dots` are 1.96 errors; here they are one spread
+
+    def paint(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, sharey=True)
+        names = [one.column for one in shown]
+        picture.dots(left, names, [o.ne for o in shown], [o.ne_spread * scale for o in shown], "rise of NE", 0.0)
+        picture.dots(right, names, [o.auc for o in shown], [o.auc_spread * scale for o in shown], "fall of AUC", 0.0)
+
+    html = _html.image(picture.svg(paint, height=0.75 + 0.24 * len(shown)), "Rise of NE and fall of AUC by column")
+    html += _html.text(
+        f"Each column's values were shuffled among up to {rows:,} rows of {split}, drawn at random, {REPEATS} times, "
+        "and the rows scored again: what the model loses is what it takes from the column. Whiskers are one standard "
+        "deviation over the shuffles. Columns that say the same hide each other, and importance to this model is not "
+        "importance to people.",
+        soft=True,
+    )
+    lines = [
+        [o.column, *(f"{v:.5f} ± {s:.5f}" for v, s in ((o.ne, o.ne_spread), (o.auc, o.auc_spread)))] for o in weighed
+    ]
+    return "Feature importance", html + _html.table(["column", "rise of NE", "fall of AUC"], lines)
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------
+
+
+def _time(source: _Source) -> Section:
+    path = source.run_dir / "profile.json"
+    if not path.exists():
+        return "Time of a step", _html.text("Not measured: train with --profile, and report again.")
+    try:
+        parts = [(str(p["part"]), float(p["ms_per_step"]), float(p["share"])) for p in json.loads(path.read_text())]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: damaged; delete it, or train again with --profile") from None
+
+    def paint(figure: Any) -> None:
+        axis = figure.subplots()
+        axis.barh(range(len(parts)), [ms for _, ms, _ in parts], height=0.6, color=picture.BLUE)
+        axis.set_yticks(range(len(parts)), [name for name, _, _ in parts])
+        axis.invert_yaxis()
+        axis.set_xlabel("ms per step")
+
+    lines = [[name, f"{ms:.2f}", _html.share(share)] for name, ms, share in parts]
+    html = _html.image(picture.svg(paint, height=0.8 + 0.26 * len(parts)), "Milliseconds per step by part")
+    return "Time of a step", html + _html.table(["part", "ms per step", "share"], lines)
+
+
+def _tables(source: _Source) -> list[Section]:
+    parts = tuple(p for p in ("valid", "test") if source.dataset.rows(p))
+    tables, columns = usage(source.found, source.dataset, parts, source.told)
+    if not tables:
+        return [("Tables", _html.text("The log has no id columns, and the model no tables."))]
+    mib = 1 << 20
+    lines = []
+    for t in tables:
+        hit_R = t.hits_R[t.hits_R > 0]
+        median, most = (int(hit_R.median()), int(hit_R.max())) if len(hit_R) else (0, 0)
+        sizes = [f"{(t.bytes_weight) / mib:.2f}", f"{(t.bytes_weight + t.bytes_state) / mib:.2f}"]
+        used = [_html.share(t.share_never), median, most, _html.share(t.share_of_top(0.01))]
+        lines.append([t.name, ", ".join(t.columns), t.hits_R.numel(), t.dim, *sizes, *used])
+    total = sum(t.bytes_weight + t.bytes_state for t in tables)
+    header = [
+        "table",
+        "columns",
+        "rows",
+        "dim",
+        "MiB",
+        "with optimizer",
+        "never used",
+        "median hits",
+        "most hits",
+        "top 1 %",
+    ]
+
+    def paint(figure: Any) -> None:
+        axis = figure.subplots()
+        for t in sorted(tables, key=lambda t: -t.hits_R.numel())[:6]:
+            sorted_R = t.hits_R.sort(descending=True).values.double().cumsum(0)
+            at = np.unique(np.geomspace(1, len(sorted_R), 200).astype(np.int64))
+            axis.plot(at / len(sorted_R), sorted_R[at - 1] / sorted_R[-1].clamp(min=1), linewidth=1.3, label=t.name)
+        axis.set_xscale("log")
+        axis.set_ylim(0, 1.02)
+        axis.xaxis.set_major_formatter(lambda x, _: f"{100 * x:g} %")
+        axis.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
+        axis.set_xlabel("share of a table's rows, the most used first")
+        axis.set_title("share of the lookups in training", loc="left")
+        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+    html = _html.text(f"{len(tables)} tables, {total / mib:,.1f} MiB with what the optimizer keeps of each row.")
+    html += _html.table(header, lines)
+    html += _html.image(picture.svg(paint, height=2.7), "Share of the lookups by share of the rows")
+    html += _html.text(
+        "Hits are lookups of a row by one pass over the training part; median and most are of the rows that were used. "
+        "top 1 %: the share of lookups that the most used hundredth of the rows gets.",
+        soft=True,
+    )
+    return [("Tables", html), ("Unknown ids", _unknown(source, parts, columns))]
+
+
+def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str, ColumnUse]]) -> str:
+    schema, lines = source.found.schema, []
+    for name, uses in columns.items():
+        column = schema.columns[name]
+        encoding = schema.tables[column.table or ""].encoding
+        told_apart = encoding != "range" or column.kind == "list"
+        missing = [_part(use.missing, use.rows) if told_apart else "" for use in uses.values()]
+        unknown = ["" if encoding == "hash" else _part(use.unknown, use.ids) for use in uses.values()]
+        untrained = [_part(uses[part].untrained, uses[part].ids) for part in parts]
+        lines.append([name, encoding, *missing, *unknown, *untrained])
+    all_parts = ("train", *parts)
+    header = [f"{what}, {part}" for what in ("missing", "unknown") for part in all_parts]
+    header = ["column", "encoding", *header, *(f"untrained, {part}" for part in parts)]
+    return _html.table(header, lines) + _html.text(
+        "missing: rows without a value, for lists empty ones. unknown: ids outside the vocabulary or the range (a "
+        "range counts missing ones there too; a hash knows every id). untrained: ids whose row no training row looked "
+        "up, so that its vector is still the random one it began with.",
+        soft=True,
+    )
+
+
+# -- small things -----------------------------------------------------------------------------------------------
+
+
+def _part(above: int, below: int) -> str:
+    return _html.share(above / below if below else math.nan)
+
+
+def _cells(estimates: dict[str, Estimate]) -> list[str]:
+    return [_html.with_error(estimates[n].value, estimates[n].error) if n in estimates else "" for n in METRICS]
+
+
+def _without_gaps(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """A table without the columns that are empty in every line."""
+    kept = [i for i in range(len(header)) if any(line[i] != "" for line in lines)] if lines else range(len(header))
+    kept = [0, *(i for i in kept if i)]
+    return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]

@@ -1,0 +1,88 @@
+"""A column of a prepared log -> slices of its rows, named as people know the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.loader import Dataset
+from sparrow.data.schema import Column, Schema, Table
+
+Array = npt.NDArray[np.int64]
+
+MOST = 8  # slices of a column
+
+
+def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
+    """Names of a column's slices, and the slice of each row [N] of a part, in the log's order.
+
+    Ids: the most frequent values, and the rest together. Numbers and times: quantiles. Lists: by their length.
+    UserError for a column that the prepared log does not keep.
+    """
+    kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
+    if name not in kept:
+        why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
+        raise UserError(f"--by: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
+    column = kept[name]
+    values = pq.read_table(Path(dataset.path) / split, columns=[name])[name]
+    if column.kind == "list":
+        return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g}", "ids")
+    if column.kind in ("categorical", "group"):
+        return _ids(values, _decoder(dataset.schema, column))
+    x_N = values.to_numpy().astype(np.float64)
+    if column.kind == "time":
+        return _numbers(x_N, _as_time)
+    return _numbers(_raw(x_N, column), lambda x: f"{x:.4g}")
+
+
+def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[str], Array]:
+    ids_N = values.to_numpy()
+    distinct, at_N, counts = np.unique(ids_N, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    top = order if len(order) <= MOST else order[: MOST - 1]
+    place = np.full(len(distinct), len(top), np.int64)
+    place[top] = np.arange(len(top))
+    names = [decode(int(distinct[i])) for i in top]
+    return names + ([f"{len(order) - len(top):,} others"] if len(top) < len(order) else []), place[at_N]
+
+
+def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
+    table = schema.tables[column.table] if column.table else Table(encoding="hash")
+    if table.encoding == "range":
+        return lambda i: str(i - 1 + (table.low or 0)) if i else "unknown or missing"
+    return lambda i: f"#{i:016x}"[:9] if i else "missing"  # a hash does not tell its value
+
+
+def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+    """A numeric column's values as they were before it was standardised; missing ones have become the mean."""
+    if column.kind != "numeric" or column.transform == "none":
+        return x_N
+    assert column.mean is not None
+    assert column.std is not None
+    x_N = x_N * column.std + column.mean
+    return np.sign(x_N) * np.expm1(np.abs(x_N)) if column.transform == "log" else x_N
+
+
+def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], unit: str = "") -> tuple[list[str], Array]:
+    """Slices that hold about equally many rows, or one for each of a few values."""
+    distinct = np.unique(x_N)
+    few = len(distinct) <= MOST
+    edges = distinct if few else np.unique(np.quantile(x_N, np.linspace(0, 1, MOST + 1)[1:], method="higher"))
+    bounds = [say(edge) for edge in edges]
+    return [f"{'' if few else '≤ '}{bound} {unit}".strip() for bound in bounds], np.searchsorted(edges, x_N)
+
+
+def _as_time(t: float) -> str:
+    """Seconds, milliseconds or microseconds since 1970 as a date, told by their size; other numbers as they are."""
+    for unit in (1, 10**3, 10**6):
+        if 3e8 <= abs(t) / unit < 1e10:  # 1979 to 2286
+            return datetime.fromtimestamp(t / unit, UTC).strftime("%Y-%m-%d %H:%M")
+    return f"{t:,.0f}"
