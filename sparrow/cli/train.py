@@ -1,4 +1,4 @@
-"""Train a model on a prepared log, as a run file says."""
+"""Train a model on a prepared log."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from sparrow.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Train a model on a prepared log. Any leaf of the run file can be set: --model.dim 32 --device cuda."""
+    """Train a model on a prepared log. Any setting of a run can be set: --model.dim 32 --precision bf16."""
 
     run: tyro.conf.Positional[Path]
-    """The run file, such as recipes/demo.toml."""
+    """A prepared log, for a run of defaults in runs/NAME; or a run file, such as recipes/demo.toml."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the run's last checkpoint (or begin, when there is none)."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Begin again, dropping the checkpoints that are in the run directory."""
+    profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Write a trace of some steps (trace.json.gz, for Perfetto) and a table of where their time goes."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`sparrow train RUN.toml [--resume] [--any.leaf value]`."""
+    """`sparrow train PREPARED|RUN.toml [--resume] [--any.leaf value]`."""
     if any(a in ("-h", "--help") for a in arguments):
         _help([a for a in arguments if a not in ("-h", "--help")])
     known, rest = parse(Arguments, arguments, "train", unknown=True)
@@ -37,10 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.training import Run, train
     from sparrow.training.picture import draw
 
-    run = Run.load(known.run, overrides(rest))
+    given = overrides(rest)
+    run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
     view = _show.TrainView()
     try:
-        results = train(run, resume=known.resume, overwrite=known.overwrite, listener=view)
+        results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
     finally:
         view.bar.stop()
     windows = results["progressive"]
@@ -52,12 +55,35 @@ def main(arguments: Sequence[str]) -> int:
     if results["best_step"] is not None:
         monitor = run.loop.monitor
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it unless told")
+    if known.profile:
+        _show_profile(Path(run.run_dir))
     picture = draw(Path(run.run_dir))
     files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
     _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
     if results["stopped_by"]:
         _show.out.print(f"stopped by {results['stopped_by']} after step {results['step']}; --resume goes on from there")
     return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _show_profile(run_dir: Path) -> None:
+    from sparrow.cli import _show
+    from sparrow.training import profiling
+
+    found = profiling.read(run_dir)
+    if found is None:
+        _show.out.print(f"no profile: the run has fewer than {profiling.WARM_STEPS + 1} steps")
+        return
+    for title, rows in (("by part", found["parts"]), ("by kind of work", found["kinds"])):
+        table = _show.Table(title=f"time of a step {title}, of {found['steps']} steps", title_justify="left")
+        table.add_column("")
+        for name in ("ms per step", "share"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(row["part"], f"{row['ms_per_step']:.2f}", f"{row['share']:.1%}")
+        _show.out.print(table)
+    _show.out.print(
+        f"{run_dir}/trace.json.gz: open it in Perfetto (ui.perfetto.dev) or chrome://tracing", soft_wrap=True
+    )
 
 
 def overrides(rest: Sequence[str]) -> dict[str, Any]:
@@ -85,12 +111,11 @@ def _help(arguments: Sequence[str]) -> None:
     """tyro's help, then every leaf with the value it would have."""
     from sparrow.cli import _show
     from sparrow.core.config import Family
-    from sparrow.models import dlrm
     from sparrow.training import Data, Run
 
     file = next((a for a in arguments if a.endswith(".toml") and Path(a).exists()), None)
-    plain = [a for a in arguments if a not in (file, "--resume", "--overwrite")]
-    run = Run(run_dir="runs/NAME", data=Data(path="data/NAME"), model=dlrm.Config())
+    plain = [a for a in arguments if a not in (file, "--resume", "--overwrite", "--profile") and not Path(a).is_dir()]
+    run = Run(run_dir="runs/NAME", data=Data(path="data/NAME"))
     if file:
         run = Run.load(file, overrides(plain))
     leaves = flatten(to_dict(run, unset=True))
@@ -98,7 +123,7 @@ def _help(arguments: Sequence[str]) -> None:
     try:
         parse(Arguments, ["--help"], "train")
     finally:
-        _show.out.print(f"leaves of {file or 'a run file'}, each a flag, with the value it has:")
+        _show.out.print(f"settings of {file or 'a run'}, each a flag, with the value it has:")
         for name, value in leaves.items():
             shown = "(unset)" if value is None else json.dumps(value)
             _show.out.print(f"  --{name:<{width}} {shown}", markup=False, soft_wrap=True)

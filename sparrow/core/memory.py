@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # of glibc's malloc.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -17,3 +20,50 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still get: of the machine, or of its control group if that has less.
+
+    None where the system does not tell.
+    """
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    return min([free, *_cgroup_bytes()])
+
+
+def _cgroup_bytes() -> Iterator[int]:
+    """What the limits of this process's control groups leave, of version 1 and 2; page cache counts as free."""
+    root = Path("/sys/fs/cgroup")
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        version2 = controllers == ""
+        folder = (root if version2 else root / "memory") / path.lstrip("/")
+        limit, used = ("max", "current") if version2 else ("limit_in_bytes", "usage_in_bytes")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            most, now = _lines(group / f"memory.{limit}"), _lines(group / f"memory.{used}")
+            if most and now and most[0].isdigit() and int(most[0]) < 1 << 60:
+                cache = dict(line.split() for line in _lines(group / "memory.stat") if len(line.split()) == 2)
+                yield max(int(most[0]) - int(now[0]) + int(cache.get("inactive_file", 0)), 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -129,6 +129,14 @@ class Loader:
                 yield batch
         self._epoch, self._next = self._epoch + 1, 0
 
+    def bytes_ahead(self) -> int:
+        """About the memory that an iteration takes: three windows of rows, as Parquet counts them unpacked."""
+        with _parquet(self._file) as parquet:
+            meta = parquet.metadata
+            groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+        size = max((group.total_byte_size for group in groups), default=0)
+        return 3 * size * min(WINDOW_GROUPS if self._shuffle else 1, len(groups))
+
     @property
     def exhausted(self) -> bool:
         """Whether the current epoch has no batch left."""

@@ -16,7 +16,7 @@ def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: f
     for name, table in schema.tables.items():
         if table.rows is None:
             raise UserError(f"tables.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
-        addressing: Addressing = Direct(table.rows) if table.encoding == "range" else Hashed(table.rows)
+        addressing: Addressing = Hashed(table.rows) if table.encoding == "hash" else Direct(table.rows)
         specs.append(TableSpec(name=name, dim=dim, addressing=addressing, rule=rule, init_scale=init_scale))
     features = []
     for name in schema.sparse:

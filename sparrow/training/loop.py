@@ -18,6 +18,7 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
+from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
 from sparrow.training.restore import build, identity, load_weights, scoring, tables_of
 from sparrow.training.run import Run
@@ -74,6 +75,7 @@ class Trainer:
             self.dir.check(saved, self.identity, self.dataset)
             run = self.dir.continued(run, rows, lambda text: self.listen("note", {"text": text}))
         self.run = run = run.resolved(rows)
+        check_fits(run, self.dataset)
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)

@@ -17,7 +17,7 @@ from sparrow.core.files import write_text
 from sparrow.embeddings.tables import Mode
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 from sparrow.layers import Precision
-from sparrow.models import ModelConfig
+from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
 
 
@@ -140,7 +140,7 @@ class Run:
 
     run_dir: str
     data: Data
-    model: Annotated[ModelConfig, Family("sparrow.models")]
+    model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(default_factory=dcnv2.Config)
     tables: Annotated[RowRule, Family("sparrow.kernels.rules")] = dataclasses.field(
         default_factory=rowwise_adagrad.Config
     )
@@ -185,13 +185,22 @@ class Run:
         Another member for a family (`model.name`) begins from that member's defaults: the file's settings were the
         old member's.
         """
-        data = read_toml(path)
-        for name, value in sorted((overrides or {}).items(), key=lambda item: not item[0].endswith(".name")):
-            _override(data, name, value)
         try:
-            return from_dict(cls, data)
+            return cls._from(read_toml(path), overrides or {})
         except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+            raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+
+    @classmethod
+    def of(cls, prepared: str | Path, overrides: dict[str, Any] | None = None) -> Run:
+        """A run of defaults on a prepared log, in runs/NAME, with overrides by dotted name."""
+        path = Path(prepared)
+        return cls._from({"run_dir": f"runs/{path.resolve().name}", "data": {"path": str(path)}}, overrides or {})
+
+    @classmethod
+    def _from(cls, data: dict[str, Any], overrides: dict[str, Any]) -> Run:
+        for name, value in sorted(overrides.items(), key=lambda item: not item[0].endswith(".name")):
+            _override(data, name, value)
+        return from_dict(cls, data)
 
 
 def batch_size_for(rows: int) -> int:

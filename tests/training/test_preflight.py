@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.core.memory import available_bytes, resident_bytes
+from sparrow.kernels.rules import adam
+from sparrow.models import dcnv2, dlrm, logistic
+from sparrow.training import Data, Run, preflight
+from sparrow.training.restore import build, tables_of
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    data.generate(folder / "log.parquet", rows=40_000, users=3000, items=500, seed=3)
+    data.prepare([folder / "log.parquet"], folder / "prepared")
+    return folder / "prepared"
+
+
+def make(prepared: Path, **changes: object) -> Run:
+    run = Run(run_dir="unused", data=Data(path=str(prepared), batch_size=512), **changes)
+    return run.resolved(data.open(prepared).rows("train"))
+
+
+@pytest.mark.parametrize("model", [dcnv2.Config(dim=8), dlrm.Config(dim=8), logistic.Config()], ids=repr)
+@pytest.mark.parametrize("rule", [adam.Config(), None], ids=repr)
+def test_tables_are_counted_to_the_byte(prepared: Path, model: object, rule: object) -> None:
+    run = make(prepared, model=model, **({"tables": rule} if rule else {}))
+    log = data.open(prepared)
+    built = build(run.model, log.schema, run)
+    held = sum(t.nbytes for one in tables_of(built) for r in one.all_records() for t in r.fields.values())
+    needs = preflight.estimate(run, log)
+    assert needs.host["tables"] == held
+    dense = sum(p.nbytes for p in built.parameters())
+    assert 4 * dense <= needs.host["dense weights, gradients and optimizer"] <= 4 * dense + 1000
+
+
+def test_a_step_grows_with_the_batch(prepared: Path) -> None:
+    small, large = (
+        preflight.estimate(make(prepared, model=dcnv2.Config()), data.open(prepared)),
+        preflight.estimate(
+            dataclasses.replace(make(prepared, model=dcnv2.Config()), data=Data(path=str(prepared), batch_size=4096)),
+            data.open(prepared),
+        ),
+    )
+    assert small.host["tables"] == large.host["tables"]
+    assert 6 < large.host["a step"] / small.host["a step"] < 8.5
+
+
+@pytest.mark.skipif(available_bytes() is None, reason="the system does not tell its memory")
+def test_what_the_estimate_says_is_what_a_run_takes(prepared: Path, tmp_path: Path) -> None:
+    """Within a fifth, for a run large enough that the program itself is not most of it."""
+    program = f"""
+import resource, sys
+from sparrow import data
+from sparrow.core.memory import keep_freed_memory
+from sparrow.models import dcnv2
+from sparrow.training import Data, Run, Loop, preflight, train
+keep_freed_memory()
+model = dcnv2.Config(dim=96, deep=(1024, 1024))
+run = Run(run_dir={str(tmp_path / "run")!r}, data=Data(path={str(prepared)!r}, batch_size=8192), model=model)
+run = run.resolved(data.open({str(prepared)!r}).rows("train"))
+print(preflight.estimate(run, data.open({str(prepared)!r})).bytes_host)
+train(run)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    estimated, taken = map(int, done.stdout.split()[-2:])
+    assert estimated == pytest.approx(taken, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "remedy"),
+    [(lambda n: n.bytes_host - 2_000_000, r"--data.batch_size (\d+) fits"), (lambda n: 1, "raise its min_count")],
+    ids=["a little short", "nothing"],
+)
+def test_refused_with_a_change_that_helps(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, leaves: object, remedy: str
+) -> None:
+    run, log = make(prepared, model=dcnv2.Config(dim=32, deep=(256,))), data.open(prepared)
+    limit = leaves(preflight.estimate(run, log))
+    monkeypatch.setattr(preflight, "available_bytes", lambda: limit - resident_bytes())
+    with pytest.raises(UserError, match=remedy) as error:
+        preflight.check_fits(run, log)
+    found = re.search(remedy, str(error.value))
+    if found and found.groups():
+        smaller = dataclasses.replace(run, data=dataclasses.replace(run.data, batch_size=int(found[1])))
+        preflight.check_fits(smaller, log)
+
+
+def test_smaller_vectors_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = data.open(prepared)
+    tables = {n: dataclasses.replace(t, encoding="hash", rows=10_000_000) for n, t in log.schema.tables.items()}
+    log = dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
+    run = make(prepared, model=dlrm.Config(dim=64))
+    limit = preflight.estimate(run, log).bytes_host * 0.6
+    monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
+    with pytest.raises(UserError, match="--model.dim 32 fits"):
+        preflight.check_fits(run, log)
