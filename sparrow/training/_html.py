@@ -70,6 +70,15 @@ def share(x: float) -> str:
     return "0" if x == 0 else "< 0.1 %" if 0 < x < 0.001 else f"{100 * x:.1f} %"
 
 
+def size(count: float) -> str:
+    """Bytes, in the unit that suits them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
 def with_error(value: float, error: float) -> str:
     """A value and half the width of its 95 % interval."""
     return f"{value:.4f} ± {1.96 * error:.4f}" if error > 1e-9 else cell(value)  # NaN too

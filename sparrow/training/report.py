@@ -299,12 +299,11 @@ def _tables(source: _Source) -> list[Section]:
     tables, columns = usage(source.found, source.dataset, parts, source.told)
     if not tables:
         return [("Tables", _html.text("The log has no id columns, and the model no tables."))]
-    mib = 1 << 20
     lines = []
     for t in tables:
         hit_R = t.hits_R[t.hits_R > 0]
         median, most = (int(hit_R.median()), int(hit_R.max())) if len(hit_R) else (0, 0)
-        sizes = [f"{(t.bytes_weight) / mib:.2f}", f"{(t.bytes_weight + t.bytes_state) / mib:.2f}"]
+        sizes = [_html.size(t.bytes_weight), _html.size(t.bytes_weight + t.bytes_state)]
         used = [_html.share(t.share_never), median, most, _html.share(t.share_of_top(0.01))]
         lines.append([t.name, ", ".join(t.columns), t.hits_R.numel(), t.dim, *sizes, *used])
     total = sum(t.bytes_weight + t.bytes_state for t in tables)
@@ -313,7 +312,7 @@ def _tables(source: _Source) -> list[Section]:
         "columns",
         "rows",
         "dim",
-        "MiB",
+        "weights",
         "with optimizer",
         "never used",
         "median hits",
@@ -335,7 +334,7 @@ def _tables(source: _Source) -> list[Section]:
         axis.set_title("share of the lookups in training", loc="left")
         axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
 
-    html = _html.text(f"{len(tables)} tables, {total / mib:,.1f} MiB with what the optimizer keeps of each row.")
+    html = _html.text(f"{len(tables)} tables, {_html.size(total)} with what the optimizer keeps of each row.")
     html += _html.table(header, lines)
     html += _html.image(picture.svg(paint, height=2.7), "Share of the lookups by share of the rows")
     html += _html.text(

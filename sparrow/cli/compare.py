@@ -1,0 +1,56 @@
+"""Say whether one trained model differs from another, with paired intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+def compare(
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A[,A2,...]")],
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B[,B2,...]")],
+    /,
+    split: Literal["train", "valid", "test"] = "test",
+    out: Path | None = None,
+    checkpoint: str = "best",
+    device: str | None = None,
+) -> None:
+    """Say whether one trained model differs from another, with paired intervals.
+
+    Both score the same rows. Several runs of a side, separated by commas, bring the noise of training in:
+    `sparrow compare a0,a1,a2 b0,b1,b2`.
+
+    Args:
+        a: A run directory, or several that differ in their seed alone.
+        b: What is compared with it.
+        split: Which part of the prepared log.
+        out: Also write an HTML file there.
+        checkpoint: "best" (else the last), "last", or a step number.
+        device: cpu or cuda; the runs' own unless told.
+    """
+    from sparrow.cli import _show
+    from sparrow.core.errors import UserError
+    from sparrow.core.files import write_text
+    from sparrow.training.compare import HEADER, lines, to_html
+    from sparrow.training.compare import compare as run
+
+    sides = [[name for name in side.split(",") if name] for side in (a, b)]
+    if not all(sides):
+        raise UserError(f"compare: {a!r} and {b!r} name no run on one side; give a run directory for each")
+    with _show.progress_bar() as progress:
+        found = run(*sides, split=split, which=checkpoint, device=device, progress=progress)
+    table = _show.Table(title=f"A: {a}   B: {b}   part: {split}", title_justify="left")
+    for name in HEADER:
+        table.add_column(name, justify="left" if name in ("", "verdict") else "right", no_wrap=name not in ("A", "B"))
+    for line in lines(found):
+        table.add_row(*line)
+    _show.out.print(table)
+    for note in found.notes:
+        _show.out.print(note, markup=False, soft_wrap=True)
+    for name, one, other in found.settings:
+        _show.out.print(f"{name}: {one or '-'} in A, {other or '-'} in B", markup=False, soft_wrap=True)
+    if out is not None:
+        write_text(out, to_html(found))
+        _show.out.print(f"{out}: open it in a browser", soft_wrap=True)
