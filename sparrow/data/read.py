@@ -1,56 +1,83 @@
-"""Raw logs as streams of record batches: Parquet, CSV, TSV and the Criteo dialect, plain or compressed."""
+"""Raw logs as streams of record batches: text of any dialect, Parquet and tables in memory, from disks and stores."""
 
 from __future__ import annotations
 
-import csv
-import glob
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.schema import Schema, Source
+from sparrow.data._files import File, find, first_line
+from sparrow.data._repair import Repairs, Tally, repaired
+from sparrow.data._text import CRITEO, dialect, line_numbers, text_batches
+from sparrow.data.schema import Column, Schema, Source
 
-CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
-MISSING = ["", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None", "\\N"]
+__all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_for"]
 
 _BATCH_ROWS = 1 << 16
-_BLOCK_BYTES = 1 << 23
-_SAMPLE_BYTES = 1 << 25
-_SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+_BLOCK_BYTES = 1 << 22
+_BEGINNING_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Files of one raw log in order; types: of its columns, as far as they can be known without a schema.
+    """Files of one raw log in order, or a table; types: of its columns, as far as they can be known without a schema.
 
-    rows: in all, or 0 when only reading tells.
+    columns: of each file. beginning: the rows that text's types were found out from, or the table. rows: in all, or 0
+    when only reading tells. repairs: of the last pass, filled while it runs.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[File, ...]
     source: Source
+    columns: tuple[tuple[str, ...], ...]
     types: dict[str, pa.DataType]
     rows: int
+    beginning: pa.Table | None = None
+    repairs: Repairs = field(default_factory=Repairs, compare=False)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return str(self.files[0]) if self.files else "the table"
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         """The log's rows in order, some 10^4 at a time, with the columns of `types`.
 
-        CSV and TSV are read as these types, Parquet as what it holds. Raises UserError for a malformed file, a value
-        that is not of its column's type, or a file without the column.
+        Text is read as these types; Parquet and tables give what they hold, `self.types`. Raises UserError for a
+        malformed file, a value that is not of its column's type, a file without the column, and one that changed
+        since the log was opened. With `source.bad_rows` "repair", lines of a wrong number of cells are left out and
+        text that does not convert is missing; `self.repairs` counts both.
         """
-        for file in self.files:
-            if self.source.format == "parquet":
-                yield from _parquet_batches(file, list(types))
-            else:
-                yield from _text_batches(file, self.source, types, _BLOCK_BYTES)
+        self.repairs.clear()
+        for file, columns in zip(self.files, self.columns, strict=True):
+            for name in types:
+                if name not in columns:
+                    raise UserError(f"{file}: no column {name!r}, which other files have{suggest(name, columns)}")
+        if not self.files:
+            assert self.beginning is not None
+            for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
+                yield self._as_held(batch, types, "the table")
+        for file, columns in zip(self.files, self.columns, strict=True):
+            try:
+                file.check()
+                if self.source.format == "parquet":
+                    for batch in _parquet_batches(file, list(types)):
+                        yield self._as_held(batch, types, str(file))
+                else:
+                    yield from text_batches(file, self.source, columns, types, _BLOCK_BYTES, self.repairs)
+            except UserError:
+                file.check()  # a file that is being written explains most of what can be wrong with it
+                raise
+            file.check()
 
     def sample(self, rows: int) -> pa.Table:
-        """About the first `rows` rows with all columns, read as `types`."""
+        """At most the first `rows` rows with all columns, read as `types`."""
+        if self.beginning is not None:
+            return self.beginning.slice(0, rows)
         kept: list[pa.RecordBatch] = []
         for batch in self.batches(self.types):
             kept.append(batch.slice(0, rows - sum(b.num_rows for b in kept)))
@@ -59,189 +86,203 @@ class Log:
         empty = [pa.field(name, kind) for name, kind in self.types.items()]
         return pa.Table.from_batches(kept) if kept else pa.schema(empty).empty_table()
 
+    def notes(self) -> list[str]:
+        """What the last pass repaired or passed over, a line each, with the place where it happened first."""
+        notes: list[str] = []
+        for file in self.files or ("the table",):
+            cells = {name: tally for (where, name), tally in self.repairs.cells.items() if where == str(file)}
+            left_out = self.repairs.lines.get(str(file))
+            rows = {tally.row for tally in (*cells.values(), *([left_out] if left_out else []))}
+            place = "row"
+            if isinstance(file, File) and self.source.format != "parquet":
+                place, numbers = "line", line_numbers(file, self.source, rows) if rows else {}
+            else:
+                numbers = {row: row for row in rows}
+            if left_out:
+                where = f"first at {place} {numbers[left_out.row]}: {left_out.text}"
+                notes.append(f"{file}: {left_out.count:,} lines left out (wrong number of cells), {where}")
+            for name, tally in cells.items():
+                where = f"first at {place} {numbers[tally.row]}: {tally.text}"
+                notes.append(f"{file}: {tally.count:,} cells of {name!r} taken for missing, {where}")
+            if spare := self.repairs.breaks.get(str(file)):
+                notes.append(f"{file}: {spare:,} lines are blank or lie within a quoted cell; they are no rows")
+        return notes
+
+    def _as_held(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], where: str) -> pa.RecordBatch:
+        """A batch of Parquet or of a table with the log's types, its text repaired if it is to be."""
+        columns = {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                columns[name] = column.cast(self.types[name]) if column.type != self.types[name] else column
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise UserError(f"{where}: column {name!r}: {first_line(error)}; write all files alike") from None
+        first = self.repairs.rows
+        self.repairs.rows += batch.num_rows
+        batch = pa.RecordBatch.from_pydict(columns)
+        if self.source.bad_rows == "repair":
+            given, (batch, bad) = batch, repaired(batch, {n: t for n, t in types.items() if not pa.types.is_nested(t)})
+            for name, places in bad.items():
+                value = str(given.column(name)[places[0]].as_py())
+                self.repairs.cells.setdefault((where, name), Tally()).add(len(places), first + places[0], value)
+        return batch
+
 
 def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
     """Find a log's files and how to read them.
 
-    inputs: files, glob patterns (matches in name order) and folders (their files in name order). source: how text is
-    read; found out when None or when it says Parquet and the files are none. Parquet is known by its first bytes.
+    inputs: files, glob patterns (matches in name order), folders (their files in name order) and URIs of object
+    stores, which can hold patterns too. source: how text is read; when None, or when it says Parquet and the files
+    are none, the dialect is found out, but delimiter, encoding and bad_rows are obeyed. Parquet and compressed files
+    are known by their first bytes.
     Raises UserError for a file that is missing, empty or not like the first one.
     """
-    files = tuple(file for text in inputs for file in _expand(str(text)))
-    if not files:
-        raise UserError("inputs: none given; name at least one file")
-    sources = [_detect(file, source) for file in files]
-    for file, other in zip(files, sources, strict=True):
-        if other != sources[0]:
-            raise UserError(
-                f"{file}: reads as {_words(other)} where {files[0]} is {_words(sources[0])}; prepare them apart"
-            )
-    if sources[0].format == "parquet":
-        rows = 0
-        for file in reversed(files):
-            with _parquet(file) as parquet:
-                fields, rows = list(parquet.schema_arrow), rows + parquet.metadata.num_rows
-        names, types = [f.name for f in fields], {f.name: f.type for f in fields}
-    else:
-        first = next(_text_batches(files[0], sources[0], None, _SAMPLE_BYTES), None)
-        if first is None:
-            raise UserError(f"{files[0]}: no rows; give a log with at least one")
-        names = first.schema.names
-        types, rows = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in first.schema}, 0
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{files[0]}: two columns are named {twice!r}; rename one")
-    return Log(files=files, source=sources[0], types=types, rows=rows)
+    files, told = find(inputs), source or Source()
+    kinds = [_kind(file, told) for file in files]
+    first = kinds[0][0]
+    for file, (other, names) in zip(files, kinds, strict=True):
+        if other != first:
+            remedy = "prepare them apart"
+            raise UserError(f"{file}: reads as {_words(other)} where {files[0]} is {_words(first)}; {remedy}")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{file}: two columns are named {twice!r}; rename one")
+    columns = tuple(names for _, names in kinds)
+    if first.format == "parquet":
+        types, rows = _parquet_types(files)
+        return Log(files=files, source=first, columns=columns, types=types, rows=rows)
+    beginning = next((b for f, c in zip(files, columns, strict=True) if (b := _beginning(f, first, c))), None)
+    if beginning is None:
+        raise UserError(f"{files[0]}: no rows; give a log with at least one")
+    types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in beginning.schema}
+    beginning = beginning.cast(pa.schema(list(types.items())))
+    return Log(files=files, source=first, columns=columns, types=types, rows=0, beginning=beginning)
+
+
+def table_log(table: pa.Table, source: Source | None = None) -> Log:
+    """A log of the rows of a table in memory. source: its bad_rows is obeyed. UserError for columns of one name."""
+    names = table.column_names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"the table: two columns are named {twice!r}; rename one")
+    types = {f.name: _plain(f.type) for f in table.schema}
+    table = pa.table([table[name].cast(kind) for name, kind in types.items()], names=names)
+    source = Source(bad_rows=source.bad_rows) if source else Source()
+    return Log(files=(), source=source, columns=(), types=types, rows=table.num_rows, beginning=table)
 
 
 def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
     """The log's columns that the schema needs, and how text is to be read for them.
 
-    Numbers and weights as float64; ids as int64 for a table of encoding "range", as strings for "hash" (so "007"
-    stays itself), and as the log's beginning suggests while the table has no encoding yet.
+    Numbers as float64 and times that are no numbers as text; ids as int64 for a table of encoding "range", as strings
+    for "hash" (so "007" stays itself), and as the log's beginning suggests while the table has no encoding yet.
     """
     types: dict[str, pa.DataType] = {}
     for name, column in schema.columns.items():
-        source = column.source or name
-        if column.kind == "ignore" or source not in log.types:
-            continue
-        kind = log.types[source]
-        encoding = schema.tables[column.table].encoding if column.table else None
-        if column.kind in ("numeric", "weight", "baseline"):
-            kind = pa.float64()
-        elif column.kind in ("group", "list") or encoding == "hash":
-            kind = pa.string()
-        elif encoding == "range":
-            kind = pa.int64()
-        if types.setdefault(source, kind) != kind:  # a column that serves twice
-            types[source] = pa.string() if pa.string() in (kind, types[source]) else log.types[source]
+        wanted = {column.source or name: _text_type(column, schema, log.types.get(column.source or name))}
+        if column.weights not in (None, ":"):
+            wanted[str(column.weights)] = pa.string()
+        for source, kind in wanted.items():
+            if column.kind == "ignore" or source not in log.types:
+                continue
+            if types.setdefault(source, kind) != kind:  # a column that serves twice
+                types[source] = pa.string() if pa.string() in (kind, types[source]) else log.types[source]
     return types
 
 
-def _expand(text: str) -> list[Path]:
-    path = Path(text)
-    if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._" and p.suffix != ".json")
-    elif path.exists():
-        found = [path]
-    else:
-        found = [Path(match) for match in sorted(glob.glob(text, recursive=True)) if Path(match).is_file()]
-    if not found:
-        raise UserError(
-            f"{text}: no such file; check the path" if not path.is_dir() else f"{text}: holds no files; name a log"
-        )
-    return found
+def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
+    encoding = schema.tables[column.table].encoding if column.table else None
+    if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
+        return pa.float64()
+    if kind is None or (pa.types.is_floating(kind) and column.kind != "label"):
+        return kind  # pandas writes the id 12 as 12.0 where others are missing
+    if column.kind in ("group", "list") or encoding == "hash" or pa.types.is_temporal(kind):
+        return pa.string()
+    return pa.int64() if encoding == "range" else kind
+
+
+def _kind(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
+    try:
+        if file.start(4) != b"PAR1":
+            return dialect(file, told)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: cannot be read: {first_line(error)}; check that it is whole") from None
+    with _parquet(file) as parquet:
+        return Source(bad_rows=told.bad_rows), tuple(parquet.schema_arrow.names)
 
 
 def _words(source: Source) -> str:
     text = source.format if source.header or source.format in ("parquet", "criteo") else f"{source.format} (no header)"
+    text += f" with {source.delimiter!r}" if source.delimiter else ""
+    text += f" in {source.encoding}" if source.encoding != "utf-8" else ""
     return f"{text} of {len(source.names)} columns" if source.names else text
 
 
-def _detect(file: Path, source: Source | None) -> Source:
-    with file.open("rb") as raw:
-        if raw.read(4) == b"PAR1":
-            return Source(format="parquet")
-    if source is not None and source.format != "parquet":
-        return source
-    lines = _head(file)
-    if not lines or not lines[0].strip():
-        raise UserError(f"{file}: empty; give a log with at least one row")
-    if any("\0" in line for line in lines):
-        raise UserError(f"{file}: neither Parquet nor text; convert it to Parquet or CSV")
-    delimiter = "\t" if "\t" in lines[0] else ","
-    csv.field_size_limit(1 << 24)
-    first, *rest = csv.reader(lines, delimiter=delimiter)
-    if len(first) == 1 and (other := next((d for d in ";|" if d in first[0]), None)):
-        raise UserError(f"{file}: looks separated by {other!r}; write it with commas (.csv) or tabs (.tsv)")
-    if len(first) == len(CRITEO) and delimiter == "\t" and first[0] in ("0", "1"):
-        return Source(format="criteo", header=False, names=CRITEO)
-    header = _is_header(first, rest[0] if rest else [])
-    names = () if header else tuple(f"c{i}" for i in range(len(first)))
-    return Source(format="tsv" if delimiter == "\t" else "csv", header=header, names=names)
+def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
+    """A text file's first rows, or None when it has none, in the types that they suggest.
 
-
-def _head(file: Path) -> list[str]:
+    Two things Arrow takes for what they should not be: integers beyond 2^63, for numbers, which would merge ids, and
+    text with bytes that are not UTF-8, for binary. Both are read once more, as text.
+    """
     try:
-        with pa.input_stream(str(file), compression=_SUFFIXES.get(file.suffix)) as stream:
-            start = stream.read(1 << 20)
-        start.partition(b"\n")[0].decode("utf-8")  # the columns' names; Arrow looks at the rest
-        return start.decode("utf-8-sig", errors="replace").splitlines()[:2]
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: its first line is not UTF-8; convert it, as by iconv -f latin1 -t utf-8") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error}; check that it is whole and named as compressed") from None
+        criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
+        known = criteo if source.format == "criteo" else None
+        first = next(text_batches(file, source, names, known, _BEGINNING_BYTES, Repairs()), None)
+        if first is None:
+            return None
+        table = pa.table(first)
+        again = {f.name: pa.string() for f in first.schema if f.type in (pa.float64(), pa.binary())}
+        if again:
+            texts = next(text_batches(file, source, names, again, _BEGINNING_BYTES, Repairs()))
+            for name in again:
+                whole = pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")
+                if not pa.types.is_floating(table[name].type) or pc.all(whole).as_py():
+                    table = table.set_column(table.column_names.index(name), name, texts[name])
+    except UserError:
+        file.check()
+        raise
+    return table
 
 
-def _is_header(first: list[str], second: list[str]) -> bool:
-    """All cells of the first line are texts, and below one of them is a number or they look like distinct names."""
-
-    def is_number(cell: str) -> bool:
-        return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*(nan|inf)\s*", cell) is not None
-
-    if any(is_number(cell) or not cell.strip() for cell in first):
-        return False
-    names = len(set(first)) == len(first) and all(re.fullmatch(r"[^\W\d][\w .:/-]*", cell) for cell in first)
-    return names or any(map(is_number, second))
-
-
-def _parquet(file: Path) -> pq.ParquetFile:
+def _parquet(file: File) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{file}: not a whole Parquet file: {_first_line(error)}; write it again") from None
+        return pq.ParquetFile(file.system.open_input_file(file.path), page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{file}: not a whole Parquet file: {first_line(error)}; write it again") from None
 
 
-def _parquet_batches(file: Path, names: list[str]) -> Iterator[pa.RecordBatch]:
-    with _parquet(file) as parquet:
-        known = parquet.schema_arrow.names
-        for name in names:
-            if name not in known:
-                raise UserError(f"{file}: no column {name!r}{suggest(name, known)}")
-        try:
-            yield from parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{file}: damaged Parquet: {_first_line(error)}; write it again") from None
-
-
-def _text_batches(
-    file: Path, source: Source, types: Mapping[str, pa.DataType] | None, block_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    names = list(CRITEO if source.format == "criteo" else source.names)
-    read = pacsv.ReadOptions(block_size=block_bytes, column_names=[] if source.header else names)
-    if not source.header and not names:
-        read.autogenerate_column_names = True
-    dialect = pacsv.ParseOptions(delimiter="," if source.format == "csv" else "\t")
-    if source.format == "criteo":
-        dialect.quote_char = False
-        types = types or {name: pa.string() if name[0] == "C" else pa.int64() for name in names}
-    convert = pacsv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
-    if types is not None:
-        convert.column_types, convert.include_columns = dict(types), list(types)
+def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
+    """The columns' types, wide enough for all files, and the rows of all."""
+    types: dict[str, pa.DataType] = {}
     rows = 0
-    try:
-        with pacsv.open_csv(str(file), read_options=read, parse_options=dialect, convert_options=convert) as reader:
-            for batch in reader:
-                if batch.num_rows:
-                    yield batch
-                rows += batch.num_rows
-    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        names = names or next(csv.reader(_head(file), delimiter=dialect.delimiter), [])
-        raise UserError(f"{file}, after row {rows}: {_explain(error, names)}") from None
+    for file in files:
+        with _parquet(file) as parquet:
+            rows += parquet.metadata.num_rows
+            for f in parquet.schema_arrow:
+                fields = [pa.field(f.name, types.get(f.name, _plain(f.type))), pa.field(f.name, _plain(f.type))]
+                try:
+                    both = pa.unify_schemas([pa.schema([x]) for x in fields], promote_options="permissive")
+                except pa.ArrowException:
+                    words = f"{f.type} where earlier files have {types[f.name]}; write all files alike"
+                    raise UserError(f"{file}: column {f.name!r} is {words}") from None
+                types[f.name] = both.field(0).type
+    with _parquet(files[0]) as parquet:
+        return {name: types[name] for name in parquet.schema_arrow.names}, rows
 
 
-def _explain(error: Exception, names: list[str]) -> str:
-    """Arrow's words with the column's name for its number in the file, and a remedy."""
-    text = _first_line(error)
-    if found := re.search(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): (.*)", text):
-        column = names[int(found[1])] if int(found[1]) < len(names) else f"#{found[1]}"
-        row = f", line {found[2]}" if found[2] else ""
-        remedy = "mend the row, or make the column categorical with encoding = 'hash' for its table in the schema"
-        return f"column {column!r}{row}: {found[4]} where {found[3]} is expected; {remedy}"
-    if "include_columns" in text:
-        return f"{text}; all files of a log need the same columns"
-    return f"{text}; mend the file"
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type that Sparrow reads a column as: dictionaries and views as what they stand for."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if kind == pa.string_view() or kind == pa.binary_view():
+        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
+    return pa.float32() if pa.types.is_float16(kind) else kind
 
 
-def _first_line(error: Exception) -> str:
-    return str(error.args[0]).splitlines()[0]
+def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
+    with _parquet(file) as parquet:
+        try:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+                batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
+                yield batch
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{file}: damaged Parquet: {first_line(error)}; write it again") from None
