@@ -25,7 +25,7 @@ th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8e
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
   overflow-wrap: anywhere; min-width: 9rem; max-width: 20rem; }
-img { width: 100%; display: block; margin: .6rem 0; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; display: block; margin: .6rem 0; }
 pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 @media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; }
@@ -92,6 +92,11 @@ def text(words: str, *, soft: bool = False) -> str:
 def heading(words: str) -> str:
     """A heading within a section."""
     return f"<h3>{escape(words)}</h3>\n"
+
+
+def beside(*parts: str) -> str:
+    """Tables next to each other, as far as they fit."""
+    return f'<div class="beside">{"".join(parts)}</div>\n'
 
 
 def image(uri: str, words: str) -> str:

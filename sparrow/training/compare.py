@@ -201,12 +201,11 @@ def to_html(found: Comparison) -> str:
     html = _html.table(HEADER, lines(found))
     html += _html.image(picture.svg(paint, height=1.2), "B - A with intervals") if shown else ""
     html += "".join(_html.text(note[0].upper() + note[1:] + ".", soft=True) for note in found.notes)
-    sections = [
-        ("Difference", html),
-        ("Scores of the first run of each", _html.image(picture.svg(curves, height=3.2), "Calibration of both, and their scores row by row")),
-        ("Settings that differ", _html.table(["setting", "A", "B"], found.settings) if found.settings
-         else _html.text("None, but perhaps the seed, the directory and the prepared log.")),
-    ]  # fmt: skip
+    scores = _html.image(picture.svg(curves, height=3.2), "Calibration of both, and their scores row by row")
+    settings = _html.text("None, but perhaps the seed, the directory and the prepared log.")
+    if found.settings:
+        settings = _html.table(["setting", "A", "B"], found.settings)
+    sections = [("Difference", html), ("Scores of the first run of each", scores), ("Settings that differ", settings)]
     under = f"A: {', '.join(found.names_a)}. B: {', '.join(found.names_b)}. Part: {found.split}."
     cards = [(d.verdict, d.metric) for d in found.differences]
     return _html.page("B against A", under, cards, sections)

@@ -20,7 +20,7 @@ from sparrow.data.loader import Dataset
 from sparrow.data.schema import Schema
 from sparrow.metrics import Streaming
 from sparrow.metrics.intervals import Estimate
-from sparrow.training import _html, picture
+from sparrow.training import _html, picture, profiling
 from sparrow.training.importance import Importance, importance
 from sparrow.training.restore import Restored, check_schema, restore
 from sparrow.training.scored import Rows, score_part
@@ -110,7 +110,8 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         if not source.dataset.rows(part):
             continue
         rows = source.rows if part == source.split else score_part(source.found, source.dataset, part, source.told)
-        constant = torch.full_like(rows.scores_N, source.dataset.label_mean("train"))
+        rate, kept = source.dataset.label_mean("train"), source.dataset.schema.split.negatives
+        constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
         scored = {f"{part}: {source.found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
         for name, loader in source.dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
@@ -123,18 +124,23 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         "saying the rows' own click rate: 1 is useless, lower is better. Calibration is predicted clicks over clicks.",
         soft=True,
     )
-    results = source.run_dir / "results.json"
-    fifths = json.loads(results.read_text(encoding="utf-8"))["progressive"] if results.exists() else []
-    if fifths:
-        html += _html.heading("Progressive validation: each batch predicted, then trained on")
-        names = [n for n in METRICS if n in fifths[0]]
-        numbers = [[math.nan if f[n] is None else float(f[n]) for n in names] for f in fifths]
-        body = [
-            [f"part {i} of 5", round(f["examples"]), *row]
-            for i, (f, row) in enumerate(zip(fifths, numbers, strict=True), 1)
-        ]
-        html += _html.table(["", "examples", *names], body)
-    return "Verdict", html
+    return "Verdict", html + _progressive(source)
+
+
+def _progressive(source: _Source) -> str:
+    try:
+        fifths = json.loads((source.run_dir / "results.json").read_text(encoding="utf-8"))["progressive"]
+    except (OSError, ValueError, KeyError):  # a run that was killed has none
+        fifths = []
+    if not fifths:
+        return ""
+    names = [n for n in METRICS if n in fifths[0]]
+    lines = [
+        [f"part {i} of {len(fifths)}", round(f["examples"]), *("-" if f[n] is None else float(f[n]) for n in names)]
+        for i, f in enumerate(fifths, 1)
+    ]
+    title = _html.heading("Progressive validation: each batch predicted, then trained on")
+    return title + _html.table(["", "examples", *names], lines)
 
 
 def _in_words(split: str, estimates: dict[str, Estimate]) -> str:
@@ -274,24 +280,37 @@ def _importances(weighed: Sequence[Importance], split: str, rows: int) -> Sectio
 
 
 def _time(source: _Source) -> Section:
-    path = source.run_dir / "profile.json"
-    if not path.exists():
-        return "Time of a step", _html.text("Not measured: train with --profile, and report again.")
+    title = "Time of a step"
     try:
-        parts = [(str(p["part"]), float(p["ms_per_step"]), float(p["share"])) for p in json.loads(path.read_text())]
+        profile = profiling.read(source.run_dir)
+        if profile is None:
+            return title, _html.text("Not measured: train with --profile and report again.")
+        kinds = {
+            name: [(str(row["part"]), float(row["ms_per_step"]), float(row["share"])) for row in profile[name]]
+            for name in ("parts", "kinds")
+        }
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: damaged; delete it, or train again with --profile") from None
+        place = f"{source.run_dir / 'profile.json'}: damaged"
+        raise UserError(f"{place}; delete it, or train again with --profile") from None
 
     def paint(figure: Any) -> None:
-        axis = figure.subplots()
-        axis.barh(range(len(parts)), [ms for _, ms, _ in parts], height=0.6, color=picture.BLUE)
-        axis.set_yticks(range(len(parts)), [name for name, _, _ in parts])
-        axis.invert_yaxis()
-        axis.set_xlabel("ms per step")
+        titles = {"parts": "ms per step by part", "kinds": "by kind of work"}
+        for axis, (name, words) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+            axis.barh(range(len(kinds[name])), [ms for _, ms, _ in kinds[name]], height=0.6, color=picture.BLUE)
+            axis.set_yticks(range(len(kinds[name])), [part for part, _, _ in kinds[name]])
+            axis.invert_yaxis()
+            axis.set_title(words, loc="left")
 
-    lines = [[name, f"{ms:.2f}", _html.share(share)] for name, ms, share in parts]
-    html = _html.image(picture.svg(paint, height=0.8 + 0.26 * len(parts)), "Milliseconds per step by part")
-    return "Time of a step", html + _html.table(["part", "ms per step", "share"], lines)
+    html = _html.image(picture.svg(paint, height=2.6), "Milliseconds per step by part and by kind of work")
+    tables = [
+        _html.table(
+            [words, "ms per step", "share"], [[p, f"{ms:.2f}", _html.share(share)] for p, ms, share in kinds[name]]
+        )
+        for name, words in (("parts", "part"), ("kinds", "kind of work"))
+    ]
+    html += _html.beside(*tables)
+    words = f"Of {profile['steps']} steps early in the run. trace.json.gz beside the run's log shows each operator."
+    return title, html + _html.text(words, soft=True)
 
 
 def _tables(source: _Source) -> list[Section]:
@@ -307,18 +326,8 @@ def _tables(source: _Source) -> list[Section]:
         used = [_html.share(t.share_never), median, most, _html.share(t.share_of_top(0.01))]
         lines.append([t.name, ", ".join(t.columns), t.hits_R.numel(), t.dim, *sizes, *used])
     total = sum(t.bytes_weight + t.bytes_state for t in tables)
-    header = [
-        "table",
-        "columns",
-        "rows",
-        "dim",
-        "weights",
-        "with optimizer",
-        "never used",
-        "median hits",
-        "most hits",
-        "top 1 %",
-    ]
+    header = ["table", "columns", "rows", "dim", "weights", "with optimizer"]
+    header += ["never used", "median hits", "most hits", "top 1 %"]
 
     def paint(figure: Any) -> None:
         axis = figure.subplots()
