@@ -41,8 +41,12 @@ def evaluate(
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
         )
-    result = measure(found.score, dataset.loader(found.run.data.batch_size, split=split))
-    rows = [(f"{found.name}, step {found.step}", result)]
+    rows = []
+    for i, label in enumerate(found.schema.labels):
+        result = measure(found.scores, dataset.loader(found.run.data.batch_size, split=split), label=i)
+        rows.append(
+            (f"{found.name}, step {found.step}" + (f": {label}" if len(found.schema.labels) > 1 else ""), result)
+        )
     for name, loader in dataset.baselines(split):
         rows.append((name, measure(lambda batch: batch.dense_BC, loader)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))

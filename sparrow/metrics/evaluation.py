@@ -12,10 +12,12 @@ from sparrow.metrics.ranking import auc, gauc
 from sparrow.metrics.streaming import Streaming
 
 
-def evaluate(score: Callable[[Batch], Tensor], batches: Iterable[Batch], *, exact: bool = True) -> dict[str, float]:
+def evaluate(
+    score: Callable[[Batch], Tensor], batches: Iterable[Batch], *, label: int = 0, exact: bool = True
+) -> dict[str, float]:
     """auc, logloss, ne, calibration, base_rate and examples of `score` over all of `batches`.
 
-    score: Batch -> probabilities [B] or [B, 1] of the batch's one label; runs without gradients. exact: the AUC has no
+    score: Batch -> probabilities [B] or [B, T]; runs without gradients. label: which of the T is judged. exact: the AUC has no
     binning error and, where every batch has sessions, gauc and gauc_groups (how many it averages) are added; this
     keeps 12 to 20 bytes a row on the batches' device. Else memory is constant, see `Streaming`.
     Raises UserError when a batch has no labels, when scores and labels do not fit, or when there are no rows.
@@ -26,10 +28,11 @@ def evaluate(score: Callable[[Batch], Tensor], batches: Iterable[Batch], *, exac
             if batch.labels_BT is None:
                 raise UserError("evaluate: a batch has no labels; use a log with a label column")
             scores = score(batch)
-            if scores.numel() != batch.batch_size or batch.labels_BT.numel() != batch.batch_size:
+            scores = scores if scores.dim() > 1 else scores[:, None]
+            if scores.shape[0] != batch.batch_size or min(scores.shape[1], batch.labels_BT.shape[1]) <= label:
                 shapes = f"{tuple(scores.shape)} scores for {tuple(batch.labels_BT.shape)} labels"
-                raise UserError(f"evaluate: {shapes}; give one score for one label per row")
-            scores_B, labels_B = scores.reshape(-1), batch.labels_BT.reshape(-1)
+                raise UserError(f"evaluate: {shapes}; give one score per row and label")
+            scores_B, labels_B = scores[:, label], batch.labels_BT[:, label]
             stream.update(scores_B, labels_B, batch.weights_B)
             if exact:
                 weights_B = torch.ones_like(scores_B) if batch.weights_B is None else batch.weights_B

@@ -103,9 +103,14 @@ class Restored:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> torch.Tensor:
-        """Click probabilities [B] of a batch on the host; UserError for bad ids and for scores that are not finite."""
+        """Click probabilities [B] of a batch on the host: the first label's of `scores`."""
+        return self.scores(batch)[:, 0]
+
+    @torch.no_grad()
+    def scores(self, batch: Batch) -> torch.Tensor:
+        """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite."""
         score = scoring(self.model, self.run, self.schema)
-        scores = score(batch.to(self.run.device))[:, 0].cpu()
+        scores = score(batch.to(self.run.device)).cpu()
         for tables in tables_of(self.model):
             tables.raise_bad_ids()
         if not torch.isfinite(scores).all():

@@ -13,6 +13,7 @@ from sparrow.core.config import Family
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.layers import computing
 from sparrow.models import dcnv2, dlrm, logistic
 from sparrow.models.dcnv2 import DCNv2
 from sparrow.models.dlrm import DLRM
@@ -23,6 +24,7 @@ MODELS = [
     dlrm.Config(dim=4, bottom=(), top=()),
     dcnv2.Config(dim=4, cross_layers=2, deep=(16,)),
     dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="parallel"),
+    dcnv2.Config(dim=4, cross_layers=1, deep=(16,), structure="parallel", embed_dense=True),
 ]
 SCHEMA = Schema(
     columns={
@@ -77,6 +79,43 @@ def test_score_is_the_probability_that_loss_judges(config: object) -> None:
     assert score.shape == (64, 1)
     assert ((score > 0) & (score < 1)).all()
     torch.testing.assert_close(model.loss(example), F.binary_cross_entropy(score, example.labels_BT))
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_learning_tells_the_scores_it_learns_from(config: object) -> None:
+    model, example = build(config), batch()
+    loss, scores = model.learn(example)
+    assert torch.equal(loss, model.loss(example))
+    assert torch.equal(scores, model.score(example))
+    assert not scores.requires_grad
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_bf16_is_close_and_learns(config: object) -> None:
+    model, example = build(config), batch()
+    exact = model.score(example)
+    with computing("bf16", torch.device("cpu")):
+        loss, scores = model.learn(example)
+    assert scores.dtype == loss.dtype == torch.float32
+    torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.02)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_several_labels_have_a_logit_each(config: object) -> None:
+    schema = dataclasses.replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
+    model, example = build(config, schema), batch()
+    both = dataclasses.replace(example, labels_BT=torch.cat([example.labels_BT, 1 - example.labels_BT], 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        loss, scores = model.learn(both)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert scores.shape == (64, 2)
+    assert loss.item() < 0.4
+    assert ((scores[:, 0] > 0.5) == (scores[:, 1] < 0.5)).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 import os
 import random
 import signal
@@ -23,7 +25,8 @@ from sparrow.models import dcnv2, dlrm
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
-from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, restore, runlog, train
+from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, profiling, restore, runlog, train
+from sparrow.training.restore import build, scoring
 
 
 def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
@@ -78,6 +81,7 @@ def dies_at(step: int) -> Any:
 VARIANTS = {
     "plain": {},
     "fused": {"loop": Loop(nonfinite="off")},
+    "bf16": {"precision": "bf16", "model": dcnv2.Config(dim=4, deep=(8,), structure="parallel", embed_dense=True)},
     "shuffled, accumulated, clipped": {
         "data": {"shuffle": True},
         "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
@@ -425,3 +429,45 @@ def test_a_gpu_learns_what_a_cpu_learns(prepared: Path, tmp_path: Path) -> None:
     assert gpu["valid"]["auc"] == pytest.approx(cpu["valid"]["auc"], abs=0.01)
     assert restore(tmp_path / "cuda", device="cpu").step == gpu["step"]
     assert restore(tmp_path / "cpu", device="cuda").step == cpu["step"]
+
+
+def test_profile_says_where_a_steps_time_goes(prepared: Path, tmp_path: Path) -> None:
+    train(make(prepared, tmp_path / "run", loop=Loop(epochs=3)), profile=True)
+    found = profiling.read(tmp_path / "run")
+    assert found is not None
+    parts = {row["part"]: row["ms_per_step"] for row in found["parts"]}
+    assert {"load", "forward", "backward", "dense optimizer", "table update"} <= set(parts)
+    assert sum(row["share"] for row in found["parts"]) == pytest.approx(1)
+    assert parts["forward"] > 0
+    assert "matrix products" in {row["part"] for row in found["kinds"]}
+    trace = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))
+    assert any(event.get("name") == "sparrow part: backward" for event in trace["traceEvents"])
+    assert found["steps"] == profiling.STEPS
+
+
+def test_fewer_negatives_are_corrected_for(prepared: Path, tmp_path: Path) -> None:
+    """A model whose training log lacks negatives still says the click rate of the whole log."""
+    log = data.open(prepared)
+    schema = dataclasses.replace(log.schema, split=dataclasses.replace(log.schema.split, negatives=0.25))
+    model = build(dlrm.Config(dim=4), log.schema, make(prepared, tmp_path))
+    batch = next(iter(log.loader(64)))
+    raw, corrected = (scoring(model, make(prepared, tmp_path), s)(batch) for s in (log.schema, schema))
+    odds = raw / (1 - raw)
+    torch.testing.assert_close(corrected / (1 - corrected), odds * 0.25)  # the odds that He et al. restore
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_compiled_is_close_to_plain(prepared: Path, tmp_path: Path) -> None:
+    plain = train(make(prepared, tmp_path / "plain", loop=Loop(max_steps=6)))
+    compiled = train(make(prepared, tmp_path / "compiled", loop=Loop(max_steps=6), compile=True))
+    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=1e-4)
+    restore(tmp_path / "compiled")
+
+
+def test_a_run_of_defaults(prepared: Path, tmp_path: Path) -> None:
+    run = Run.of(prepared, {"run_dir": str(tmp_path / "run"), "log.tensorboard": False, "loop.max_steps": 2})
+    train(run)
+    chosen = Run.load(tmp_path / "run" / "run.toml")
+    assert chosen.data.batch_size == 64
+    assert Run.of(prepared).run_dir == f"runs/{prepared.name}"

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import torch
+
+from sparrow.layers import MLP, NumericEmbedding, computing, to_compute
+
+
+def test_a_number_scales_its_columns_vector() -> None:
+    layer = NumericEmbedding(3, 4)
+    dense_BC = torch.randn(5, 3)
+    out = layer(dense_BC)
+    assert out.shape == (5, layer.out_features)
+    for c in range(3):
+        torch.testing.assert_close(out[:, 4 * c : 4 * c + 4], dense_BC[:, c : c + 1] * layer.weight_CD[c])
+
+
+def test_mlp_is_its_layers() -> None:
+    mlp, x = MLP(6, (5, 4)), torch.randn(3, 6)
+    want = torch.relu(
+        torch.relu(x @ mlp.layers[0].weight.t() + mlp.layers[0].bias) @ mlp.layers[1].weight.t() + mlp.layers[1].bias
+    )
+    torch.testing.assert_close(mlp(x), want)
+    assert torch.equal(MLP(6, ())(x), x)
+
+
+def test_computing_changes_products_only_within() -> None:
+    x, device = torch.randn(4, 6), torch.device("cpu")
+    with computing("bf16", device):
+        assert MLP(6, (5,))(x).dtype == torch.bfloat16
+        assert to_compute(x).dtype == torch.bfloat16
+    with computing("fp32", device):
+        assert MLP(6, (5,))(x).dtype == torch.float32
+        assert to_compute(x) is x
+    assert to_compute(x) is x
