@@ -55,12 +55,14 @@ def text_batches(
     types: Mapping[str, pa.DataType] | None,
     block_bytes: int,
     repairs: Repairs,
+    most_bytes: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """A text file's rows in order, as `types` or, when None, all columns as their first block suggests.
 
+    most_bytes: what is read of the file at most; only the first batch is then sure to be right.
     What cannot be read is a UserError or, if `source` says so, repaired and counted in `repairs`.
     """
-    stream, repair = _Stream(file, source), source.bad_rows == "repair"
+    stream, repair = _Stream(file, source, most_bytes), source.bad_rows == "repair"
     skipped: list[int] = []
     mark = stream.end(len(names))
 
@@ -128,8 +130,8 @@ class _Stream(io.RawIOBase):
     plain: so far there was nothing that makes a row's number another than its line's.
     """
 
-    def __init__(self, file: File, source: Source) -> None:
-        self._raw, self._source = file.stream(), source
+    def __init__(self, file: File, source: Source, most_bytes: int | None = None) -> None:
+        self._raw, self._source, self._left = file.stream(), source, most_bytes
         self._decoder: codecs.IncrementalDecoder | None = None
         if codecs.lookup(source.encoding).name != "utf-8":
             errors = "surrogateescape" if source.bad_rows == "repair" else "strict"
@@ -159,6 +161,12 @@ class _Stream(io.RawIOBase):
         return block
 
     def _next(self, size: int) -> bytes:
+        if self._left is not None:
+            size = min(size, self._left)
+            self._left -= size
+            if not size:
+                self._over = True
+                return b""
         block = self._raw.read(size)
         self._over = not block
         if self._decoder is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ __all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_f
 
 _BATCH_ROWS = 1 << 16
 _BLOCK_BYTES = 1 << 22
-_BEGINNING_BYTES = 1 << 23
+_BEGINNING_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,21 +225,28 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
         known = criteo if source.format == "criteo" else None
-        first = next(text_batches(file, source, names, known, _BEGINNING_BYTES, Repairs()), None)
+        few = (_BEGINNING_BYTES, Repairs(), 2 * _BEGINNING_BYTES)
+        first = next(text_batches(file, source, names, known, *few), None)
         if first is None:
             return None
         table = pa.table(first)
-        again = {f.name: pa.string() for f in first.schema if f.type in (pa.float64(), pa.binary())}
+        huge = [f.name for f in first.schema if pa.types.is_floating(f.type) and _is_huge(first[f.name])]
+        again = {name: pa.string() for name in huge} | {f.name: pa.string() for f in first.schema if f.type == pa.binary()}
         if again:
-            texts = next(text_batches(file, source, names, again, _BEGINNING_BYTES, Repairs()))
+            texts = next(text_batches(file, source, names, again, *few))
             for name in again:
-                whole = pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")
-                if not pa.types.is_floating(table[name].type) or pc.all(whole).as_py():
+                if name not in huge or pc.all(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")).as_py():
                     table = table.set_column(table.column_names.index(name), name, texts[name])
     except UserError:
         file.check()
         raise
     return table
+
+
+def _is_huge(column: pa.Array) -> bool:
+    """Whether numbers are whole and reach beyond what int64 holds."""
+    x_N = column.drop_null().to_numpy(zero_copy_only=False)
+    return bool(len(x_N) and np.abs(x_N).max() >= 2.0**63 and (x_N == np.round(x_N)).all())
 
 
 def _parquet(file: File) -> pq.ParquetFile:
