@@ -17,9 +17,9 @@ def evaluate(
 ) -> dict[str, float]:
     """auc, logloss, ne, calibration, base_rate and examples of `score` over all of `batches`.
 
-    score: Batch -> probabilities [B] or [B, T]; runs without gradients. label: which of the T is judged. exact: the AUC has no
-    binning error and, where every batch has sessions, gauc and gauc_groups (how many it averages) are added; this
-    keeps 12 to 20 bytes a row on the batches' device. Else memory is constant, see `Streaming`.
+    score: Batch -> probabilities [B] or [B, T]; runs without gradients. label: which of the T is judged. exact: the
+    AUC has no binning error and, where every batch has sessions, gauc and gauc_groups (how many it averages) are
+    added; this keeps 12 to 20 bytes a row on the batches' device. Else memory is constant, see `Streaming`.
     Raises UserError when a batch has no labels, when scores and labels do not fit, or when there are no rows.
     """
     stream, kept = Streaming(), []
@@ -29,7 +29,7 @@ def evaluate(
                 raise UserError("evaluate: a batch has no labels; use a log with a label column")
             scores = score(batch)
             scores = scores if scores.dim() > 1 else scores[:, None]
-            if scores.shape[0] != batch.batch_size or min(scores.shape[1], batch.labels_BT.shape[1]) <= label:
+            if scores.shape != batch.labels_BT.shape or label >= scores.shape[1]:
                 shapes = f"{tuple(scores.shape)} scores for {tuple(batch.labels_BT.shape)} labels"
                 raise UserError(f"evaluate: {shapes}; give one score per row and label")
             scores_B, labels_B = scores[:, label], batch.labels_BT[:, label]
