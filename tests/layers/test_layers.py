@@ -16,9 +16,9 @@ def test_a_number_scales_its_columns_vector() -> None:
 
 def test_mlp_is_its_layers() -> None:
     mlp, x = MLP(6, (5, 4)), torch.randn(3, 6)
-    want = torch.relu(
-        torch.relu(x @ mlp.layers[0].weight.t() + mlp.layers[0].bias) @ mlp.layers[1].weight.t() + mlp.layers[1].bias
-    )
+    want = x
+    for layer in mlp.layers:
+        want = torch.relu(want @ layer.weight.t() + layer.bias)
     torch.testing.assert_close(mlp(x), want)
     assert torch.equal(MLP(6, ())(x), x)
 
