@@ -302,12 +302,9 @@ def _time(source: _Source) -> Section:
             axis.set_title(words, loc="left")
 
     html = _html.image(picture.svg(paint, height=2.6), "Milliseconds per step by part and by kind of work")
-    tables = [
-        _html.table(
-            [words, "ms per step", "share"], [[p, f"{ms:.2f}", _html.share(share)] for p, ms, share in kinds[name]]
-        )
-        for name, words in (("parts", "part"), ("kinds", "kind of work"))
-    ]
+    lines = {name: [[part, f"{ms:.2f}", _html.share(of)] for part, ms, of in rows] for name, rows in kinds.items()}
+    titles = {"parts": "part", "kinds": "kind of work"}
+    tables = [_html.table([titles[name], "ms per step", "share"], rows) for name, rows in lines.items()]
     html += _html.beside(*tables)
     words = f"Of {profile['steps']} steps early in the run. trace.json.gz beside the run's log shows each operator."
     return title, html + _html.text(words, soft=True)

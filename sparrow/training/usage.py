@@ -59,15 +59,15 @@ def usage(
 
     Memory: 8 bytes a row of the tables.
     """
-    modules = tables_of(found.model)
+    modules = [tables for tables in tables_of(found.model) if tables.features]
     records = {record.spec.name: record for tables in modules for record in tables.all_records()}
     hits = {name: torch.zeros(record.rows, dtype=torch.int64) for name, record in records.items()}
     columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}
-    for part in ("train", *parts):
+    for part in ("train", *parts) if modules else ():
         done, total = 0, dataset.rows(part)
         for batch in dataset.loader(1 << 14, split=part):
             for tables in modules:
-                _count(tables, batch, found.schema, hits, columns, part)
+                _count(tables, batch.to(found.run.device), found.schema, hits, columns, part)
             done += batch.batch_size
             told(f"counted {part}", done, total)
     uses = []
@@ -87,7 +87,7 @@ def _count(
     tables: EmbeddingTables, batch: Batch, schema: Schema, hits: dict[str, Tensor],
     columns: dict[str, dict[str, ColumnUse]], part: str,
 ) -> None:  # fmt: skip
-    ids = batch.ids.to(next(tables.all_records()).weight.device)
+    ids = batch.ids
     handle = tables.prepare(ids)
     for feature in tables.features:
         k = ids.keys.index(feature.name)
