@@ -193,7 +193,7 @@ class Fitter:
 def _training_ids(raw: pa.Array, name: str, column: Column, train_N: npt.NDArray[np.bool_], row0: int) -> pa.Array:
     if column.kind == "categorical":
         return as_ids(raw, name, lambda i: row0 + i).filter(pa.array(train_N))
-    ids, offsets = as_lists(raw, name, row0, column.max_length)
+    ids, offsets, _ = as_lists(raw, name, row0, column.max_length, column.separator)
     return ids.filter(pa.array(np.repeat(train_N, np.diff(offsets))))
 
 

@@ -192,7 +192,7 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
     encoding = schema.tables[column.table].encoding if column.table else None
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and column.kind != "label"):
+    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
     if column.kind in ("group", "list") or encoding == "hash" or pa.types.is_temporal(kind):
         return pa.string()
@@ -231,7 +231,8 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
             return None
         table = pa.table(first)
         huge = [f.name for f in first.schema if pa.types.is_floating(f.type) and _is_huge(first[f.name])]
-        again = {name: pa.string() for name in huge} | {f.name: pa.string() for f in first.schema if f.type == pa.binary()}
+        garbled = [f.name for f in first.schema if f.type == pa.binary()]
+        again = dict.fromkeys([*huge, *garbled], pa.string())
         if again:
             texts = next(text_batches(file, source, names, again, *few))
             for name in again:

@@ -8,18 +8,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pajson
 
 from sparrow.core.errors import UserError
 from sparrow.features.hashing import hash_ids
 
 Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_JSON = r"""^\s*\[\s*(?:(?:ITEM)(?:\s*,\s*(?:ITEM))*)?\s*\]\s*$"""
+_BARE = r"""-?[0-9][0-9.eE+-]*|true|false|null|None|nan|NaN"""  # the last three are what Python writes
+_JSON_PLAIN = _JSON.replace("ITEM", _BARE + r"""|"[^",\\]*"|'[^',\\]*'""")
+_JSON_ANY = _JSON.replace("ITEM", r""""(?:[^"\\]|\\.)*\"""")
 
 
 def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
     """The ids of an arrow array [N] as int64, string or binary; missing ones stay null. Booleans become text.
 
-    name, row_of: the column's name and the log's row of entry i, for errors. Raises UserError for numbers with a
-    fraction type and for integers of 2^63 and more.
+    Whole floats count as integers (pandas makes 12.0 of 12 where others are missing) and integers of 2^63 and more as
+    their decimal text, by which all integers are hashed. name, row_of: the column's name and the log's row of entry i,
+    for errors. Raises UserError for numbers with a fraction and for floats beyond 2^53, which may have lost digits.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -30,49 +38,60 @@ def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Arra
         return column.cast(pa.string())
     if is_text(kind):
         return column
-    if not pa.types.is_integer(kind):
-        i = pc.index(column.is_valid(), True).as_py()
-        remedy = "write ids as integers or strings, or make the column kind numeric"
-        raise UserError(f"column {name!r}, row {row_of(i)}: {column[i].as_py()!r} ({kind}) is not an id; {remedy}")
-    if kind == pa.uint64():
-        i = pc.index(pc.greater(column, pa.scalar((1 << 63) - 1, kind)), True).as_py()
-        if i >= 0:
-            remedy = "ids reach to 2^63 - 1; write larger ones as strings"
-            raise UserError(f"column {name!r}, row {row_of(i)}: id {column[i].as_py()} does not fit; {remedy}")
-    return column.cast(pa.int64())
+    if pa.types.is_floating(kind):
+        return _whole(column, name, row_of)
+    wide = kind == pa.uint64() or (pa.types.is_decimal(kind) and kind.scale == 0)
+    if not (pa.types.is_integer(kind) or wide):
+        _refuse(column, pc.index(column.is_valid(), True).as_py(), name, row_of)
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column.cast(pa.string())
 
 
-def as_lists(column: pa.Array, name: str, row0: int, max_length: int | None) -> tuple[pa.Array, Int64s]:
-    """The ids of a list column: flat ids as `as_ids` gives them [M], none missing, and offsets int64 [N + 1].
+def as_lists(
+    column: pa.Array,
+    name: str,
+    row0: int,
+    max_length: int | None,
+    separator: str | None = None,
+    weights: pa.Array | str | None = None,
+) -> tuple[pa.Array, Int64s, Floats | None]:
+    """A list column's flat ids as `as_ids` gives them [M], none missing, offsets int64 [N + 1] and weights float32 [M].
 
-    Text counts as a list too, cut at white space (CSV has no other lists). A missing list is empty, missing elements
-    are dropped, and then the last `max_length` ids are kept. row0: the log's row of the array's first entry.
-    Raises UserError like `as_ids`, and when the column holds no lists.
+    Text is cut at `separator`: white space when None, "json" for JSON arrays, or else that text; white space around
+    ids and empty ids are dropped. A missing list is empty, missing elements are dropped, and then the last `max_length`
+    ids are kept. weights: None, ":" where the text of an id ends in a colon and its weight, or an array [N] of as many
+    numbers as there are ids, as lists or as text cut alike. row0: the log's row of the array's first entry.
+    Raises UserError like `as_ids`, when the column holds no lists, and for weights that are missing or no numbers.
     """
-    if is_text(column.type):
-        text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
-        column = pc.utf8_split_whitespace(pc.if_else(pc.equal(text, ""), None, text))
-    if pa.types.is_null(column.type):
-        return pa.nulls(0, pa.int64()), np.zeros(len(column) + 1, np.int64)
-    if pa.types.is_fixed_size_list(column.type):
-        column = column.cast(pa.large_list(column.type.value_type))
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise UserError(
-            f"column {name!r}: {column.type} where the schema says list; make it kind categorical or numeric"
-        )
-    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    values = as_ids(column.flatten(), name, lambda i: row0 + int(np.searchsorted(offsets, i, "right")) - 1)
+    flat, offsets = _flat(column, name, row0, separator)
+
+    def row_of(i: int) -> int:
+        return row0 + int(np.searchsorted(offsets, i, "right")) - 1
+
+    w_M: Floats | None = None
+    if isinstance(weights, str):
+        flat, w_M = _cut_weights(flat, name, row_of)
+    elif weights is not None:
+        numbers, theirs = _flat(weights, f"{name} (weights)", row0, separator)
+        unlike = np.flatnonzero(np.diff(theirs) != np.diff(offsets))
+        if len(unlike):
+            ids, others = (int(np.diff(x)[unlike[0]]) for x in (offsets, theirs))
+            remedy = "give each id one weight"
+            raise UserError(f"column {name!r}, row {row0 + unlike[0]}: {ids} ids and {others} weights; {remedy}")
+        w_M = _as_weights(numbers, name, row_of)
+    values = as_ids(flat, name, row_of)
     if values.null_count:
-        kept_before = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
-        offsets = kept_before[offsets]
-        values = values.drop_null()
+        valid_M = values.is_valid().to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(valid_M)])[offsets]
+        values, w_M = values.drop_null(), None if w_M is None else w_M[valid_M]
     if max_length is None or len(offsets) == 1 or np.diff(offsets).max() <= max_length:
-        return values, offsets
+        return values, offsets, w_M
     lengths = np.minimum(np.diff(offsets), max_length)
     kept = np.concatenate([[0], np.cumsum(lengths)])
     index = np.arange(kept[-1]) + np.repeat(offsets[1:] - kept[1:], lengths)
-    return values.take(pa.array(index)), kept
+    return values.take(pa.array(index)), kept, None if w_M is None else w_M[index]
 
 
 def encode(ids: pa.Array, name: str, low: int | None, high: int | None) -> Int64s:
@@ -83,8 +102,9 @@ def encode(ids: pa.Array, name: str, low: int | None, high: int | None) -> Int64
     if low is None or high is None:
         return hash_ids(ids)
     if is_text(ids.type):
+        huge = pc.match_substring_regex(ids, r"^[-+]?\d{19,}$")  # beyond any range, as good as missing
         try:
-            ids = ids.cast(pa.int64())
+            ids = pc.if_else(huge, None, ids).cast(pa.int64())
         except pa.ArrowInvalid as error:
             remedy = "prepare the log with encoding = 'hash' for its table"
             raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
@@ -97,3 +117,119 @@ def is_text(kind: pa.DataType) -> bool:
     """Whether an arrow type holds text or bytes."""
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(is_kind(kind) for is_kind in text)
+
+
+def _whole(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
+    """Floats as the integers they are; NaN is missing."""
+    x_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    missing_N = np.isnan(x_N)
+    bad = np.flatnonzero(~missing_N & ((x_N != np.round(x_N)) | (np.abs(x_N) > 2.0**53)))
+    if len(bad):
+        _refuse(column, int(bad[0]), name, row_of)
+    return pa.array(np.where(missing_N, 0, x_N).astype(np.int64), mask=missing_N)
+
+
+def _refuse(column: pa.Array, i: int, name: str, row_of: Callable[[int], int]) -> None:
+    remedy = "write ids as integers or strings, or make the column kind numeric"
+    raise UserError(f"column {name!r}, row {row_of(i)}: {column[i].as_py()!r} ({column.type}) is not an id; {remedy}")
+
+
+def _flat(column: pa.Array, name: str, row0: int, separator: str | None) -> tuple[pa.Array, Int64s]:
+    """The elements of a list column [M], text cut up first, and its offsets [N + 1]."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        column = _cut(column, name, row0, separator)
+    if pa.types.is_null(column.type):
+        return pa.nulls(0, pa.int64()), np.zeros(len(column) + 1, np.int64)
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.large_list(column.type.value_type))
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise UserError(
+            f"column {name!r}: {column.type} where the schema says list; make it kind categorical or numeric"
+        )
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _cut(column: pa.Array, name: str, row0: int, separator: str | None) -> pa.Array:
+    """Text [N] as lists of text, missing where there is none."""
+    text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    text = pc.if_else(pc.equal(text, ""), None, text)
+    if separator is None:
+        return pc.utf8_split_whitespace(text)
+    if separator == "json":
+        return _cut_json(text, name, row0)
+    lists = pc.split_pattern(text, separator)
+    return _with_values(lists, _blank(pc.utf8_trim_whitespace(lists.values)))
+
+
+def _cut_json(text: pa.Array, name: str, row0: int) -> pa.Array:
+    """Flat JSON arrays of numbers or strings; also as Python prints lists of them."""
+    plain = pc.match_substring_regex(text, _JSON_PLAIN).fill_null(True)
+    others = text.filter(pc.invert(plain))  # with commas or escapes in strings: Arrow's JSON reader takes these
+    bad = pc.index(pc.match_substring_regex(others, _JSON_ANY), False).as_py()
+    if bad >= 0:
+        row, value = row0 + pc.index(text, others[bad]).as_py(), others[bad].as_py()
+        value = value if len(value) <= 40 else value[:37] + "..."
+        raise UserError(f"column {name!r}, row {row}: {value!r} is no flat JSON array of ids; mend it")
+    lists = pc.split_pattern(pc.utf8_trim(pc.if_else(plain, text, None), "[] \t\r\n"), ",")
+    items = pc.utf8_trim_whitespace(lists.values)
+    items = pc.if_else(pc.is_in(items, pa.array(["null", "None", "nan", "NaN"], items.type)), None, items)
+    lists = _with_values(lists, _blank(pc.utf8_trim(items, "\"'")))
+    if not len(others):
+        return lists
+    lines = pc.binary_join_element_wise('{"v":', others.cast(pa.string()), "}\n", "").buffers()[2]
+    schema = pa.schema([("v", pa.list_(pa.string()))])
+    try:
+        read = pajson.read_json(
+            pa.BufferReader(lines),
+            read_options=pajson.ReadOptions(block_size=lines.size),
+            parse_options=pajson.ParseOptions(explicit_schema=schema, newlines_in_values=True),
+        )
+    except pa.ArrowInvalid as error:
+        raise UserError(f"column {name!r}: no flat JSON array of ids: {str(error).splitlines()[0]}; mend it") from None
+    both = pa.concat_arrays([lists, read["v"].combine_chunks().cast(lists.type)])
+    place_N = np.arange(len(text))
+    place_N[~plain.to_numpy(zero_copy_only=False)] = len(text) + np.arange(len(others))
+    return both.take(pa.array(place_N))
+
+
+def _with_values(lists: pa.Array, values: pa.Array) -> pa.Array:
+    """Lists with other values in the places of theirs."""
+    offsets = lists.offsets
+    if lists.null_count:
+        offsets = pc.if_else(pa.concat_arrays([lists.is_null(), pa.array([False])]), None, offsets)
+    return type(lists).from_arrays(offsets, values)
+
+
+def _blank(text: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(text, ""), None, text)
+
+
+def _cut_weights(flat: pa.Array, name: str, row_of: Callable[[int], int]) -> tuple[pa.Array, Floats]:
+    """Text "id:weight" [M] as ids and weights."""
+    if not is_text(flat.type):
+        if not len(flat):
+            return flat, np.empty(0, np.float32)
+        raise UserError(f"column {name!r}: {flat.type} where weights = ':' needs text such as 'id:0.5'; leave it out")
+    parts = pc.extract_regex(flat, r"^\s*(?P<id>(?s:.*?))\s*:\s*(?P<weight>[^:]*)$")
+    unlike = pc.index(pc.and_(flat.is_valid(), parts.is_null()), True).as_py()
+    if unlike >= 0:
+        place = f"column {name!r}, row {row_of(unlike)}"
+        raise UserError(f"{place}: {flat[unlike].as_py()!r} has no weight; write all ids as id:weight")
+    weights = pc.if_else(flat.is_valid(), pc.struct_field(parts, 1), "0")  # of missing ids, which are dropped
+    return _blank(pc.struct_field(parts, 0)), _as_weights(weights, name, row_of)
+
+
+def _as_weights(numbers: pa.Array, name: str, row_of: Callable[[int], int]) -> Floats:
+    try:
+        w_M = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        words = str(error).splitlines()[0]
+        raise UserError(f"column {name!r}: a weight is no number ({words}); mend it") from None
+    bad = np.flatnonzero(~np.isfinite(w_M))
+    if len(bad):
+        place = f"column {name!r}, row {row_of(int(bad[0]))}"
+        raise UserError(f"{place}: weight {numbers[int(bad[0])].as_py()!r} is not a finite number; mend it")
+    return w_M.astype(np.float32)
