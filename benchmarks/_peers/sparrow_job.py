@@ -1,0 +1,20 @@
+"""`sparrow ARGUMENTS...` with the end of every training step noted. Not for import.
+
+PYTHON sparrow_job.py OUT.json train RUN.toml ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from step_times import StepTimes
+
+from sparrow.cli import main
+
+if __name__ == "__main__":
+    steps = StepTimes()
+    code = main(sys.argv[2:])
+    Path(sys.argv[1]).write_text(json.dumps({"steps": steps.times}))
+    sys.exit(code)
