@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev, variance
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparrow import data
@@ -127,12 +127,13 @@ def _check_same(one: _Scored, other: _Scored, split: str) -> None:
 
 def _difference(metric: str, side_a: Sequence[Estimate], side_b: Sequence[Estimate]) -> Difference:
     a, b = mean(side_a), mean(side_b)
-    spreads = [stdev(e.value for e in side) if len(side) > 1 else math.nan for side in (side_a, side_b)]
+    values = [[e.value for e in side] for side in (side_a, side_b)]
+    spreads = [float(np.std(side, ddof=1)) if len(side) > 1 else math.nan for side in values]
     half = (b - a).error * t_quantile(LEVEL, math.inf)
-    if len(side_a) > 1 and len(side_b) > 1 and math.isfinite(half):
-        parts = [variance(e.value for e in side) / len(side) for side in (side_a, side_b)]
+    if min(map(len, values)) > 1 and math.isfinite(half):
+        parts = [spread**2 / len(side) for spread, side in zip(spreads, values, strict=True)]
         total = (b - a).error ** 2 + sum(parts)
-        noise = sum(v**2 / (len(side) - 1) for v, side in zip(parts, (side_a, side_b), strict=True))
+        noise = sum(part**2 / (len(side) - 1) for part, side in zip(parts, values, strict=True))
         half = math.sqrt(total) * t_quantile(LEVEL, total**2 / noise if noise else math.inf)  # Welch-Satterthwaite
     low, high = b.value - a.value - half, b.value - a.value + half
     return Difference(

@@ -34,7 +34,9 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
     column = kept[name]
     values = pq.read_table(Path(dataset.path) / split, columns=[name])[name]
     if column.kind == "list":
-        return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g}", "ids")
+        return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g} ids")
+    if column.boundaries is not None:
+        return _numbers(values.to_numpy().astype(np.float64), _bucket(column.boundaries), least="")
     if column.kind in ("categorical", "group"):
         return _ids(values, _decoder(dataset.schema, column))
     x_N = values.to_numpy().astype(np.float64)
@@ -58,7 +60,15 @@ def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
     table = schema.tables[column.table] if column.table else Table(encoding="hash")
     if table.encoding == "range":
         return lambda i: str(i - 1 + (table.low or 0)) if i else "unknown or missing"
+    if table.encoding == "vocabulary":
+        return lambda i: ("missing", "unknown")[i] if i < 2 else f"no. {i - 1} by frequency"
     return lambda i: f"#{i:016x}"[:9] if i else "missing"  # a hash does not tell its value
+
+
+def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:
+    """Names of a quantile column's ids: 0 for missing, k for the k-th bucket."""
+    ends = ["missing", *(f"≤ {end:.4g}" for end in boundaries), f"> {boundaries[-1]:.4g}" if boundaries else "any"]
+    return lambda i: ends[int(i)]
 
 
 def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
@@ -71,13 +81,13 @@ def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64
     return np.sign(x_N) * np.expm1(np.abs(x_N)) if column.transform == "log" else x_N
 
 
-def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], unit: str = "") -> tuple[list[str], Array]:
-    """Slices that hold about equally many rows, or one for each of a few values."""
-    distinct = np.unique(x_N)
-    few = len(distinct) <= MOST
-    edges = distinct if few else np.unique(np.quantile(x_N, np.linspace(0, 1, MOST + 1)[1:], method="higher"))
-    bounds = [say(edge) for edge in edges]
-    return [f"{'' if few else '≤ '}{bound} {unit}".strip() for bound in bounds], np.searchsorted(edges, x_N)
+def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], least: str = "≤ ") -> tuple[list[str], Array]:
+    """Slices that hold about equally many rows, named by the greatest of each, or one for each of a few values."""
+    edges = np.unique(x_N)
+    few = len(edges) <= MOST
+    if not few:
+        edges = np.unique(np.quantile(x_N, np.linspace(0, 1, MOST + 1)[1:], method="higher"))
+    return [("" if few else least) + say(edge) for edge in edges], np.searchsorted(edges, x_N)
 
 
 def _as_time(t: float) -> str:

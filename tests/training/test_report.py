@@ -339,6 +339,27 @@ def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[data.Dataset, dict[
         slices(dataset, "test", "gone")
 
 
+def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
+    """As a vocabulary and as quantile buckets number them."""
+    schema = Schema(
+        columns={
+            "v": Column(kind="categorical", table="v"),
+            "q": Column(kind="categorical", table="q", quantiles=3, boundaries=(1.5, 4.0)),
+        },
+        tables={"v": Table(encoding="vocabulary", rows=5), "q": Table(encoding="range", low=1, high=3, rows=4)},
+    )
+    (tmp_path / "test").mkdir()
+    table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [3, 1, 1, 0, 2, 1, 1]})
+    pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
+    dataset = data.Dataset(tmp_path, schema, {})
+    names, at_N = slices(dataset, "test", "v")
+    assert names == ["no. 1 by frequency", "missing", "unknown", "no. 3 by frequency"]
+    assert at_N.tolist() == [0, 0, 0, 1, 1, 3, 2]
+    names, at_N = slices(dataset, "test", "q")
+    assert names == ["missing", "≤ 1.5", "≤ 4", "> 4"]
+    assert at_N.tolist() == [3, 1, 1, 0, 2, 1, 1]
+
+
 def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     rows = 400
     train_ids, test_ids = np.arange(rows // 2) % 20, np.arange(rows // 2) % 40  # 20..39 are new
