@@ -28,8 +28,8 @@ class Config:
     cross_layers: int = 3
     rank: int | None = None
     deep: tuple[int, ...] = (128, 64)
-    structure: Literal["stacked", "parallel"] = "stacked"
-    embed_dense: bool = False
+    structure: Literal["stacked", "parallel"] = "parallel"
+    embed_dense: bool = True
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep)

@@ -70,11 +70,10 @@ class Trainer:
         self.dataset = data.open(run.data.path)
         self.identity = identity(run, self.dataset.schema)
         saved = self.dir.find(resume, overwrite)
-        rows = self.dataset.rows("train")
         if saved:
             self.dir.check(saved, self.identity, self.dataset)
-            run = self.dir.continued(run, rows, lambda text: self.listen("note", {"text": text}))
-        self.run = run = run.resolved(rows)
+            run = self.dir.continued(run, lambda text: self.listen("note", {"text": text}))
+        self.run = run = resolved(run, self.dataset)
         check_fits(run, self.dataset)
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
@@ -90,10 +89,10 @@ class Trainer:
         self.score = scoring(self.model, run, self.dataset.schema)
         self.profiler = Profiler(self.dir.path if profile else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler)
-        self.loader = self.dataset.loader(run.data.batch_size, shuffle=run.data.shuffle, seed=run.seed)
+        self.loader = self.dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
-        self.first_epoch = min(rows, self.total_steps * run.loop.accumulate * run.data.batch_size)
+        self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
@@ -357,6 +356,11 @@ class Trainer:
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.dir.checkpoints, self.step)
+
+
+def resolved(run: Run, dataset: data.Dataset) -> Run:
+    """The run with every automatic choice made for this log."""
+    return run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
 
 
 def _in_main() -> bool:

@@ -70,7 +70,7 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
         "a step": int(_STEP * kept * scale + gradients),
     }
     valid = 20 * dataset.rows("valid")
-    loader = {"loader": dataset.loader(run.data.batch_size, shuffle=run.data.shuffle).bytes_ahead()}
+    loader = {"loader": dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle)).bytes_ahead()}
     here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     if torch.device(run.device).type == "cuda":

@@ -25,12 +25,12 @@ from sparrow.optimizers import OptimizerConfig, adam
 class Data:
     """path: the prepared log. batch_size: examples per forward, 0 for a choice by the log's size.
 
-    shuffle: else the log's own order is kept.
+    shuffle: else the log's own order is kept; unless told, a log that was split by time keeps it.
     """
 
     path: str
     batch_size: int = 0
-    shuffle: bool = False
+    shuffle: bool | None = None
 
     def __post_init__(self) -> None:
         require(least=0, batch_size=self.batch_size)
@@ -168,10 +168,11 @@ class Run:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 
-    def resolved(self, rows: int) -> Run:
+    def resolved(self, rows: int, in_time_order: bool) -> Run:
         """The same run with every automatic choice made, for a log of so many training rows."""
         loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
-        data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows))
+        shuffle = not in_time_order if self.data.shuffle is None else self.data.shuffle
+        data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows), shuffle=shuffle)
         return dataclasses.replace(self, loop=loop, data=data, threads=self.threads or torch.get_num_threads())
 
     def save(self, path: Path) -> None:

@@ -49,15 +49,15 @@ class RunDir:
                 "or begin a new run"
             )
 
-    def continued(self, run: Run, rows: int, say: Callable[[str], None]) -> Run:
+    def continued(self, run: Run, say: Callable[[str], None]) -> Run:
         """`run` with the automatic choices that its beginning made; what else changed is said."""
         before = Run.load(self.path / "run.toml")
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":
             loop = dataclasses.replace(loop, update_mode=before.loop.update_mode)
-        if not data.batch_size:
-            data = dataclasses.replace(data, batch_size=before.data.batch_size)
-        run = dataclasses.replace(run, threads=run.threads or before.threads, loop=loop, data=data).resolved(rows)
+        shuffle = before.data.shuffle if data.shuffle is None else data.shuffle
+        data = dataclasses.replace(data, batch_size=data.batch_size or before.data.batch_size, shuffle=shuffle)
+        run = dataclasses.replace(run, threads=run.threads or before.threads, loop=loop, data=data)
         old, new = flatten(to_dict(before)), flatten(to_dict(run))
         for name in sorted(old.keys() | new.keys()):
             if old.get(name) != new.get(name):

@@ -14,6 +14,7 @@ from sparrow.core.memory import available_bytes, resident_bytes
 from sparrow.kernels.rules import adam
 from sparrow.models import dcnv2, dlrm, logistic
 from sparrow.training import Data, Run, preflight
+from sparrow.training.loop import resolved
 from sparrow.training.restore import build, tables_of
 
 
@@ -27,7 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(prepared: Path, **changes: object) -> Run:
     run = Run(run_dir="unused", data=Data(path=str(prepared), batch_size=512), **changes)
-    return run.resolved(data.open(prepared).rows("train"))
+    return resolved(run, data.open(prepared))
 
 
 @pytest.mark.parametrize("model", [dcnv2.Config(dim=8), dlrm.Config(dim=8), logistic.Config()], ids=repr)
@@ -64,10 +65,11 @@ from sparrow import data
 from sparrow.core.memory import keep_freed_memory
 from sparrow.models import dcnv2
 from sparrow.training import Data, Run, Loop, preflight, train
+from sparrow.training.loop import resolved
 keep_freed_memory()
 model = dcnv2.Config(dim=96, deep=(1024, 1024))
 run = Run(run_dir={str(tmp_path / "run")!r}, data=Data(path={str(prepared)!r}, batch_size=8192), model=model)
-run = run.resolved(data.open({str(prepared)!r}).rows("train"))
+run = resolved(run, data.open({str(prepared)!r}))
 print(preflight.estimate(run, data.open({str(prepared)!r})).bytes_host)
 train(run)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
