@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError
 
@@ -19,19 +20,23 @@ _LARGEST = float(np.finfo(np.float32).max)
 def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
     """A number or boolean array [N] as float64, missing -> NaN; text that spells numbers counts too.
 
-    row0: the log's row of the array's first entry. Raises UserError for other types, and for infinite values and
-    those that float32 cannot hold.
+    Empty text is missing. row0: the log's row of the array's first entry. Raises UserError for other types, and for
+    infinite values and those that float32 cannot hold.
     """
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.if_else(pc.equal(column, ""), None, column)
     try:
         if pa.types.is_temporal(kind):  # arrow would cast it, to a number whose unit nobody chose
             raise pa.ArrowInvalid("a time")
         x_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         remedy = "make the column kind categorical, list or ignore"
-        raise UserError(f"column {name!r}: {kind} where a number is needed ({error}); {remedy}") from None
+        words = str(error).splitlines()[0]
+        raise UserError(f"column {name!r}: {kind} where a number is needed ({words}); {remedy}") from None
     bad = np.flatnonzero(np.abs(x_N) > _LARGEST)
     if len(bad):
         remedy = "mend the row or leave the value blank"

@@ -18,7 +18,7 @@ from sparrow.features import Moments, as_numbers, transform
     [
         (pa.array([1, None], pa.int8()), [1, math.nan]),
         (pa.array([True, False]), [1, 0]),
-        (pa.array(["2.5", None]), [2.5, math.nan]),
+        (pa.array([" 2.5", None, " "]), [2.5, math.nan, math.nan]),
         (pa.array([1.5, math.nan, None]), [1.5, math.nan, math.nan]),
     ],
 )

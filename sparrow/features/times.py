@@ -1,0 +1,165 @@
+"""Times: integers as they are, everything else as microseconds since 1970, UTC."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError
+from sparrow.features.ids import is_text
+
+Int64s = npt.NDArray[np.int64]
+
+FORMATS = (
+    "%Y-%m-%d %H:%M:%S",
+    "%Y-%m-%dT%H:%M:%S",
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%d",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%d",
+    *(
+        date + time
+        for date in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y")
+        for time in (" %H:%M:%S", " %H:%M", " %I:%M:%S %p", " %I:%M %p", "")
+    ),
+    "%d/%b/%Y:%H:%M:%S",
+    "%a, %d %b %Y %H:%M:%S",
+    "%a %b %d %H:%M:%S %Y",
+    "%d %b %Y %H:%M:%S",
+    "%d-%b-%Y %H:%M:%S",
+    "%d-%b-%Y",
+    "%Y%m%d%H%M%S",
+    "%Y%m%d%H",
+    "%Y%m%d",
+    "%s",
+)
+"""What `sparrow prepare` looks for in text, in this order; "%s" is seconds since 1970."""
+
+_ISO = "ISO 8601, such as 2026-11-21 10:00:00"
+_TAIL = r"(?P<fraction>\.\d+)?(?P<zone>\s*(?:Z|z|UTC|GMT|(?P<sign>[-+])(?P<hours>\d\d):?(?P<minutes>\d\d)?))?$"
+
+
+def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) -> Int64s:
+    """Times int64 [N] of an arrow array: integers stay, timestamps, dates and text become microseconds.
+
+    format: of text (or of numbers such as 20261121), as strptime takes it; "%s" makes microseconds of seconds since
+    1970 with or without a fraction. Without one text is ISO 8601. In either a fraction of a second and a zone (Z, UTC,
+    +01:00) may follow; without a zone a time is taken for UTC. row0: the log's row of the array's first entry.
+    Raises UserError for a time that is missing or does not fit, with its row.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.null_count:
+        _refuse(column, column.is_null(), name, row0, "missing")
+    kind = column.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return _numpy(column.cast(pa.timestamp("us"), safe=False))
+    if pa.types.is_integer(kind) and format not in (None, "%s"):
+        column = column.cast(pa.string())
+    if is_text(column.type):
+        return _parsed(pc.utf8_trim_whitespace(column.cast(pa.string())), name, row0, format)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise UserError(f"time {name!r}: {kind} is not a time; write times as integers, timestamps or text")
+    if format == "%s":
+        return _seconds(column, name, row0)
+    try:
+        return _numpy(column.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        x_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        words = f"no whole number; if these are seconds since 1970, set columns.{name}.format to '%s'"
+        _refuse(column, pa.array((x_N != np.round(x_N)) | (np.abs(x_N) >= 2.0**63)), name, row0, words)
+        raise
+
+
+def time_format(texts: pa.Array) -> str | None:
+    """The first of FORMATS that all these texts fit, as times of 1900 to 2199, or None."""
+    texts = pc.utf8_trim_whitespace(texts.cast(pa.string()).drop_null())
+    for format in FORMATS:
+        years = pc.year(_strptime(_cut_tail(texts, format)[0], format))
+        if (
+            len(texts)
+            and pc.all(pc.and_(pc.greater_equal(years, 1900), pc.less(years, 2200)), skip_nulls=False).as_py()
+        ):
+            return format
+    return None
+
+
+def _parsed(texts: pa.Array, name: str, row0: int, format: str | None) -> Int64s:
+    if format == "%s":
+        return _seconds(texts, name, row0)
+    if format is None:
+        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+            try:
+                return _numpy(texts.cast(kind))  # the fast way: all have a zone, or none has
+            except pa.ArrowInvalid:
+                pass
+    cores, fraction_N, zone_N = _cut_tail(texts if format else _iso(texts), format or "%Y-%m-%dT%H:%M:%S")
+    times = _strptime(cores, format or "%Y-%m-%dT%H:%M:%S")
+    if times.null_count:
+        words = f"not {repr(format) if format else _ISO}; mend it, or set columns.{name}.format to what it is"
+        _refuse(texts, times.is_null(), name, row0, words)
+    return _numpy(times) + fraction_N - zone_N
+
+
+def _iso(texts: pa.Array) -> pa.Array:
+    """ISO 8601 of different lengths as the longest one."""
+    texts = pc.replace_substring_regex(texts, r"^(\d{4}-\d\d-\d\d) ", r"\1T")
+    texts = pc.replace_substring_regex(texts, r"^(\d{4}-\d\d-\d\d)$", r"\1T00:00:00")
+    return pc.replace_substring_regex(texts, r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)($|[^:\d])", r"\1:00\2")
+
+
+def _cut_tail(texts: pa.Array, format: str) -> tuple[pa.Array, Int64s, Int64s]:
+    """Texts [N] without fraction and zone, and these in microseconds; strptime knows neither."""
+    none_N = np.zeros(len(texts), np.int64)
+    if not format.endswith(("%S", "%M", "%p")):
+        return texts, none_N, none_N
+    if not pc.any(pc.match_substring_regex(texts, r"\.\d+|[Zz]$|UTC$|GMT$|[-+]\d\d:?(\d\d)?$")).as_py():
+        return texts, none_N, none_N
+    parts = pc.extract_regex(texts, r"^(?P<core>(?s:.*?))" + _TAIL)
+    core, fraction, sign, hours, minutes = (pc.struct_field(parts, i) for i in (0, 1, 3, 4, 5))
+    fraction = pc.if_else(pc.equal(fraction, ""), "0", fraction)
+    fraction_N = np.round(fraction.cast(pa.float64()).to_numpy(zero_copy_only=False) * 1e6).astype(np.int64)
+    hours_N, minutes_N = (_numpy(pc.if_else(pc.equal(x, ""), "0", x).cast(pa.int64())) for x in (hours, minutes))
+    east_N = np.where(pc.equal(sign, "-").to_numpy(zero_copy_only=False), -1, 1)
+    return core, fraction_N, east_N * (hours_N * 60 + minutes_N) * 60_000_000
+
+
+def _strptime(texts: pa.Array, format: str) -> pa.Array:
+    """Timestamps, missing where a text does not fit; strptime would take 31 February for 3 March."""
+    times = pc.strptime(texts, format=format, unit="us", error_is_null=True)
+    good = pc.and_(pc.greater_equal(pc.year(times), 1000), pc.less_equal(pc.year(times), 9999))
+    times = pc.if_else(good, times, None)
+    early = pc.less_equal(pc.day(times), 3).fill_null(False)
+    if "%d" not in format or not pc.any(early).as_py():
+        return times
+
+    def bare(texts: pa.Array) -> pa.Array:  # as people differ in writing it
+        return pc.replace_substring_regex(pc.utf8_lower(texts), r"\b0|\s+", "")
+
+    said = bare(pc.strftime(times.filter(early).cast(pa.timestamp("s"), safe=False), format=format))
+    wrong = pc.not_equal(said, bare(texts.filter(early)))
+    return pc.replace_with_mask(times, early, pc.if_else(wrong, None, times.filter(early)))
+
+
+def _seconds(column: pa.Array, name: str, row0: int) -> Int64s:
+    try:
+        x_N = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"time {name!r}: {error}; write seconds since 1970, or leave columns.{name}.format") from None
+    if (bad := ~(np.abs(x_N) < 2.0**63 / 1e6)).any():
+        _refuse(column, pa.array(bad), name, row0, "no number of seconds since 1970")
+    return np.round(x_N * 1e6).astype(np.int64)
+
+
+def _refuse(column: pa.Array, bad: pa.Array, name: str, row0: int, words: str) -> None:
+    i = pc.index(bad, True).as_py()
+    value = "" if words == "missing" else f"{column[i].as_py()!r} is "
+    remedy = "; fill it in, or split by ratio and make the column 'ignore'" if words == "missing" else ""
+    raise UserError(f"time {name!r}, row {row0 + i}: {value}{words}{remedy}")
+
+
+def _numpy(array: pa.Array) -> Int64s:
+    return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
