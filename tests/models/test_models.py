@@ -15,7 +15,6 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import computing
 from sparrow.models import dcnv2, dlrm, logistic
-from sparrow.models.dcnv2 import DCNv2
 from sparrow.models.dlrm import DLRM
 
 MODELS = [
@@ -179,19 +178,3 @@ def test_dlrm_by_hand() -> None:
     for layer in model.top.layers:
         z = F.relu(z @ layer.weight.T + layer.bias)
     torch.testing.assert_close(model(example), z @ model.head.weight.T + model.head.bias)
-
-
-@pytest.mark.parametrize("rank", [None, 3])
-def test_cross_layers_by_hand(rank: int | None) -> None:
-    model = build(dcnv2.Config(dim=4, cross_layers=2, rank=rank))
-    assert isinstance(model, DCNv2)
-    x0 = torch.randn(5, 14)
-    x = x0
-    for layer, bias in enumerate(model.cross.biases):
-        torch.nn.init.normal_(bias)
-        if rank is None:
-            product = x @ model.cross.weights[layer].T
-        else:
-            product = (x @ model.cross.weights[2 * layer].T) @ model.cross.weights[2 * layer + 1].T
-        x = x0 * (product + bias) + x
-    torch.testing.assert_close(model.cross(x0), x)

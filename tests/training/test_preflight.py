@@ -10,7 +10,7 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.core.memory import available_bytes, resident_bytes
+from sparrow.core.memory import available_bytes
 from sparrow.kernels.rules import adam
 from sparrow.models import dcnv2, dlrm, logistic
 from sparrow.training import Data, Run, preflight
@@ -87,9 +87,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 def test_refused_with_a_change_that_helps(
     prepared: Path, monkeypatch: pytest.MonkeyPatch, leaves: object, remedy: str
 ) -> None:
+    monkeypatch.setattr(preflight, "resident_bytes", lambda: 300_000_000)
     run, log = make(prepared, model=dcnv2.Config(dim=32, deep=(256,))), data.open(prepared)
     limit = leaves(preflight.estimate(run, log))
-    monkeypatch.setattr(preflight, "available_bytes", lambda: limit - resident_bytes())
+    monkeypatch.setattr(preflight, "available_bytes", lambda: limit - 300_000_000)
     with pytest.raises(UserError, match=remedy) as error:
         preflight.check_fits(run, log)
     found = re.search(remedy, str(error.value))
