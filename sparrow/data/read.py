@@ -21,7 +21,7 @@ __all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_f
 
 _BATCH_ROWS = 1 << 16
 _BLOCK_BYTES = 1 << 22
-_BEGINNING_BYTES = 1 << 22
+_BEGINNING_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,8 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
     """The log's columns that the schema needs, and how text is to be read for them.
 
     Numbers as float64 and times that are no numbers as text; ids as int64 for a table of encoding "range", as strings
-    for "hash" (so "007" stays itself), and as the log's beginning suggests while the table has no encoding yet.
+    for "vocabulary" and "hash" (so "007" stays itself), and as the log's beginning suggests while the table has no
+    encoding yet.
     """
     types: dict[str, pa.DataType] = {}
     for name, column in schema.columns.items():
@@ -194,7 +195,7 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         return pa.float64()
     if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "list") or encoding == "hash" or pa.types.is_temporal(kind):
+    if column.kind in ("group", "list") or encoding in ("hash", "vocabulary") or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if encoding == "range" else kind
 
@@ -225,7 +226,7 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
         known = criteo if source.format == "criteo" else None
-        few = (_BEGINNING_BYTES, Repairs(), 2 * _BEGINNING_BYTES)
+        few = (_BEGINNING_BYTES, Repairs(), _BEGINNING_BYTES + _BLOCK_BYTES)
         first = next(text_batches(file, source, names, known, *few), None)
         if first is None:
             return None

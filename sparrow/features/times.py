@@ -77,7 +77,10 @@ def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) 
 def time_format(texts: pa.Array) -> str | None:
     """The first of FORMATS that all these texts fit, as times of 1900 to 2199, or None."""
     texts = pc.utf8_trim_whitespace(texts.cast(pa.string()).drop_null())
+    few = texts[:100]
     for format in FORMATS:
+        if _strptime(_cut_tail(few, format)[0], format).null_count:
+            continue
         years = pc.year(_strptime(_cut_tail(texts, format)[0], format))
         if (
             len(texts)

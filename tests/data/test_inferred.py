@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import infer
-from sparrow.data.schema import Column, Schema
+from sparrow.data import infer, open_log
+from sparrow.data.inferred import infer_log
+from sparrow.data.read import table_log
+from sparrow.data.schema import Column, Schema, Source
 
 
 def inferred(folder: Path, columns: dict, label: str | None = None) -> Schema:
@@ -116,11 +122,172 @@ def test_labels_that_cannot_be_found(tmp_path: Path) -> None:
         inferred(tmp_path, columns, "x")
 
 
-@pytest.mark.parametrize("ids", [("12345678901234567890", "12345678901234567891"), ("1.0", "2.5"), ("1.0", "")])
-def test_ids_that_are_no_integers_are_refused(tmp_path: Path, ids: tuple[str, str]) -> None:
-    (tmp_path / "x.csv").write_text(f"label,user_id\n0,{ids[0]}\n1,{ids[1]}\n")
-    with pytest.raises(UserError, match=r"column 'user_id': .* is not an id.*below 2\^63 or as strings"):
-        infer([tmp_path / "x.csv"])
+def test_ids_that_are_no_integers(tmp_path: Path) -> None:
+    def of(*ids: str) -> Column:
+        (tmp_path / "x.csv").write_text("label,user_id\n" + "".join(f"{i % 2},{x}\n" for i, x in enumerate(ids)))
+        return infer([tmp_path / "x.csv"]).columns["user_id"]
+
+    with pytest.raises(UserError, match=r"column 'user_id', row 1: 2.5 .* is not an id; write ids as integers or"):
+        of("1.0", "2.5")
+    assert of("1.0", "", "2.0") == Column(kind="categorical", table="user_id", note="whole floats, by the name ids")
+    assert of("12345678901234567890", "12345678901234567891", "5").kind == "categorical"
+
+
+@pytest.mark.parametrize(
+    ("scale", "threshold"),
+    [([1, 2, 3, 4, 5], 4), (list(range(1, 11)), 7), ([x / 2 for x in range(1, 11)], 3.5), ([1, 2, 3], 3)],
+)
+def test_a_rating_is_a_label_when_there_is_no_better_one(tmp_path: Path, scale: list, threshold: float) -> None:
+    columns = {"user": [1, 2] * 50, "user_rating": (scale * 50)[:100], "x": [0.5, 1.5] * 50}
+    schema = inferred(tmp_path, columns)
+    assert schema.labels == ("user_rating",)
+    assert schema.columns["user_rating"].threshold == threshold
+    assert "counts as 1" in str(schema.columns["user_rating"].note)
+    assert inferred(tmp_path, {**columns, "click": [0, 1] * 50}).labels == ("click",)
+
+
+def test_other_labels_are_noted_and_ignored(tmp_path: Path) -> None:
+    columns = {"purchase": [0, 0, 1], "x": [1.5, 2.5, 0.5], "click": [0, 1, 1], "converted": [0, 1, 0]}
+    schema = inferred(tmp_path, columns)
+    assert schema.labels == ("click",)
+    assert "converted, purchase could be too" in str(schema.columns["click"].note)
+    assert schema.columns["purchase"] == Column(kind="ignore", note="looks like an outcome, unknown before click")
+    assert inferred(tmp_path, columns, "purchase").labels == ("purchase",)
+
+
+N = 2000
+RNG = np.random.default_rng(3)
+GENRES = ["Action", "Sci-Fi", "Comedy", "Drama", "Children's", "Film-Noir", "War", "Romance"]
+
+
+def lists_of(tokens: list[str], separator: str, most: int = 4) -> list[str]:
+    return [separator.join(RNG.choice(tokens, RNG.integers(1, most + 1), replace=False)) for _ in range(N)]
+
+
+NUMBERS = [str(x) for x in range(900, 1200)]
+
+
+@pytest.mark.parametrize(
+    ("values", "separator", "weights"),
+    [
+        (lists_of(GENRES, "|"), "|", None),
+        (lists_of(GENRES, ", "), ",", None),
+        (lists_of(GENRES, " "), None, None),
+        (lists_of(["a", "b", "c", "d"], "^"), "^", None),
+        (lists_of(NUMBERS, " "), None, None),
+        (lists_of(NUMBERS, ","), ",", None),
+        (lists_of(NUMBERS, ";"), ";", None),
+        (lists_of([f"{g}:{RNG.random():.3f}" for g in GENRES], "|"), "|", ":"),
+        (lists_of([f"{g}:{RNG.random():.3f}" for g in NUMBERS], " "), None, ":"),
+        ([f"[{x}]" for x in lists_of(NUMBERS, ", ")], "json", None),
+        ([f'["{x}"]' for x in lists_of(GENRES, '", "')], "json", None),
+        ([f"[{x}]" for x in NUMBERS], "json", None),
+    ],
+)
+def test_text_that_is_a_list(tmp_path: Path, values: list[str], separator: str | None, weights: str | None) -> None:
+    values = (values * N)[:N]
+    column = inferred(tmp_path, {"label": [0, 1] * (N // 2), "x": values}).columns["x"]
+    assert (column.kind, column.separator, column.weights) == ("list", separator, weights)
+    assert "looks like a list" in str(column.note)
+
+
+WORDS = [f"{a}{b}" for a in ("ba", "do", "ki", "su", "re", "to") for b in ("n", "sk", "le", "mi", "rt", "va", "gon")]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([" ".join(RNG.choice(WORDS, 6)) + f" {i}." for i in range(N)], id="sentences"),
+        pytest.param([f"{a.title()}, {b.title()}" for a, b in RNG.choice(WORDS, (N, 2))], id="names"),
+        pytest.param(["Paris, France", "Lyon, France", "Rome, Italy", "Milan, Italy"], id="places"),
+        pytest.param(["2026-11-21 10:00", "2026-11-22 11:30"], id="dates"),
+        pytest.param(["21/11/2026", "22/11/2026"], id="days"),
+        pytest.param([f"{x:032x}" for x in RNG.integers(0, 1 << 60, 300).tolist()], id="hex"),
+        pytest.param([f"{x:,}" for x in RNG.integers(0, 1 << 24, N).tolist()], id="thousands"),
+        pytest.param([f"{x},{y}" for x, y in RNG.integers(0, 90, (N, 2)).tolist()], id="decimal commas"),
+        pytest.param([f"{x:.2f},{y:.2f}" for x, y in RNG.normal(0, 9, (N, 2)).tolist()], id="coordinates"),
+        pytest.param([f"Mozilla/5.0 (X11; Linux {i}) Gecko" for i in range(99)], id="agents"),
+        pytest.param(["Not in universe", "Never married", "Married", "Divorced", "Not married"], id="phrases"),
+        pytest.param([f"192.168.{x}.{y}" for x, y in RNG.integers(0, 255, (N, 2)).tolist()], id="addresses"),
+        pytest.param([f"/shop/{a}?q={b}" for a, b in RNG.choice(WORDS, (N, 2))], id="paths"),
+        pytest.param(["New York", "San Francisco", "York", "San Jose", "New Orleans"], id="cities"),
+    ],
+)
+def test_text_that_is_no_list(tmp_path: Path, values: list[str]) -> None:
+    columns = {"label": [0, 1] * (N // 2), "x": (values * N)[:N]}
+    assert inferred(tmp_path, columns).columns["x"].kind != "list"
+
+
+def test_a_text_list_shares_the_table_of_a_number_column(tmp_path: Path) -> None:
+    items = RNG.integers(1000, 1300, N)
+    rows = "".join(f"{i % 2},{items[i]},{' '.join(map(str, items[i - i % 4 : i + 1]))}\n" for i in range(N))
+    (tmp_path / "x.csv").write_text("label,item,history\n" + rows)
+    column = infer([tmp_path / "x.csv"]).columns["history"]
+    assert (column.kind, column.table) == ("list", "item")
+
+
+def test_weights_of_a_list_in_the_column_beside_it(tmp_path: Path) -> None:
+    tags = [["a", "b"][: 1 + i % 2] for i in range(300)]
+    columns = {
+        "y": [0, 1] * 150,
+        "tags": tags,
+        "tags_weights": [[0.5] * len(t) for t in tags],
+        "size_score": [[0.5]] * 300,
+    }
+    schema = inferred(tmp_path, columns)
+    assert (schema.columns["tags"].weights, schema.columns["tags_weights"].kind) == ("tags_weights", "ignore")
+    columns["tags_weights"][7] = [0.5] * 9
+    assert inferred(tmp_path, columns).columns["tags"].weights is None
+
+
+@pytest.mark.parametrize(
+    ("values", "format", "note"),
+    [
+        ([f"2026-11-{d:02} 10:00:00" for d in range(1, 29)], None, None),
+        ([f"2026-11-{d:02}T10:00:00.5Z" for d in range(1, 29)], None, None),
+        ([f"{d}/11/2026 10:00" for d in range(1, 29)], "%d/%m/%Y %H:%M", None),
+        ([f"11/{d}/2026" for d in range(1, 29)], "%m/%d/%Y", None),
+        (["10/11/2026", "09/11/2026", "09/12/2026"], "%d/%m/%Y", "day or month may come first"),
+        (["09/11/2026", "09/12/2026", "10/01/2026"], "%m/%d/%Y", "day or month may come first"),
+        (["21/Nov/2026:10:00:00 +0100"] * 2, "%d/%b/%Y:%H:%M:%S", None),
+        ([20261121, 20261122], "%Y%m%d", None),
+        (["20261121"] * 2, "%Y%m%d", None),
+        ([1.5e9 + 0.25, 1.5e9 + 1.5], "%s", "seconds since 1970"),
+        ([1.5e9, 1.5e9 + 1], None, None),
+        ([1500000000, 1500000001], None, None),
+        ([datetime.date(2026, 11, 21)] * 2, None, None),
+    ],
+)
+def test_formats_of_times(tmp_path: Path, values: list, format: str | None, note: str | None) -> None:
+    name = "when" if isinstance(values[0], str) and values[0] != "20261121" else "ts"
+    columns = {"label": ([0, 1] * 50)[: len(values)], name: values}
+    column = inferred(tmp_path, columns).columns[name]
+    assert (column.kind, column.format) == ("time", format)
+    assert column.note is None if note is None else note in str(column.note)
+
+
+def test_what_is_unsure_is_said(tmp_path: Path) -> None:
+    columns = {
+        "label": [0, 1] * 1000,
+        "Unnamed: 0": list(range(2000)),
+        "size": [*map(str, range(100)), "?"] * 20,
+        "query": [f"q{i // 2}" for i in range(2000)],
+        "sample_weight": [0.5, 2.0] * 1000,
+        "propensity": RNG.random(2000),
+    }
+    columns["size"] = columns["size"][:2000]
+    schema = inferred(tmp_path, columns)
+    found = {name: (c.kind, c.note) for name, c in schema.columns.items()}
+    assert found == {
+        "label": ("label", None),
+        "Unnamed: 0": ("ignore", "numbers the rows"),
+        "size": ("categorical", "text, though most are numbers ('?' is not); numeric with --bad-rows repair"),
+        "query": ("group", None),
+        "sample_weight": ("weight", "by its name, of the sample"),
+        "propensity": ("numeric", "a propensity? ignore it unless it is known when a model is asked"),
+    }
+    repaired = infer_log(open_log([tmp_path / "log.parquet"], Source(bad_rows="repair")))
+    assert repaired.columns["size"].kind == "numeric"
 
 
 def test_what_is_inferred_can_be_written_and_read(tmp_path: Path) -> None:
@@ -129,15 +296,95 @@ def test_what_is_inferred_can_be_written_and_read(tmp_path: Path) -> None:
     assert Schema.load(tmp_path / "schema.toml") == schema
 
 
-def test_real_logs(real_data: Path) -> None:
-    criteo = infer([real_data / "criteo" / "train_8000.tsv"])
-    assert (criteo.source.format, len(criteo.dense), len(criteo.sparse)) == ("criteo", 13, 26)
+def kinds_of(schema: Schema) -> dict[str, str]:
+    return {name: column.kind for name, column in schema.columns.items()}
+
+
+def test_criteo(real_data: Path) -> None:
+    schema = infer([real_data / "criteo" / "train_8000.tsv"])
+    assert (schema.source.format, len(schema.dense), len(schema.sparse)) == ("criteo", 13, 26)
+    assert {schema.columns[name].transform for name in schema.dense} == {"log"}
+
+
+def test_census(real_data: Path) -> None:
     census = real_data / "census_kdd" / "census-income.test.gz"
     with pytest.raises(UserError, match="c12, c40, c41"):
         infer([census])
-    assert infer([census], label="c41").columns["c41"].positive == " 50000+."
-    with pytest.raises(UserError, match=r"rating:float.*5 values"):
-        infer([real_data / "ml_100k" / "ml-100k.inter"], label="rating:float")
+    schema = infer([census], label="c41")
+    assert schema.columns["c41"].positive == " 50000+."
+    assert schema.dense == ("c0", "c5", "c16", "c17", "c18", "c24")  # age, wage, gains, losses, dividends, weight
+    assert not schema.of_kind("list", "ignore", "time", "group")
+
+
+def test_movielens(real_data: Path, tmp_path: Path) -> None:
+    folder = real_data / "ml_100k"
+    schema = infer([folder / "ml-100k.inter"])
+    assert list(kinds_of(schema).values()) == ["categorical", "categorical", "label", "time"]
+    assert schema.columns["rating:float"].threshold == 4
+    text = pacsv.ParseOptions(delimiter="\t")
+    log, items, users = (pacsv.read_csv(folder / f"ml-100k.{x}", parse_options=text) for x in ("inter", "item", "user"))
+    joined = log.join(items, "item_id:token").join(users, "user_id:token")
+    for names, genres in ((joined.column_names, " "), ([n.split(":")[0] for n in joined.column_names], "|")):
+        table = joined.rename_columns(names)
+        place = next(i for i, name in enumerate(names) if name.startswith("class"))
+        table = table.set_column(place, names[place], pc.replace_substring(table.column(place), " ", genres))
+        pacsv.write_csv(table, tmp_path / "joined.csv")
+        schema = infer([tmp_path / "joined.csv"])
+        kinds = {name.split(":")[0]: (c.kind, c.separator) for name, c in schema.columns.items()}
+        assert kinds["class"] == ("list", None if genres == " " else "|")
+        assert (kinds["rating"][0], kinds["timestamp"][0]) == ("label", "time")
+        for name in ("user_id", "item_id", "gender", "occupation", "zip_code"):
+            assert kinds[name] == ("categorical", None), name
+
+
+def test_open_bandit(real_data: Path) -> None:
+    schema = infer([real_data / "obd_men" / "bts" / "men.csv"])
+    kinds = kinds_of(schema)
+    assert (schema.labels, schema.role("time")) == (("click",), "timestamp")
+    assert {"item_id", "position", *(f"user_feature_{i}" for i in range(4))} == set(schema.sparse)
+    assert kinds["user-item_affinity_0"] == kinds["propensity_score"] == "numeric"
+    assert (kinds[""], "propensity?" in str(schema.columns["propensity_score"].note)) == ("ignore", True)
+
+
+@pytest.mark.parametrize("name", ["rees46", "retail/retail.dat", "globo_clicks.parquet"])
+def test_logs_of_clicks_alone_are_told_what_they_lack(real_data: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"label: no column is named like one.*0 and 1, and rows of what was shown and"):
+        infer([real_data / name])
+
+
+def test_retail_baskets_are_lists(real_data: Path, tmp_path: Path) -> None:
+    lines = (real_data / "retail" / "retail.dat").read_text().splitlines()
+    (tmp_path / "x.tsv").write_text("label\tbasket\n" + "".join(f"{i % 2}\t{line}\n" for i, line in enumerate(lines)))
+    column = infer([tmp_path / "x.tsv"]).columns["basket"]
+    assert (column.kind, column.separator) == ("list", None)
+
+
+def test_rees46_with_a_label(real_data: Path) -> None:
+    table = pq.read_table(real_data / "rees46" / "day1_a.parquet")
+    label = pa.array(np.arange(table.num_rows) % 2)
+    schema = infer_log(table_log(table.append_column("label", label)))
+    kinds = kinds_of(schema)
+    assert schema.role("time") == "session_start_ts"
+    assert {kinds[n] for n in ("sess_pid_seq", "sess_bid_seq", "bef_sess_pid_seq", "sess_etype_seq")} == {"list"}
+    assert schema.columns["bef_sess_pid_seq"].table == schema.columns["sess_pid_seq"].table
+    assert kinds["sess_price_log_norm_seq"] == "ignore"
+
+
+@pytest.mark.slow
+def test_globo(real_data: Path, tmp_path: Path) -> None:
+    tool = real_data.parent / "tools" / "globo_requests.py"
+    if not tool.is_file():
+        pytest.skip("the tool that makes the request log is not here")
+    out = tmp_path / "globo.parquet"
+    command = [sys.executable, tool, real_data / "globo_clicks.parquet", out, "--every", "50"]
+    subprocess.run([str(x) for x in command], check=True, capture_output=True)
+    schema = infer([out])
+    kinds = kinds_of(schema)
+    assert (schema.labels, schema.role("time"), schema.role("group")) == (("label",), "ts", "request_id")
+    assert kinds["session_id"] == "ignore"
+    assert set(schema.dense) == {"article_clicks_1h", "article_age_h"}
+    lists = {n: c.table for n, c in schema.columns.items() if c.kind == "list"}
+    assert lists == {"session_clicks": "article", "user_history": "article"}
 
 
 def test_movielens_style_headers(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""What a column of text looks like: a list cut by something, a time, a number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError
+from sparrow.features.ids import Int64s, as_lists
+from sparrow.features.times import FORMATS, as_times, time_format
+
+_VALUES = 20_000
+_TOKEN = 40  # characters; a longer one is prose
+_WEIGHTED = r"^[^:]+:\s*-?\d+(\.\d+)?([eE][-+]?\d+)?$"
+
+
+def list_of(values: pa.Array) -> tuple[str | None, str | None] | None:
+    """separator and weights of a list column, when the texts (none missing) look like lists, or else None.
+
+    Lists have a changing number of short tokens, which come again in other rows and in other places. So prose, names,
+    dates, coordinates and prices are none; a number of words at spaces is one only if few words make many values.
+    """
+    texts = pc.utf8_trim_whitespace(values[:_VALUES].cast(pa.large_string()))
+    distinct = texts.unique()
+    array = pc.match_substring_regex(distinct, r"(?s)^\[.*\]$")
+    if len(distinct) and pc.all(array).as_py():
+        try:
+            as_lists(distinct, "", 0, None, "json")
+            return "json", None
+        except UserError:
+            return None
+    for separator in ("|", "^", ";", ",", None):
+        there = pc.mean(pc.match_substring(distinct, separator or " ").cast(pa.int8())).as_py()
+        weighted = _weighted_list(texts, distinct, separator) if there else None
+        if weighted is not None:
+            return separator, ":" if weighted else None
+    return None
+
+
+def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -> bool | None:
+    """Whether the ids of lists cut at the separator have weights; None when it gives no lists."""
+    tokens, offsets, _ = as_lists(texts, "", 0, None, separator)
+    lengths = np.diff(offsets)
+    if not len(tokens) or (lengths > 1).mean() < 0.05 or pc.max(pc.utf8_length(tokens)).as_py() > _TOKEN:
+        return None
+    weighted = bool(pc.all(pc.match_substring_regex(tokens, _WEIGHTED)).as_py())
+    if weighted:
+        tokens = pc.replace_substring_regex(tokens, r":[^:]*$", "")
+    kinds = tokens.unique()
+    whole = pc.all(pc.match_substring_regex(kinds, r"^-?\d+$")).as_py()
+    if not whole and pc.any(pc.match_substring_regex(kinds, r"^[-+]?\d*\.\d+$")).as_py():
+        return None  # numbers with a fraction: coordinates, prices, an embedding
+    if separator == "," and whole and _one_number(distinct):
+        return None
+    moves, strong = _moves(tokens, offsets, lengths), separator in ("|", "^")
+    counts = pc.value_counts(tokens).field("counts").to_numpy(zero_copy_only=False)
+    often, rare = counts.mean() >= 2, (counts == 1).mean()
+    if weighted or (whole and (moves or strong)) or (strong and (often or moves)):
+        return weighted
+    few = len(distinct) > len(kinds) and rare <= 0.1 and len(kinds) <= 1000
+    return weighted if moves and often and few else None
+
+
+def _one_number(distinct: pa.Array) -> bool:
+    """Whether 1,234,567 and 3,14 are numbers written with commas."""
+    grouped = pc.match_substring_regex(distinct, r"^-?\d{1,3}(,\d{3})*$")
+    decimal = pc.match_substring_regex(distinct, r"^-?\d+(,\d+)?$")
+    return pc.all(grouped).as_py() or pc.all(decimal).as_py()
+
+
+def _moves(tokens: pa.Array, offsets: Int64s, lengths: Int64s) -> bool:
+    """Whether lists differ in length, or are long, and what ends one also stands elsewhere."""
+    if len(np.unique(lengths[lengths > 0])) < 2 and lengths.max() < 3:
+        return False
+    many = np.flatnonzero(lengths > 1)
+    last = np.zeros(len(tokens), bool)
+    last[offsets[1:][many] - 1] = True
+    elsewhere = tokens.filter(pa.array(~last)).unique()
+    return pc.mean(pc.is_in(tokens.filter(pa.array(last)), value_set=elsewhere).cast(pa.int8())).as_py() >= 0.3
+
+
+def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
+    """format and note of a column of times, when all texts or integers (none missing) look like times, else None."""
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.string())
+    texts = values.unique()
+    if not pc.all(pc.match_substring_regex(texts[:100], r"\d{2}")).as_py():
+        return None
+    try:
+        as_times(texts, "", 0)
+        return None, None
+    except UserError:
+        pass
+    format = time_format(texts)
+    if format is None:
+        return None
+    other = format.replace("%d", "%D").replace("%m", "%d").replace("%D", "%m")
+    if other in FORMATS and not format.startswith("%Y"):
+        try:
+            rightly, wrongly = (as_times(values, "", 0, f) for f in (format, other))
+        except UserError:
+            return format, None
+        if (np.diff(rightly) < 0).any() and (np.diff(wrongly) >= 0).all():
+            format, other = other, format
+        return format, f"day or month may come first, both fit: {format!r} is taken, not {other!r}"
+    return format, None
+
+
+def numbers_in(values: pa.Array) -> tuple[float, str | None]:
+    """The share of the texts that are numbers, and one that is not."""
+    number = pc.match_substring_regex(values, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
+    other = pc.index(number, False).as_py()
+    return pc.mean(number.cast(pa.int8())).as_py() or 0.0, values[other].as_py() if other >= 0 else None
