@@ -103,7 +103,7 @@ def child(engine: str, job: str, path: Path) -> None:
 
 def run(engine: str, job: str, path: Path, limit_mib: int = 0) -> str:
     """One job in a process of its own, limited if asked: a line of the table."""
-    group = groups() / "engines"
+    group = groups() / f"engines-{os.getpid()}"  # one a program: two may run at once
     environment = os.environ | {"POLARS_MAX_THREADS": "2", "POLARS_TEMP_DIR": str(path.parent)}
     if limit_mib:
         group.mkdir(exist_ok=True)
