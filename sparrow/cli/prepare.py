@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -13,11 +14,19 @@ def prepare(
     /,
     out: Path | None = None,
     schema: Path | None = None,
+    like: Path | None = None,
+    grow: bool = False,
     label: str | None = None,
-    split: Literal["time", "ratio"] | None = None,
+    split: Literal["time", "ratio", "file"] | None = None,
     valid: float | None = None,
     test: float | None = None,
+    valid_files: tuple[str, ...] | None = None,
+    test_files: tuple[str, ...] | None = None,
+    negatives: float | None = None,
     seed: int | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    bad_rows: Literal["stop", "repair"] | None = None,
     overwrite: bool = False,
     infer_only: bool = False,
 ) -> None:
@@ -26,45 +35,74 @@ def prepare(
     Without --schema the columns' meaning is inferred and written to OUT/schema.toml, to read, edit and pass back.
 
     Args:
-        inputs: Files or globs, in order: CSV, TSV, Parquet or Criteo's format, .gz and .zst too.
+        inputs: Files, globs, folders or addresses in object stores, in order: CSV, TSV, Parquet or Criteo's format, .gz and .zst too.
         out: The prepared log, a new directory; needed unless --infer-only.
         schema: A schema to obey; what is fitted may be left out.
+        like: A run or a prepared log whose columns, numbers and vocabularies are to be used as they are.
+        grow: With --like: give ids that are new in this log rows of their own, behind those that are.
         label: The column to predict, when it cannot be guessed.
-        split: By time (the last rows are held out) or by ratio (rows at random); time when there is a time column.
+        split: By time (the last rows are held out), by ratio (rows at random) or by file; by file when files are named, else by time when there is a time column.
         valid: Share of the rows for validation; 0.1 unless told.
         test: Share of the rows for the test; 0.1 unless told.
-        seed: Of the split by ratio.
+        valid_files: Files for validation; the others are for training.
+        test_files: Files for the test.
+        negatives: Share of the training rows without a click to keep; scores are corrected for it.
+        seed: Of the split by ratio and of --negatives.
+        delimiter: Between the cells of text; found out unless told.
+        encoding: Of text, such as latin-1 or cp1252; UTF-8 unless told.
+        bad_rows: Stop at a line that cannot be read, or repair: leave it out, take bad cells for missing, and count.
         overwrite: Replace an existing OUT, once the new one is complete.
         infer_only: Print the schema that would be inferred, and stop.
-    """
+    """  # noqa: E501 - a line of help each
     from sparrow import data
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
-    from sparrow.data.schema import Schema, Split
+    from sparrow.data.inferred import infer_log
+    from sparrow.data.schema import Schema, Source, Split
 
-    given = Schema.load(schema) if schema else None
+    if schema and like:
+        raise UserError("--schema and --like: both say what the columns are; give one of them")
+    given: data.Transforms | Schema | None = Schema.load(schema) if schema else None
+    if like:
+        given = data.Transforms.load(like)
+    known = given.schema if isinstance(given, data.Transforms) else given
+    before = known.split if known else Split()
+    if like and before.by == "file":  # its files are not this log's
+        before = replace(before, by=None, valid_files=(), test_files=())
+    told: dict[str, Any] = {
+        "by": split,
+        "valid": valid,
+        "test": test,
+        "valid_files": valid_files,
+        "test_files": test_files,
+    }
+    told |= {"negatives": negatives, "seed": seed}
+    wanted = replace(before, **_told(told))
+    if (valid_files or test_files) and split is None:
+        wanted = replace(wanted, by="file")
+    about_text = {"delimiter": delimiter, "encoding": encoding, "bad_rows": bad_rows}
+    source = replace(known.source if known else Source(), **_told(about_text))
     if infer_only:
-        print(data.infer(inputs, label=label).to_toml(), end="")
+        print(infer_log(data.open_log(inputs, source), label).to_toml(), end="")
         return
     if out is None:
         raise UserError("--out: missing; name the folder for the prepared log")
-    before = given.split if given else Split()
-    wanted = Split(
-        by=before.by if split is None else split,
-        valid=before.valid if valid is None else valid,
-        test=before.test if test is None else test,
-        seed=before.seed if seed is None else seed,
-    )
     with _show.progress_bar() as progress:
         made = data.prepare(
-            inputs, out, schema=given, label=label, split=wanted, overwrite=overwrite, progress=progress
-        )
+            inputs, out, schema=given, label=label, split=wanted, grow=grow, overwrite=overwrite, progress=progress,
+            source=source,
+        )  # fmt: skip
     for note in made.notes:
         _show.out.print(f"note: {note}", markup=False, soft_wrap=True)
-    table = _show.Table("part", "rows", "positives")
+    labels = made.schema.labels
+    table = _show.Table("part", "rows", *(["positives"] if len(labels) == 1 else labels))
     for name, rows in made.rows.items():
-        table.add_row(name, f"{rows:,}", f"{made.label_mean[name]:.4f}" if rows else "")
+        table.add_row(name, f"{rows:,}", *(f"{made.label_means[name][label]:.4f}" if rows else "" for label in labels))
     _show.out.print(table)
     _show.out.print(
         f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
     )
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from sparrow.data.inferred import infer
     from sparrow.data.loader import Dataset, Loader, batches, open
     from sparrow.data.prepared import Prepared, prepare
-    from sparrow.data.read import open_log
+    from sparrow.data.read import open_log, table_log
     from sparrow.data.synthetic import Generated, generate
-    from sparrow.data.transformed import transform
+    from sparrow.data.transformed import Transforms
 
 # No file bears the name of what it exports here: importing it would put the module in the function's place.
 _HOMES = {
@@ -19,13 +19,14 @@ _HOMES = {
     "Loader": "loader",
     "Generated": "synthetic",
     "Prepared": "prepared",
+    "Transforms": "transformed",
     "batches": "loader",
     "generate": "synthetic",
     "infer": "inferred",
     "open": "loader",
     "open_log": "read",
     "prepare": "prepared",
-    "transform": "transformed",
+    "table_log": "read",
 }
 
 __all__ = [
@@ -33,13 +34,14 @@ __all__ = [
     "Generated",
     "Loader",
     "Prepared",
+    "Transforms",
     "batches",
     "generate",
     "infer",
     "open",
     "open_log",
     "prepare",
-    "transform",
+    "table_log",
 ]
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sparrow.features import is_text
 
+GARBLED = "\ufdd0"  # stands for bytes that are not of a file's encoding; no text has this noncharacter
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -74,6 +75,8 @@ def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArra
     """A text or binary array [N] as `kind`, with what does not convert missing, and bool [N], where that happened."""
     encoded = column.dictionary_encode()  # each distinct value is looked at once
     values, bad_U = _cast(encoded.dictionary, pa.string())
+    garbled_U = pc.match_substring(values, GARBLED).fill_null(False)
+    values, bad_U = pc.if_else(garbled_U, None, values), bad_U | garbled_U.to_numpy(zero_copy_only=False)
     if not is_text(kind):
         values, worse_U = _cast(pc.utf8_trim_whitespace(values), kind)
         bad_U = bad_U | worse_U
@@ -105,4 +108,5 @@ def _misfits(values: pa.Array, kind: pa.DataType, first: int) -> list[int]:
 
 def shorten(text: str) -> str:
     """A value as an error quotes it: on one line and not too long."""
+    text = text.replace(GARBLED, "\ufffd")
     return repr(text if len(text) <= 40 else text[:37] + "...")

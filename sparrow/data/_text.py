@@ -15,7 +15,7 @@ import pyarrow.csv as pacsv
 
 from sparrow.core.errors import UserError
 from sparrow.data._files import File, first_line
-from sparrow.data._repair import Repairs, Tally, repaired, shorten
+from sparrow.data._repair import GARBLED, Repairs, Tally, repaired, shorten
 from sparrow.data.schema import Source
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
@@ -23,6 +23,7 @@ MISSING = ["", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None", "\\N"]
 REPAIR = "or prepare with --bad-rows repair"
 
 _HEAD_BYTES = 1 << 20
+_ENCODING = "set encoding in the schema's [source] to what it is, such as 'latin-1', 'cp1252' or 'utf-16'"
 _END = "\x1e end of the log \x1e"  # a line put after the file's last one; it comes out unless a quote is still open
 
 csv.field_size_limit(1 << 30)
@@ -81,7 +82,7 @@ def text_batches(
         parse.quote_char = False
     convert = pacsv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
     if types is not None:
-        convert.column_types = {name: pa.binary() for name in types} if repair else dict(types)
+        convert.column_types = dict.fromkeys(types, pa.string()) if repair else dict(types)
         convert.include_columns = list(types)
     done = int(source.header)  # rows of the file so far, less those skipped
     try:
@@ -95,7 +96,7 @@ def text_batches(
                     yield batch
         if not stream.ended:
             _refuse_open_quote(file, source, done + len(skipped))
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _explained(error, file, source, names, stream, done + len(skipped)) from None
     finally:
         stream.close()
@@ -131,11 +132,9 @@ class _Stream(io.RawIOBase):
     """
 
     def __init__(self, file: File, source: Source, most_bytes: int | None = None) -> None:
-        self._raw, self._source, self._left = file.stream(), source, most_bytes
-        self._decoder: codecs.IncrementalDecoder | None = None
-        if codecs.lookup(source.encoding).name != "utf-8":
-            errors = "surrogateescape" if source.bad_rows == "repair" else "strict"
-            self._decoder = codecs.getincrementaldecoder(source.encoding)(errors)
+        self._file, self._source, self._left, self._raw = file, source, most_bytes, file.stream()
+        errors = "surrogateescape" if source.bad_rows == "repair" else "strict"
+        self._decoder = codecs.getincrementaldecoder(source.encoding)(errors)
         self._mark, self._tail, self._rest, self._over = "", b"\n", b"", False
         self.lines, self.ended, self.plain = 0, False, True
 
@@ -169,8 +168,14 @@ class _Stream(io.RawIOBase):
                 return b""
         block = self._raw.read(size)
         self._over = not block
-        if self._decoder is not None:
-            block = self._decoder.decode(block, final=self._over).encode("utf-8", "surrogateescape")
+        try:
+            text = self._decoder.decode(block, final=self._over)
+        except UnicodeDecodeError as error:
+            raise _undecoded(error, self._file, self._source, self.lines) from None
+        try:
+            block = text.encode()
+        except UnicodeEncodeError:
+            block = re.sub("[\udc80-\udcff]+", GARBLED, text).encode("utf-8", "replace")
         seen = self._tail[-2:] + block
         returns = block.count(b"\r")
         if returns:
@@ -208,8 +213,10 @@ def _head(file: File, source: Source) -> tuple[Source, list[str]]:
     decoder = codecs.getincrementaldecoder(source.encoding)("replace" if source.bad_rows == "repair" else "strict")
     try:
         text = decoder.decode(start, final=len(start) < _HEAD_BYTES)
-    except UnicodeError as error:
-        raise _undecoded(error, file, source, start) from None
+    except UnicodeDecodeError as error:
+        raise _undecoded(error, file, source, 0) from None
+    if "\ufffd" in text.partition("\n")[0]:
+        raise UserError(f"{file}, line 1: not in {source.encoding}; {_ENCODING}")
     if "\0" in text:
         raise UserError(f"{file}: neither Parquet nor text; convert it to Parquet or CSV")
     lines = [line for line in text.removeprefix("\ufeff").splitlines(keepends=True)[:100] if line.strip()]
@@ -281,7 +288,7 @@ def _repair(
         row = done + places[0] + 1  # as in the file, were none skipped before it
         for number in skipped:
             row += number <= row
-        value = batch.column(name)[places[0]].as_py().decode("utf-8", "replace")
+        value = batch.column(name)[places[0]].as_py()
         repairs.cells.setdefault((str(file), name), Tally()).add(len(places), row, value)
     return fixed
 
@@ -291,12 +298,10 @@ def _refuse_open_quote(file: File, source: Source, row: int) -> None:
     raise UserError(f"{file}, line {line}: a quote is opened there and never closed; mend the line")
 
 
-def _undecoded(error: UnicodeError, file: File, source: Source, start: bytes | None = None) -> UserError:
-    line = ""
-    if isinstance(error, UnicodeDecodeError) and start is not None:
-        line = f", line {start[: error.start].count(10) + 1}: byte 0x{start[error.start]:02X}"
-    remedy = "set encoding in the schema's [source] to what it is, such as 'latin-1', 'cp1252' or 'utf-16'"
-    return UserError(f"{file}{line or ': some bytes'} cannot be {source.encoding}; {remedy}, {REPAIR}")
+def _undecoded(error: UnicodeDecodeError, file: File, source: Source, lines: int) -> UserError:
+    line = lines + error.object[: error.start].decode(source.encoding, "ignore").count("\n") + 1
+    byte = f"byte 0x{error.object[error.start]:02X}"
+    return UserError(f"{file}, line {line}: {byte} cannot be {source.encoding}; {_ENCODING}, {REPAIR}")
 
 
 def _explained(
@@ -304,8 +309,6 @@ def _explained(
 ) -> UserError:
     """Arrow's complaint with the file's line, the column's name and a remedy; row: of the file, read before it."""
     text = first_line(error)
-    if isinstance(error, UnicodeError):
-        return _undecoded(error, file, source)
     if "straddl" in text or "out of sync" in text:
         return UserError(f"{file}, after row {row}: a row without an end; is a quote opened there and never closed?")
     found = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
@@ -323,9 +326,6 @@ def _explained(
         )
     column = re.search(r"In CSV column #(\d+)", text)
     name = names[int(column[1])] if column and int(column[1]) < len(names) else "?"
-    if "invalid UTF8" in what:
-        remedy = f"mend it, set encoding in the schema's [source] to what the file is in, {REPAIR}"
-        return UserError(f"{place}: column {name!r} has bytes that are not UTF-8; {remedy}")
     if value := re.match(r"CSV conversion error to (\S+): invalid value '(.*)'", what, re.DOTALL):
         remedy = f"mend it, {REPAIR}, or make the column categorical with encoding = 'hash' for its table"
         return UserError(f"{place}: column {name!r} has {shorten(value[2])} where {value[1]} is expected; {remedy}")

@@ -1,207 +1,258 @@
-"""What a schema's values are fitted with: one pass over the training part of a log."""
+"""Which part each row belongs to, and what a schema's values are fitted with: one pass over typed rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from sparrow.core.errors import UserError
-from sparrow.data.read import Log, types_for
 from sparrow.data.schema import Column, Schema, Table
-from sparrow.data.transformed import labels, raw_column, times
-from sparrow.features import Moments, as_ids, as_lists, as_numbers, hash_ids
+from sparrow.data.transformed import Transforms, hashes
+from sparrow.features import Moments
 from sparrow.features.hashing import mix
 from sparrow.features.numeric import squash
+from sparrow.features.quantile import Ordered, quantile_boundaries
+from sparrow.features.vocabulary import EMPTY, Counts, Vocabulary
 
 PARTS = ("train", "valid", "test")
+LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
+
+COUNTED_IDS = 1 << 22  # ids that counting holds in memory, 16 bytes each, in all tables together
+VOCABULARY_MOST = 5_000_000  # a larger one is made only for tables that ask for it; others are hashed
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cutter:
-    """Which part (an index into PARTS) each row belongs to.
+    """Which part (an index into PARTS, or LEFT_OUT) each row belongs to.
 
-    cuts: by time, the first times of valid and of test. sorted: the whole log is in time order.
+    cuts: by time, the first times of valid and of test; by file, their first rows.
     """
 
     schema: Schema
     cuts: tuple[int, int] = (0, 0)
-    sorted: bool = True
 
     def parts(self, batch: pa.RecordBatch, row0: int) -> Int64s:
-        """Part of each row, int64 [N]; row0: the log's row of the batch's first one."""
+        """Part of each typed row, int64 [N]; row0: the log's row of the batch's first one."""
         split, time = self.schema.split, self.schema.role("time")
-        if split.by == "time":
-            assert time is not None
-            t_N = times(raw_column(batch, time, self.schema.columns[time]), time, row0)
-            return np.searchsorted(np.array(self.cuts, np.int64), t_N, side="right")
-        seed = mix(np.array([split.seed % (1 << 64)], np.uint64))
-        u_N = mix(seed ^ np.arange(row0, row0 + batch.num_rows, dtype=np.uint64)) / 2.0**64
-        return np.searchsorted(np.array([1 - split.valid - split.test, 1 - split.test]), u_N, side="right")
+        rows_N = np.arange(row0, row0 + batch.num_rows)
+        if split.by == "ratio":
+            shares = np.array([1 - split.valid - split.test, 1 - split.test])
+            parts_N = np.searchsorted(shares, _uniform(split.seed, rows_N), side="right")
+        else:
+            by_N = rows_N if split.by == "file" else batch.column(str(time)).to_numpy()
+            parts_N = np.searchsorted(np.array(self.cuts, np.int64), by_N, side="right")
+        if split.negatives < 1:
+            kept_N = _uniform(split.seed + 1, rows_N) < split.negatives
+            negative_N = batch.column(self.schema.labels[0]).to_numpy() == 0
+            parts_N = np.where((parts_N == 0) & negative_N & ~kept_N, LEFT_OUT, parts_N)
+        return parts_N
 
 
-def cutter(schema: Schema, log: Log) -> Cutter:
-    """Find where in time valid and test begin, by reading the time column (8 bytes of memory per row)."""
-    time, split = schema.role("time"), schema.split
-    if split.by == "ratio":
-        return Cutter(schema)
-    if time is None:
-        raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
-    column = schema.columns[time]
-    chunks, row0 = [np.empty(0, np.int64)], 0
-    for batch in log.batches({column.source or time: log.types[column.source or time]}):
-        chunks.append(times(raw_column(batch, time, column), time, row0))
-        row0 += batch.num_rows
-    t_N = np.concatenate(chunks)
-    in_order = bool((np.diff(t_N) >= 0).all())
-    t_N.sort()
+def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
+    """The first times of valid and of test."""
 
     def first(share: float) -> int:
-        i = round(len(t_N) * (1 - share))
-        return np.iinfo(np.int64).max if i >= len(t_N) else int(t_N[i])
+        place = round(len(times) * (1 - share))
+        return np.iinfo(np.int64).max if place >= len(times) else int(times.at([place])[0])
 
-    return Cutter(schema, (first(split.valid + split.test), first(split.test)), in_order)
-
-
-class Distinct:
-    """The distinct values of a stream of int64."""
-
-    def __init__(self) -> None:
-        self._base = np.empty(0, np.int64)
-        self._new: list[Int64s] = []
-        self._size = 0
-
-    def add(self, values_N: Int64s) -> None:
-        """Take in int64 [N]."""
-        self._new.append(np.unique(values_N))
-        self._size += len(self._new[-1])
-        if self._size > 1_000_000 + len(self._base):  # rarely, so that the merges cost little in all
-            self.values()
-
-    def values(self) -> Int64s:
-        """All so far, in order."""
-        self._base = np.unique(np.concatenate([self._base, *self._new]))
-        self._new, self._size = [], 0
-        return self._base
+    return first(schema.split.valid + schema.split.test), first(schema.split.test)
 
 
-@dataclass
+def _uniform(seed: int, rows_N: Int64s) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each row, drawn from the seed."""
+    start = mix(np.array([seed % (1 << 64)], np.uint64))
+    return mix(start ^ rows_N.astype(np.uint64)) / 2.0**64
+
+
 class _Ids:
-    """Distinct ids of one table: integers as such, text by its hash."""
+    """The ids of one table in training."""
 
-    integers: Distinct = field(default_factory=Distinct)
-    texts: Distinct = field(default_factory=Distinct)
+    def __init__(self, path: Path, memory: int) -> None:
+        self.counts = Counts(path, memory)
+        self._low, self._high, self._hashed = np.iinfo(np.int64).max, np.iinfo(np.int64).min, False
 
-    def add(self, ids: pa.Array) -> None:
-        ids = ids.drop_null()
-        if pa.types.is_integer(ids.type):
-            self.integers.add(ids.to_numpy(zero_copy_only=False))
+    def add(self, coded: pa.DictionaryArray, train_M: Bools) -> None:
+        """Take in those coded ids [M] that are of the training part."""
+        distinct, places = coded.dictionary, coded.indices.filter(pa.array(train_M)).drop_null()
+        counts_U = np.bincount(places.to_numpy(zero_copy_only=False), minlength=len(distinct))
+        seen_U = np.flatnonzero(counts_U)
+        if not len(seen_U):
+            return
+        if len(seen_U) < len(distinct):
+            distinct, counts_U = distinct.take(pa.array(seen_U)), counts_U[seen_U]
+        if distinct.type == pa.uint64():
+            self._hashed = True
         else:
-            self.texts.add(hash_ids(ids))
+            values_U = distinct.to_numpy()
+            self._low, self._high = min(self._low, int(values_U.min())), max(self._high, int(values_U.max()))
+        self.counts.add(hashes(distinct), counts_U)
 
-    def fitted(self, table: Table, name: str) -> Table:
-        """The table with what it lacks."""
-        integers, texts = self.integers.values(), self.texts.values()
-        low, high = (int(integers[0]), int(integers[-1])) if len(integers) else (0, -1)
-        distinct = len(integers) if not len(texts) else len(np.union1d(hash_ids(pa.array(integers)), texts))
-        compact = len(integers) > 0 and not len(texts) and high - low + 1 <= 4 * distinct + 1000
-        encoding = table.encoding or ("range" if compact and table.rows is None else "hash")
-        table = replace(table, encoding=encoding, distinct=distinct if table.distinct is None else table.distinct)
-        if encoding == "hash":
-            return replace(table, rows=table.rows or max(16, 1 << (2 * distinct - 1).bit_length()))
-        low, high = low if table.low is None else table.low, high if table.high is None else table.high
+    def fitted(self, name: str, table: Table, known: Vocabulary | None) -> tuple[Table, Vocabulary | None]:
+        """The table with what it lacks, and its vocabulary. known: the one to grow."""
+        encoding = table.encoding or ("hash" if table.rows else "range" if self._is_compact() else "vocabulary")
+        if encoding == "vocabulary":
+            min_count = table.min_count or 2
+            made, distinct = (known or EMPTY).grown(self.counts, min_count)
+            if table.encoding or made.rows <= VOCABULARY_MOST:
+                fitted = replace(table, encoding=encoding, min_count=min_count, rows=made.rows, digest=made.digest)
+                return replace(fitted, distinct=distinct), made
+            encoding = "hash"
+        distinct = self._distinct() if table.distinct is None or encoding == "range" else table.distinct
+        if encoding == "range":
+            return self._as_range(name, table, distinct), None
+        rows = table.rows or max(16, 1 << (2 * distinct - 1).bit_length())
+        return replace(table, encoding="hash", rows=rows, distinct=distinct), None
+
+    def grown_range(self, table: Table) -> Table:
+        """A range that reaches to the highest integer, unless that would leave most of it empty."""
+        assert table.low is not None
+        assert table.high is not None
+        rows = self._high - table.low + 2
+        if self._hashed or self._high <= table.high or rows > 4 * (table.high - table.low + self._distinct()) + 1000:
+            return table
+        return replace(table, high=self._high, rows=rows)
+
+    def _distinct(self) -> int:
+        return sum(len(hashes_U) for hashes_U, _ in self.counts.merged())
+
+    def _is_compact(self) -> bool:
+        return not self._hashed and self._low <= self._high <= self._low + 4 * self._distinct() + 1000 - 1
+
+    def _as_range(self, name: str, table: Table, distinct: int) -> Table:
+        low = self._low if table.low is None else table.low
+        high = self._high if table.high is None else table.high
         if high < low:
-            raise UserError(
-                f"tables.{name}: no integers in training to number; use encoding 'hash', or give low and high"
-            )
+            remedy = "use encoding 'vocabulary' or 'hash', or give low and high"
+            raise UserError(f"tables.{name}: no integers in training to number; {remedy}")
         if table.rows not in (None, high - low + 2):
             remedy = f"{low}..{high} needs {high - low + 2}; leave rows out"
             raise UserError(f"tables.{name}.rows: {table.rows} for encoding 'range', but {remedy}")
-        return replace(table, low=low, high=high, rows=high - low + 2)
+        kept = distinct if table.distinct is None else table.distinct
+        return replace(table, encoding="range", low=low, high=high, rows=high - low + 2, distinct=kept)
 
 
 class Fitter:
-    """Takes in a log's raw batches and gives the fitted schema; rows, positives: of train, valid and test."""
+    """Takes in a log's typed rows and gives what was fitted on those that are for training, negatives left out apart.
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
-        self.rows, self.positives = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    rows: of train, valid and test, int64 [3]; left_out: training rows left out; positives: int64 [3, labels].
+    given: what is fitted stays, except that with `grow` vocabularies and ranges get the new ids behind the old ones.
+    work: a folder for what memory should not hold. pool: its threads take a column each.
+    """
+
+    def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
+        self.given, self._grow, self._map = given, grow, pool.map if pool else map
+        schema = given.schema
+        self.rows, self.left_out = np.zeros(3, np.int64), 0
+        self.positives = np.zeros((3, len(schema.labels)), np.int64)
         self._moments = {name: Moments() for name in schema.dense}
-        self._ids = {name: _Ids() for name, t in schema.tables.items() if None in (t.encoding, t.rows, t.distinct)}
+        self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
+        wanted = [name for name, table in schema.tables.items() if self._is_wanted(name, table)]
+        memory = COUNTED_IDS // max(1, len(wanted))
+        self._ids = {name: _Ids(work / f"ids-{i}", memory) for i, name in enumerate(wanted)}
+        unfit = [n for n, c in schema.columns.items() if c.quantiles and c.boundaries is None]
+        self._values = {name: Ordered(work / f"values-{i}", np.float64) for i, name in enumerate(unfit)}
 
-    def add(self, batch: pa.RecordBatch, parts_N: Int64s, row0: int) -> None:
-        """Take in a batch whose first row is the log's row `row0`; UserError for what does not fit its kind."""
+    def add(self, batch: pa.RecordBatch, parts_N: Int64s) -> None:
+        """Take in typed rows."""
+        self.rows += np.bincount(parts_N, minlength=len(PARTS) + 1)[: len(PARTS)]
+        self.left_out += int((parts_N == LEFT_OUT).sum())
+        for t, name in enumerate(self.given.schema.labels):
+            y_N = batch.column(name).to_numpy()
+            self.positives[:, t] += np.bincount(parts_N, y_N, minlength=4)[:3].astype(np.int64)
         train_N = parts_N == 0
-        for name, column in self.schema.columns.items():
-            if column.kind == "ignore":
+        if train_N.any():
+            tasks = [partial(self._add_numbers, name) for name in (*self._moments, *self._values)]
+            tasks += [partial(self._add_ids, table) for table in self._ids]
+            list(self._map(lambda task: task(batch, train_N), tasks))
+
+    def fitted(self) -> Transforms:
+        """What was given with what it lacked; UserError when the training part teaches nothing."""
+        self._check_labels()
+        schema = self.given.schema
+        columns = {name: self._column(name, column) for name, column in schema.columns.items()}
+        found = dict(zip(self._ids, self._map(self._table, self._ids), strict=True))
+        tables = schema.tables | {name: table for name, (table, _) in found.items()}
+        tables |= {str(name): _of_buckets(columns, name) for name in self._bucketed}
+        made = {name: vocabulary for name, (_, vocabulary) in found.items() if vocabulary is not None}
+        vocabularies = {**self.given.vocabularies, **made}
+        return Transforms(schema=replace(schema, columns=columns, tables=tables), vocabularies=vocabularies)
+
+    def _is_wanted(self, name: str, table: Table) -> bool:
+        if name in self._bucketed:
+            return False
+        if table.encoding == "vocabulary":
+            return self._grow or name not in self.given.vocabularies
+        return None in (table.encoding, table.rows, table.distinct) or (self._grow and table.encoding == "range")
+
+    def _add_numbers(self, name: str, batch: pa.RecordBatch, train_N: Bools) -> None:
+        x_N = batch.column(name).to_numpy()[train_N]
+        if name in self._moments:
+            self._moments[name].add(squash(x_N, self.given.schema.columns[name].transform))
+        else:
+            self._values[name].add(x_N[~np.isnan(x_N)] + 0.0)  # -0 becomes 0
+
+    def _add_ids(self, table: str, batch: pa.RecordBatch, train_N: Bools) -> None:
+        for name, column in self.given.schema.columns.items():
+            if column.table != table:
                 continue
-            raw = raw_column(batch, name, column)
-            if column.kind == "label":
-                y_N = labels(raw, name, column, training=True, row0=row0)
-                self.rows += np.bincount(parts_N, minlength=3)
-                self.positives += np.bincount(parts_N, y_N, minlength=3).astype(np.int64)
-            elif column.kind == "numeric":
-                self._moments[name].add(squash(as_numbers(raw, name, row0)[train_N], column.transform))
-            elif column.table in self._ids:
-                self._ids[column.table].add(_training_ids(raw, name, column, train_N, row0))
+            values = batch.column(name)
+            if column.kind == "list":
+                self._ids[table].add(values.flatten(), np.repeat(train_N, values.value_lengths().to_numpy()))
+            else:
+                self._ids[table].add(values, train_N)
 
-    def fitted(self) -> Schema:
-        """The schema with what it lacked; UserError when the training part teaches nothing."""
-        self._check_label()
-        columns = {name: self._numeric(name, column) for name, column in self.schema.columns.items()}
-        tables = {
-            name: self._ids[name].fitted(table, name) if name in self._ids else table
-            for name, table in self.schema.tables.items()
-        }
-        return replace(self.schema, columns=columns, tables=tables)
+    def _table(self, name: str) -> tuple[Table, Vocabulary | None]:
+        table = self.given.schema.tables[name]
+        if self._grow and table.encoding == "range" and None not in (table.low, table.high, table.rows):
+            return self._ids[name].grown_range(table), None
+        return self._ids[name].fitted(name, table, self.given.vocabularies.get(name))
 
-    def _check_label(self) -> None:
-        rows, ones, total = int(self.rows[0]), int(self.positives[0]), int(self.rows.sum())
-        split = self.schema.split
+    def _check_labels(self) -> None:
+        rows, total, split = int(self.rows[0]), int(self.rows.sum()), self.given.schema.split
         if not rows:
-            remedy = f"of {total} rows valid takes {split.valid} and test {split.test} by {split.by}; lower them"
-            raise UserError(f"split: no row is left for training; {remedy}")
-        if ones in (0, rows):
-            which = f"all {total} rows" if int(self.positives.sum()) in (0, total) else f"all {rows} training rows"
-            label = self.schema.role("label")
-            remedy = "a model needs both outcomes; check the label's column and its `positive`"
-            raise UserError(f"label {label!r}: {which} are {1 if ones else 0}; {remedy}")
+            takes = f"valid takes {split.valid} and test {split.test} by {split.by}; lower them"
+            if split.by == "file":
+                takes = "those of valid_files and test_files take all; name others for training"
+            raise UserError(f"split: no row is left for training; of {total} rows {takes}")
+        for t, label in enumerate(self.given.schema.labels):
+            ones = int(self.positives[0, t])
+            if ones in (0, rows):
+                everywhere = int(self.positives[:, t].sum()) in (0, total)
+                which = f"all {total} rows" if everywhere else f"all {rows} training rows"
+                remedy = "a model needs both outcomes; check the label's column and its `positive`"
+                raise UserError(f"label {label!r}: {which} are {1 if ones else 0}; {remedy}")
 
-    def _numeric(self, name: str, column: Column) -> Column:
-        if column.kind != "numeric":
-            return column
-        moments = self._moments[name]
-        if not moments.count:
+    def _column(self, name: str, column: Column) -> Column:
+        is_fitted = column.boundaries is not None or None not in (column.mean, column.std)
+        numbers = len(self._values[name]) if name in self._values else None
+        if column.kind == "numeric":
+            numbers = self._moments[name].count
+        if numbers == 0 and not is_fitted:
             raise UserError(f"columns.{name}: missing in all {self.rows[0]} training rows; make it kind 'ignore'")
-        transform = column.transform or "standard"
-        if transform == "none":
-            return replace(column, transform=transform)
-        mean, std = column.mean, column.std
+        if name in self._values:
+            return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles or 2))
+        if column.kind != "numeric" or column.transform == "none":
+            return column
+        moments, mean, std = self._moments[name], column.mean, column.std
         return replace(
             column,
-            transform=transform,
+            transform=column.transform or "standard",
             mean=moments.mean if mean is None else mean,
             std=moments.std if std is None else std,
         )
 
 
-def _training_ids(raw: pa.Array, name: str, column: Column, train_N: npt.NDArray[np.bool_], row0: int) -> pa.Array:
-    if column.kind == "categorical":
-        return as_ids(raw, name, lambda i: row0 + i).filter(pa.array(train_N))
-    ids, offsets, _ = as_lists(raw, name, row0, column.max_length, column.separator)
-    return ids.filter(pa.array(np.repeat(train_N, np.diff(offsets))))
-
-
-def fit(schema: Schema, log: Log, cut: Cutter, told: Callable[[int], None]) -> Fitter:
-    """Read the whole log once; told: called with the rows done after each batch."""
-    fitter, row0 = Fitter(schema), 0
-    for batch in log.batches(types_for(schema, log)):
-        fitter.add(batch, cut.parts(batch, row0), row0)
-        row0 += batch.num_rows
-        told(row0)
-    return fitter
+def _of_buckets(columns: Mapping[str, Column], table: str | None) -> Table:
+    """The table of columns that are cut into buckets: as many rows as the one with most needs."""
+    most = 1 + max(len(column.boundaries or ()) for column in columns.values() if column.table == table)
+    return Table(encoding="range", low=1, high=most, rows=most + 1, distinct=most)

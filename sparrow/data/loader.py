@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,13 @@ from sparrow.core.errors import suggest
 from sparrow.data.fit import PARTS
 from sparrow.data.prepared import VERSION, sha256
 from sparrow.data.schema import Column, Schema
+from sparrow.data.spool import ahead
+from sparrow.data.transformed import Transforms, weights_of
 
 WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; three windows are in memory at a time
 
-T = TypeVar("T")
+_ROWS = ("rows", "rows_before")
+
 Array = npt.NDArray[Any]
 
 
@@ -40,10 +43,30 @@ class Dataset:
         """Rows of train, valid or test."""
         return int(self.manifest["rows"][_known(split)])
 
-    def label_mean(self, split: str = "train") -> float:
-        """Share of ones among a part's labels; NaN for a part without rows."""
-        mean = self.manifest["label_mean"][_known(split)]
-        return float("nan") if mean is None else float(mean)
+    def rows_before(self, split: str = "train") -> int:
+        """Rows of a part before `negatives` left some out."""
+        return int(self.manifest["rows_before"][_known(split)])
+
+    def label_mean(self, split: str = "train", label: str | None = None) -> float:
+        """Share of ones among a part's labels, the first one's unless told; NaN for a part without rows.
+
+        UserError for an unknown part or label.
+        """
+        means = self.manifest["label_mean"][_known(split)]
+        label = label or self.schema.labels[0]
+        if label not in means:
+            raise UserError(f"label: none is named {label!r}{suggest(label, means)}")
+        return float("nan") if means[label] is None else float(means[label])
+
+    @property
+    def negatives(self) -> float:
+        """The share w of training rows without a click that were kept; scores p become p / (p + (1 - p) / w)."""
+        return self.schema.split.negatives
+
+    @cached_property
+    def transforms(self) -> Transforms:
+        """What the rows passed through, to save beside a model; UserError for a damaged vocabulary."""
+        return Transforms.load(self.path)
 
     def loader(self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0) -> Loader:
         """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1."""
@@ -70,17 +93,22 @@ def open(prepared_dir: str | Path) -> Dataset:
     path = Path(prepared_dir)
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        version, digest, _ = manifest["version"], manifest["schema_sha256"], manifest["parts_sha256"]
-        _ = {part: (int(manifest["rows"][part]), manifest["label_mean"][part]) for part in PARTS}
+        version = manifest["version"]
     except (FileNotFoundError, NotADirectoryError):
         former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)  # --overwrite, killed between two renames
         remedy = f"move {former} back to {path}" if former else "make one with `sparrow prepare`"
         raise UserError(f"{path}: not a prepared log (no manifest.json); {remedy}") from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path / 'manifest.json'}: damaged or of an older format; prepare the log again") from None
+        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
     if version != VERSION:
         raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
-    for file in ("schema.toml", *(f"{part}/part-00000.parquet" for part in PARTS)):
+    try:
+        digest, vocabularies, _ = manifest["schema_sha256"], manifest["vocabulary_sha256"], manifest["parts_sha256"]
+        _ = [(int(manifest[rows][part]), manifest["label_mean"][part].items()) for rows in _ROWS for part in PARTS]
+        files = ("schema.toml", *vocabularies, *(f"{part}/part-00000.parquet" for part in PARTS))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
+    for file in files:
         if not (path / file).is_file():
             raise UserError(f"{path / file}: missing; prepare the log again")
     if sha256(path / "schema.toml") != digest:
@@ -116,6 +144,7 @@ class Loader:
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
+        self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
@@ -202,11 +231,17 @@ class _Window:
         for c, name in enumerate(schema.dense):
             self.dense_NC[:, c] = table[name].to_numpy()
         self.ids = [_values_and_offsets(table[name]) for name in schema.sparse]
+        self.weights: dict[str, Array] = {}
+        for name, column in schema.columns.items():
+            if column.weights:
+                self.weights[name] = pc.list_flatten(table[weights_of(name)]).to_numpy()
         self.roles = {}
-        for kind in ("label", "weight", "group"):
+        for kind in ("weight", "group"):
             role = schema.role(kind)
             if role is not None and role in table.column_names:
                 self.roles[kind] = np.array(table[role].to_numpy())  # a copy: torch wants memory it may write
+        if schema.labels and all(name in table.column_names for name in schema.labels):
+            self.roles["label"] = np.stack([table[name].to_numpy() for name in schema.labels], axis=1)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """The rows in order, batch_size at a time."""
@@ -214,15 +249,15 @@ class _Window:
 
     def batch(self, low: int, high: int) -> Batch:
         """Rows [low, high)."""
-        values, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        values, lengths, weights = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.float32)]
         ones = np.ones(high - low, np.int64)
-        for ids, offsets in self.ids:
-            if offsets is None:
-                values.append(ids[low:high])
-                lengths.append(ones)
-            else:
-                values.append(ids[offsets[low] : offsets[high]])
-                lengths.append(np.diff(offsets[low : high + 1]))
+        for name, (ids, offsets) in zip(self.schema.sparse, self.ids, strict=True):
+            first, last = (low, high) if offsets is None else (int(offsets[low]), int(offsets[high]))
+            values.append(ids[first:last])
+            lengths.append(ones if offsets is None else np.diff(offsets[low : high + 1]))
+            if self.weights:
+                w_N = self.weights.get(name)
+                weights.append(np.ones(last - first, np.float32) if w_N is None else w_N[first:last])
         roles = {kind: torch.from_numpy(values[low:high]) for kind, values in self.roles.items()}
         return Batch(
             dense_BC=torch.from_numpy(self.dense_NC[low:high]),
@@ -230,8 +265,9 @@ class _Window:
                 keys=self.schema.sparse,
                 values_N=torch.from_numpy(np.concatenate(values)),
                 lengths=torch.from_numpy(np.concatenate(lengths)),
+                weights_N=torch.from_numpy(np.concatenate(weights)) if self.weights else None,
             ),
-            labels_BT=roles["label"][:, None] if "label" in roles else None,
+            labels_BT=roles.get("label"),
             weights_B=roles.get("weight"),
             session_B=roles.get("group"),
         )
@@ -239,9 +275,10 @@ class _Window:
 
 def _values_and_offsets(column: pa.ChunkedArray) -> tuple[Array, Array | None]:
     if not pa.types.is_large_list(column.type):
-        return column.to_numpy(), None
+        return column.to_numpy().astype(np.int64, copy=False), None
     lengths = pc.list_value_length(column).to_numpy()
-    return pc.list_flatten(column).to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ids = pc.list_flatten(column).to_numpy().astype(np.int64, copy=False)
+    return ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _windows(tables: Iterator[pa.Table], schema: Schema, batch_size: int) -> Iterator[_Window]:
@@ -259,16 +296,12 @@ def _windows(tables: Iterator[pa.Table], schema: Schema, batch_size: int) -> Ite
 
 def _ahead(tables: Iterator[pa.Table], schema: Schema, batch_size: int, count: int) -> Iterator[Batch]:
     """The first `count` batches; a thread makes the next window while this one is used."""
-    windows = _windows(tables, schema, batch_size)
-    with ThreadPoolExecutor(1, thread_name_prefix="sparrow-loader") as pool:
-        ahead = pool.submit(next, windows, None)
-        while (window := ahead.result()) is not None:
-            ahead = pool.submit(next, windows, None)
-            for batch in window.batches(batch_size):
-                yield batch
-                count -= 1
-                if not count:
-                    return
+    for window in ahead(_windows(tables, schema, batch_size), "sparrow-loader"):
+        for batch in window.batches(batch_size):
+            yield batch
+            count -= 1
+            if not count:
+                return
 
 
 def _known(split: str) -> str:

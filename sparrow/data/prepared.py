@@ -1,14 +1,14 @@
-"""Raw log -> prepared log: fitted on the training part, transformed, cut in parts and written as Parquet."""
+"""Raw log -> prepared log: read once, fitted on the training part, transformed, cut in parts and written as Parquet."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,101 +17,218 @@ import pyarrow.parquet as pq
 from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
-from sparrow.data.fit import PARTS, Cutter, cutter, fit
+from sparrow.data._files import find
+from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
 from sparrow.data.inferred import infer_log
-from sparrow.data.read import Log, open_log, types_for
-from sparrow.data.schema import Schema, Split
-from sparrow.data.transformed import transform
+from sparrow.data.intime import in_time_order
+from sparrow.data.read import Log, Repairs, open_log, types_for
+from sparrow.data.schema import Schema, Source, Split
+from sparrow.data.spool import Spool, ahead, gathered
+from sparrow.data.transformed import NotIntegersError, Transforms, typed, vocabulary_file, weights_of
+from sparrow.data.workplace import workplace
+from sparrow.features.quantile import Ordered
+from sparrow.features.vocabulary import UNKNOWN
 
-VERSION = 1
-GROUP_ROWS = 1 << 16
+VERSION = 2
+GROUP_ROWS = 1 << 16  # of a row group
+SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
+BATCH_BYTES = 1 << 24  # of text that is converted at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What prepare made: the folder, its fitted schema, rows and mean label per part, and what to look at."""
+    """What prepare made: the folder, its fitted schema, rows and mean label per part, and what to look at.
+
+    rows: of each part, as written; left_out: training rows that split.negatives left out; label_mean: of the first
+    label; label_means: part -> label -> mean, NaN for a part without rows.
+    """
 
     out: Path
     schema: Schema
     rows: dict[str, int]
-    label_mean: dict[str, float]
+    left_out: int
+    label_means: dict[str, dict[str, float]]
     notes: tuple[str, ...]
+
+    @property
+    def label_mean(self) -> dict[str, float]:
+        """The first label's mean in each part."""
+        return {part: next(iter(means.values())) for part, means in self.label_means.items()}
 
 
 def prepare(
-    inputs: Sequence[str | Path],
+    inputs: Sequence[str | Path] | Log,
     out: str | Path,
     *,
-    schema: Schema | None = None,
+    schema: Schema | Transforms | None = None,
     label: str | None = None,
     split: Split | None = None,
+    source: Source | None = None,
+    grow: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Turn raw logs into a folder to train on: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
 
-    inputs: see `open_log`. schema: inferred when None; given, it is obeyed and only unfitted values are filled.
-    label: the label's column, for inference. split: instead of the schema's. overwrite: replace a prepared log at
-    `out`, after success. progress: told rows, of 0 while the number is not known.
-    Memory: a few batches, the distinct ids, 8 bytes per row for a split by time, and the whole transformed log when
-    it is to be split by time but is not in time order. The folder appears at once or not at all.
+    inputs: see `open_log`; or a log, such as a `table_log`. schema: inferred when None. A Schema is obeyed; what is
+    fitted in it stays, but vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they
+    are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
+    new rows for this log's new ids, behind the old ones. label: the label's column, for inference. split, source:
+    instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress:
+    told (what, rows, of 0 while the number is not known).
+
+    Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
+    is a time. Memory: about 300 MiB, and 28 bytes an id of the vocabularies; disk beside `out`: the log's size as
+    numbers. The folder appears at once or not at all.
     Raises UserError for what is wrong with the log or the schema, and, with nothing left behind, when it cannot be
     written.
     """
-    out, told = Path(out), progress or (lambda what, done, total: None)
-    _check_out(out, overwrite)
-    log = open_log(inputs, schema.source if schema else None)
-    if any(out.resolve() in file.resolve().parents for file in log.files):
-        raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
-    schema = _complete(schema, log, label, split)
-    cut = cutter(schema, log)
-    fitter = fit(schema, log, cut, lambda rows: told("fit", rows, log.rows))
-    fitted = replace(fitter.fitted(), source=log.source)
-    rows = {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)}
-    means = {part: float(p / n) if n else None for part, p, n in zip(PARTS, fitter.positives, fitter.rows, strict=True)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        new = work / "new"
-        new.mkdir()
-        _write_parts(new, fitted, log, cut, told, sum(rows.values()))
-        fitted.save(new / "schema.toml")
-        manifest = {
-            "version": VERSION,
-            "rows": rows,
-            "label_mean": means,
-            "schema_sha256": sha256(new / "schema.toml"),
-            "parts_sha256": {part: sha256(new / part / "part-00000.parquet") for part in PARTS},
-        }
-        (new / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        if out.exists():
-            out.rename(work / "old")
-        new.rename(out)
-    except BaseException as error:
-        if (work / "old").exists() and not out.exists():
-            (work / "old").rename(out)
-        if isinstance(error, OSError):
-            raise cannot_write(out, error) from error
-        raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    notes = [f"{name}: {column.note}" for name, column in fitted.columns.items() if column.note]
-    by = {"time": f"by time (column {fitted.role('time')})", "ratio": "at random"}[fitted.split.by or "ratio"]
-    notes.append(f"split {by}" + ("" if fitted.role("time") else "; no column is known to be a time"))
-    asked = {"valid": fitted.split.valid, "test": fitted.split.test}
-    notes += [
-        f"{part}: no rows, though the split asks for {share}"
-        for part, share in asked.items()
-        if share and not rows[part]
-    ]
-    label_mean = {part: float("nan") if mean is None else mean for part, mean in means.items()}
-    return Prepared(out=out, schema=fitted, rows=rows, label_mean=label_mean, notes=tuple(notes))
+    out = Path(out)
+    given = schema if isinstance(schema, Transforms) else Transforms(schema=schema) if schema else None
+    split = split or (given.schema.split if given else Split())
+    if grow and not isinstance(schema, Transforms):
+        raise UserError("grow: there is nothing to grow; give the transforms of a prepared log or of a run (--like)")
+    with workplace(out) as (work, notes):
+        _check_out(out, overwrite)
+        logs = _logs(inputs, source or (given.schema.source if given else None), split)
+        if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
+            raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
+        given = _complete(given, logs[0], label, split)
+        try:
+            with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
+                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None))
+                made = job.run(work / "new", grow)
+            if out.exists():
+                out.rename(work / "old")
+            (work / "new").rename(out)
+        except BaseException as error:
+            if (work / "old").exists() and not out.exists():
+                (work / "old").rename(out)
+            if isinstance(error, OSError):
+                raise cannot_write(out, error) from error
+            raise
+    return replace(made, out=out, notes=(*notes, *made.notes))
 
 
 def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """One preparation. logs: one, or those of train, valid and test."""
+
+    logs: list[Log]
+    given: Transforms
+    work: Path
+    pool: Executor
+    told: Progress
+    ends: list[int] = field(default_factory=list)  # of the logs' rows
+    in_order: bool = True
+
+    def run(self, new: Path, grow: bool) -> Prepared:
+        """Write the whole folder `new`."""
+        schema = self.given.schema
+        spool, times = self._read()
+        cuts = (0, 0)
+        if schema.split.by == "time":
+            cuts = time_cuts(schema, times)
+        elif schema.split.by == "file":
+            cuts = (self.ends[0], self.ends[1])
+        cutter = Cutter(schema=schema, cuts=cuts)
+        fitter, rows = Fitter(self.given, self.work, grow=grow, pool=self.pool), 0
+        for batch in ahead(spool):
+            fitter.add(batch, cutter.parts(batch, rows))
+            rows += batch.num_rows
+            self.told("fit", rows, spool.rows)
+        fitted = fitter.fitted()
+        fitted = replace(fitted, schema=replace(fitted.schema, source=self.logs[0].source))
+        assert fitter.rows.sum() + fitter.left_out == spool.rows
+        new.mkdir()
+        unknown = self._write(new, fitted, cutter, spool, times, int(fitter.rows.sum()))
+        spool.drop()
+        fitted.save(new)
+        _write_manifest(new, fitted.schema, fitter)
+        return Prepared(
+            out=new, schema=fitted.schema, left_out=fitter.left_out,
+            rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
+            label_means=_means(fitter, float("nan")),
+            notes=tuple(_notes(self.logs, fitted.schema, fitter, unknown)),
+        )  # fmt: skip
+
+    def _read(self) -> tuple[Spool, Ordered]:
+        """Every row as `typed` makes it; and the times."""
+        integers = _integers(self.given.schema, self.logs[0])
+        while True:
+            spool = Spool(self.work / "rows", SPOOL_BYTES)
+            times = Ordered(self.work / "times", np.int64)
+            try:
+                self._read_as(integers, spool, times)
+                break
+            except NotIntegersError as error:  # far into a column of text that began like integers
+                integers = integers - {str(error)}
+                spool.drop()
+                (self.work / "times").unlink(missing_ok=True)
+        for log, rows in zip(self.logs, np.diff([0, *self.ends]), strict=True):
+            assert rows == log.repairs.rows == (log.rows or rows), "rows were lost while the log was read"
+        return spool, times
+
+    def _read_as(self, integers: frozenset[str], spool: Spool, times: Ordered) -> None:
+        schema, time = self.given.schema, self.given.schema.role("time")
+        self.ends, self.in_order, last = [], True, np.iinfo(np.int64).min
+        for log in self.logs:
+            types = types_for(schema, log)
+            types |= {schema.columns[name].source or name: pa.string() for name in integers}
+            for raw in ahead(gathered(log.batches(types), GROUP_ROWS, BATCH_BYTES)):
+                batch = typed(schema, raw, training=True, row0=spool.rows, integers=integers, pool=self.pool)
+                spool.add(batch)
+                if time is not None and batch.num_rows:
+                    t_N = batch.column(time).to_numpy()
+                    self.in_order &= bool(t_N[0] >= last and (np.diff(t_N) >= 0).all())
+                    last = t_N[-1]
+                    times.add(t_N)
+                self.told("read", spool.rows, log.rows if len(self.logs) == 1 else 0)
+            self.ends.append(spool.rows)
+            if schema.split.by == "file":
+                last = np.iinfo(np.int64).min
+
+    def _write(
+        self, new: Path, fitted: Transforms, cutter: Cutter, spool: Spool, times: Ordered, total: int
+    ) -> dict[str, tuple[int, int]]:
+        """The parts' files; returns how many ids of valid are unknown to each table, and how many there are."""
+        unknown = dict.fromkeys(fitted.schema.tables, (0, 0))
+        writers = [_PartWriter(new / part) for part in PARTS]
+        rows, time = 0, None if self.in_order else fitted.schema.role("time")
+        parted = ahead(self._parted(fitted, cutter, spool))
+        if time is not None:
+            parted = in_time_order(parted, times, time, self.work)
+        whole = False
+        try:
+            for part, table in parted:
+                writers[part].add(table)
+                if part == 1:
+                    _count_unknown(fitted.schema, table, unknown)
+                if table.num_rows:
+                    rows += table.num_rows
+                    self.told("write", rows, total)
+            whole = True
+        finally:
+            for writer in writers:
+                writer.close(whole=whole)
+        assert rows == total, "rows were lost while they were written"
+        return unknown
+
+    def _parted(self, fitted: Transforms, cutter: Cutter, spool: Spool) -> Iterator[tuple[int, pa.Table]]:
+        """(part, its transformed rows), in the log's order."""
+        row0 = 0
+        for batch in spool:
+            table, parts_N = fitted.encoded(batch, self.pool), cutter.parts(batch, row0)
+            row0 += batch.num_rows
+            for part in range(len(PARTS)):
+                here_N = parts_N == part
+                yield part, table if here_N.all() else table.filter(pa.array(here_N))
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -122,30 +239,77 @@ def _check_out(out: Path, overwrite: bool) -> None:
     refuse_existing(out, overwrite)
 
 
-def _complete(schema: Schema | None, log: Log, label: str | None, split: Split | None) -> Schema:
-    """The schema to fit: inferred if need be, with its split, and checked against the log's columns."""
-    schema = schema or infer_log(log, label)
+def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Split) -> list[Log]:
+    """The log, or those of train, valid and test, read alike."""
+    held_out = [split.valid_files, split.test_files]
+    by_file = split.by == "file" or (split.by is None and any(held_out))
+    if any(held_out) and not by_file:
+        raise UserError(f"split.by: {split.by!r}, but files are named for valid or test; leave one of them out")
+    if isinstance(inputs, Log):
+        if by_file:
+            raise UserError("split.by: 'file' needs a log in files; write the tables to files, or split otherwise")
+        return [inputs]
+    if not by_file:
+        return [open_log(inputs, source)]
+    if not any(held_out):
+        raise UserError("split.by: 'file', but no files are named; give valid_files or test_files")
+    groups = [find(paths) if paths else () for paths in (inputs, *held_out)]
+    whole = open_log([path for paths in (inputs, *held_out) for path in paths], source)
+    logs, first = [], 0
+    for group in groups:
+        last = first + len(group)
+        logs.append(
+            replace(whole, files=whole.files[first:last], columns=whole.columns[first:last], rows=0, repairs=Repairs())
+        )
+        first = last
+    return logs
+
+
+def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:
+    """What is to be fitted: the schema, inferred if need be, with its split, and checked against the log's columns."""
+    given = given or Transforms(schema=infer_log(log, label))
+    schema = given.schema
     for name, column in schema.columns.items():
-        source = column.source or name
-        if column.kind != "ignore" and source not in log.types:
-            has = f"it has {', '.join(log.types)}"
-            raise UserError(f"columns.{name}: no column {source!r} in {log.files[0]}; {has}")
-    named = schema.role("label")
-    if named is None or (label is not None and label != named):
+        needed = [column.source or name, *([column.weights] if column.weights not in (None, ":") else [])]
+        for source in needed if column.kind != "ignore" else []:
+            if source not in log.types:
+                has = f"it has {', '.join(log.types)}"
+                raise UserError(f"columns.{name}: no column {source!r} in {log.name}; {has}")
+        if column.weights and weights_of(name) in schema.columns:
+            raise UserError(f"columns.{name}: its weights are kept as {weights_of(name)!r}, which is taken; rename it")
+    if not schema.labels or (label is not None and label not in schema.labels):
+        named = ", ".join(schema.labels) or None
         raise UserError(f"label: the schema's is {named}, {label or 'one'} is needed; give a column kind = 'label'")
     if not (schema.dense or schema.sparse):
         raise UserError("columns: no feature to learn from; make some numeric, categorical or list")
-    split = split or schema.split
-    by = split.by or ("ratio" if schema.role("time") is None else "time")
-    return replace(schema, split=replace(split, by=by))
+    by = split.by or ("file" if split.valid_files or split.test_files else "time" if schema.role("time") else "ratio")
+    if by == "time" and schema.role("time") is None:
+        raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
+    return replace(given, schema=replace(schema, split=replace(split, by=by)))
+
+
+def _integers(schema: Schema, log: Log) -> frozenset[str]:
+    """Columns of text to be taken for integers, as long as they are: what the log begins with suggests it."""
+    if not log.files or log.source.format == "parquet":
+        return frozenset()
+    sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]
+    return frozenset(
+        name
+        for name, column in schema.columns.items()
+        if column.kind == "categorical"
+        and not column.quantiles
+        and schema.tables[str(column.table)].encoding is None
+        and pa.types.is_integer(log.types[column.source or name])
+        and sources.count(column.source or name) == 1
+    )
 
 
 class _PartWriter:
-    """Writes one part in row groups of GROUP_ROWS; time: a column to sort by first, holding all rows until close."""
+    """Writes one part in row groups of GROUP_ROWS."""
 
-    def __init__(self, folder: Path, time: str | None) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self._path, self._time = folder / "part-00000.parquet", time
+        self._path = folder / "part-00000.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self._rows = 0
@@ -153,10 +317,12 @@ class _PartWriter:
     def add(self, table: pa.Table) -> None:
         """Take in rows; the first call fixes the columns, also when it brings none."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="lz4", write_page_checksum=True)
+            self._writer = pq.ParquetWriter(
+                self._path, table.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
+            )
         self._held.append(table)
         self._rows += table.num_rows
-        if self._time is None and self._rows >= GROUP_ROWS:
+        if self._rows >= GROUP_ROWS:
             self._flush(self._rows - self._rows % GROUP_ROWS)
 
     def _flush(self, rows: int) -> None:
@@ -172,27 +338,64 @@ class _PartWriter:
             return
         try:
             if whole:
-                if self._time is not None:
-                    table = pa.concat_tables(self._held)
-                    self._held = [table.take(np.argsort(table[self._time].to_numpy(), kind="stable"))]
                 self._flush(self._rows)
         finally:
             self._writer.close()
 
 
-def _write_parts(folder: Path, schema: Schema, log: Log, cut: Cutter, told: Progress, total: int) -> None:
-    time = None if cut.sorted else schema.role("time")
-    writers = [_PartWriter(folder / part, time) for part in PARTS]
-    row0, whole = 0, False
-    try:
-        for batch in log.batches(types_for(schema, log)):
-            table = transform(schema, batch, training=True, row0=row0)
-            parts_N = cut.parts(batch, row0)
-            for part, writer in enumerate(writers):
-                writer.add(table.filter(pa.array(parts_N == part)))
-            row0 += batch.num_rows
-            told("write", row0, total)
-        whole = True
-    finally:
-        for writer in writers:
-            writer.close(whole=whole)
+def _write_manifest(folder: Path, schema: Schema, fitter: Fitter) -> None:
+    """What the folder holds, and the digests of its files."""
+    vocabularies = [vocabulary_file(schema, n) for n, t in schema.tables.items() if t.encoding == "vocabulary"]
+    rows = {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)}
+    manifest = {
+        "version": VERSION,
+        "rows": rows,
+        "rows_before": rows | {"train": rows["train"] + fitter.left_out},
+        "label_mean": _means(fitter, None),
+        "schema_sha256": sha256(folder / "schema.toml"),
+        "parts_sha256": {part: sha256(folder / part / "part-00000.parquet") for part in PARTS},
+        "vocabulary_sha256": {name: sha256(folder / name) for name in vocabularies},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _means(fitter: Fitter, nothing: Any) -> dict[str, dict[str, Any]]:
+    """Part -> label -> mean, or `nothing` for a part without rows."""
+    return {
+        part: {
+            label: float(fitter.positives[p, t] / fitter.rows[p]) if fitter.rows[p] else nothing
+            for t, label in enumerate(fitter.given.schema.labels)
+        }
+        for p, part in enumerate(PARTS)
+    }
+
+
+def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int, int]]) -> None:
+    for name, column in schema.columns.items():
+        if column.kind in ("categorical", "list") and schema.tables[str(column.table)].encoding == "vocabulary":
+            values = table[name].combine_chunks()
+            ids = (values.flatten() if column.kind == "list" else values).to_numpy()
+            bad, all_ids = unknown[str(column.table)]
+            unknown[str(column.table)] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != 0).sum())
+
+
+def _notes(logs: list[Log], schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """What a person should look at, a line each."""
+    for log in logs:
+        yield from log.notes()
+    yield from (f"{name}: {column.note}" for name, column in schema.columns.items() if column.note)
+    split = schema.split
+    by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}
+    yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
+    if split.negatives < 1:
+        text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
+        yield f"{text}, rows without a click, of which {split.negatives:g} are kept; scores are corrected for it"
+    if split.by != "file":
+        asked = {"valid": split.valid, "test": split.test}
+        for p, part in enumerate(PARTS):
+            if asked.get(part) and not fitter.rows[p]:
+                yield f"{part}: no rows, though the split asks for {asked[part]}"
+    shares = sorted(((bad / ids, name) for name, (bad, ids) in unknown.items() if ids and bad >= 0.01 * ids))[::-1]
+    if shares:
+        most = ", ".join(f"{name} {share:.1%}" for share, name in shares[:6])
+        yield f"ids of valid that no vocabulary has: {most}{', ...' if len(shares) > 6 else ''}"

@@ -220,8 +220,7 @@ def _words(source: Source) -> str:
 def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
     """A text file's first rows, or None when it has none, in the types that they suggest.
 
-    Two things Arrow takes for what they should not be: integers beyond 2^63, for numbers, which would merge ids, and
-    text with bytes that are not UTF-8, for binary. Both are read once more, as text.
+    Arrow takes integers beyond 2^63 for numbers, which would merge ids; they are read once more, as text.
     """
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
@@ -232,12 +231,10 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
             return None
         table = pa.table(first)
         huge = [f.name for f in first.schema if pa.types.is_floating(f.type) and _is_huge(first[f.name])]
-        garbled = [f.name for f in first.schema if f.type == pa.binary()]
-        again = dict.fromkeys([*huge, *garbled], pa.string())
-        if again:
-            texts = next(text_batches(file, source, names, again, *few))
-            for name in again:
-                if name not in huge or pc.all(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")).as_py():
+        if huge:
+            texts = next(text_batches(file, source, names, dict.fromkeys(huge, pa.string()), *few))
+            for name in huge:
+                if pc.all(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")).as_py():
                     table = table.set_column(table.column_names.index(name), name, texts[name])
     except UserError:
         file.check()

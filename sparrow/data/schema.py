@@ -77,7 +77,8 @@ class Table:
     frequent first; a missing value is 0 and any other 1; rows = vocabulary + 2.
     encoding "range": integers low..high become 1..high - low + 1, anything else 0, and rows = high - low + 2.
     encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
-    any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training.
+    any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training. digest: of a
+    vocabulary, which is in a file beside the schema's; without that file it is fitted anew.
     """
 
     encoding: Literal["vocabulary", "range", "hash"] | None = None
@@ -86,6 +87,7 @@ class Table:
     low: int | None = None
     high: int | None = None
     distinct: int | None = None
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         require(least=1, most=2**40, rows=self.rows)
@@ -148,6 +150,11 @@ class Schema:
         for name, column in self.columns.items():
             if column.table is not None and column.table not in self.tables:
                 raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
+        for table in {c.table for c in self.columns.values() if c.quantiles}:
+            if mixed := [n for n, c in self.columns.items() if c.table == table and not c.quantiles]:
+                raise UserError(
+                    f"columns.{mixed[0]}.table: {table!r} holds quantile buckets; give the ids another table"
+                )
         for kind in ("time", "group", "weight"):
             named = self.of_kind(kind)
             if len(named) > 1:

@@ -1,6 +1,18 @@
-"""Raw columns -> what the model is fed: one function, called when a log is prepared and when a request is served."""
+"""Raw columns -> what the model is fed: the same two steps when a log is prepared and when a request is served.
+
+`typed` makes of raw columns what their kinds say, and needs nothing fitted. `Transforms` holds what was fitted and
+makes the model's numbers and ids of typed columns.
+"""
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -9,32 +21,153 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.schema import Column, Schema
-from sparrow.features import as_ids, as_lists, as_numbers, encode, hash_ids
+from sparrow.features import as_ids, as_lists, as_numbers, as_times, hash_ids, is_text
 from sparrow.features import transform as transform_numbers
+from sparrow.features.quantile import bucketize
+from sparrow.features.vocabulary import Vocabulary
 
 Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 
-def transform(schema: Schema, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0) -> pa.Table:
-    """Apply a fitted schema to raw rows [N]: a table [N] of feature columns in the schema's order.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transforms:
+    """What turns raw rows into a model's: a fitted schema, and the vocabulary of each table that has one."""
 
-    label, weight, baseline and numeric columns become float32, time, group and categorical ones int64, lists
-    large_list<int64>. training: every column must be there and every label known; else only features must, and a
-    missing label is NaN. row0: the log's row of the batch's first one, for errors.
-    Raises UserError for an absent column and for a value that does not fit its kind, naming column and row.
+    schema: Schema
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+
+    def transform(self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0) -> pa.Table:
+        """Raw rows [N] -> a table [N] of feature columns in the schema's order.
+
+        label, weight, baseline and numeric columns become float32, time, group and hashed columns int64, other
+        categorical ones int32; lists are large lists of the same, and a list with weights has these in a column beside
+        it, named by `weights_of`. training: every column must be there and every label known; else only features
+        must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors.
+        Raises UserError for an absent column and for a value that does not fit its kind, naming column and row.
+        """
+        return self.encoded(typed(self.schema, batch, training=training, row0=row0))
+
+    def encoded(self, batch: pa.RecordBatch, pool: Executor | None = None) -> pa.Table:
+        """What `transform` gives, of rows that are typed. pool: its threads take a column each."""
+        work = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names)]
+        done = (pool.map if pool else map)(lambda item: self._encoded(*item), work)
+        return pa.table(dict(zip(batch.schema.names, done, strict=True)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write schema.toml and vocabulary/, of a file for each table that has one, instead of those in `folder`."""
+        folder = Path(folder)
+        shutil.rmtree(folder / "vocabulary", ignore_errors=True)
+        for name, vocabulary in self.vocabularies.items():
+            path = folder / vocabulary_file(self.schema, name)
+            path.parent.mkdir(exist_ok=True)
+            vocabulary.save(path)
+        self.schema.save(folder / "schema.toml")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Transforms:
+        """Read what `save` wrote: the folder of a prepared log or of a run. UserError when it is not whole."""
+        folder = Path(folder)
+        schema, vocabularies = Schema.load(folder / "schema.toml"), {}
+        for name, table in schema.tables.items():
+            if table.encoding == "vocabulary":
+                path = folder / vocabulary_file(schema, name)
+                vocabularies[name] = found = Vocabulary.load(path)
+                if (found.rows, found.digest) != (table.rows, table.digest):
+                    raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
+        return cls(schema=schema, vocabularies=vocabularies)
+
+    def _encoded(self, name: str, values: pa.Array) -> pa.Array:
+        column = self.schema.columns.get(name)
+        if column is None:  # the weights of a list
+            return values
+        if column.kind == "numeric":
+            kind = column.transform
+            if kind != "none" and (column.mean is None or column.std is None):
+                raise UserError(f"columns.{name}.mean: not fitted; {REFIT}")
+            return pa.array(transform_numbers(_numpy(values), kind, column.mean, column.std))
+        if column.quantiles:
+            if column.boundaries is None:
+                raise UserError(f"columns.{name}.boundaries: not fitted; {REFIT}")
+            return pa.array(bucketize(_numpy(values), column.boundaries).astype(np.int32))
+        if column.kind == "categorical":
+            return pa.array(self._rows(str(column.table), values))
+        if column.kind == "list":
+            rows = pa.array(self._rows(str(column.table), values.values))
+            return pa.LargeListArray.from_arrays(values.offsets, rows)
+        return values
+
+    def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
+        """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
+        table, distinct = self.schema.tables[name], coded.dictionary
+        if table.encoding == "range" and table.low is not None and table.high is not None:
+            v_U = _numpy(distinct)
+            rows_U = np.where((v_U >= table.low) & (v_U <= table.high), v_U - table.low + 1, 0)
+        elif table.encoding == "vocabulary" and name in self.vocabularies:
+            rows_U = self.vocabularies[name].rows_of(hashes(distinct))
+        elif table.encoding == "hash":
+            rows_U = hashes(distinct)
+        else:
+            raise UserError(f"tables.{name}: not fitted; {REFIT}")
+        narrow = table.encoding != "hash" and (table.rows or 0) < 2**31
+        rows_U = np.append(rows_U, 0).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
+        return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
+
+
+def typed(
+    schema: Schema,
+    batch: pa.RecordBatch | pa.Table,
+    *,
+    training: bool,
+    row0: int = 0,
+    integers: Collection[str] = (),
+    pool: Executor | None = None,
+) -> pa.RecordBatch:
+    """Raw rows [N] as their kinds say, each column in one piece; arguments and errors are those of `transform`.
+
+    Numeric columns become float64, missing ones NaN. Ids are coded: a dictionary array, whose distinct values are
+    integers (int64) or hashes (uint64). integers: columns of text to be taken for integers; NotIntegersError when one
+    is not. pool: its threads take a column each.
     """
-    columns: dict[str, pa.Array] = {}
+    names = []
     for name, column in schema.columns.items():
         optional = not training and column.kind in ("label", "weight", "time", "group", "baseline")
-        if column.kind == "ignore" or (optional and (column.source or name) not in batch.schema.names):
-            continue
-        columns[name] = _convert(schema, name, raw_column(batch, name, column), training, row0)
-    return pa.table(columns)
+        if column.kind != "ignore" and not (optional and (column.source or name) not in batch.schema.names):
+            names.append(name)
+
+    def convert(name: str) -> dict[str, pa.Array]:
+        return _typed(schema, batch, name, training, row0, name in integers)
+
+    columns: dict[str, pa.Array] = {}
+    for made in (pool.map if pool else map)(convert, names):
+        columns |= made
+    return pa.RecordBatch.from_pydict(columns)
 
 
-def raw_column(batch: pa.RecordBatch | pa.Table, name: str, column: Column) -> pa.Array:
+class NotIntegersError(Exception):
+    """A column of text holds something else than integers as a computer writes them."""
+
+
+def weights_of(name: str) -> str:
+    """The prepared column with the weights of a list."""
+    return f"{name}:weights"
+
+
+def vocabulary_file(schema: Schema, table: str) -> str:
+    """A table's vocabulary in the folder of the schema; numbered, as names can be anything."""
+    place = list(schema.tables).index(table)
+    return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
+
+
+def hashes(distinct: pa.Array) -> Int64s:
+    """Hashes int64 [U] of distinct ids, integers or hashes already."""
+    return _numpy(distinct).view(np.int64) if distinct.type == pa.uint64() else hash_ids(distinct)
+
+
+def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
     """A feature's raw column in one piece; UserError with what there is, when it is absent."""
-    source = column.source or name
     if source not in batch.schema.names:
         has = suggest(source, batch.schema.names)
         raise UserError(f"columns.{name}: no column {source!r} in the log{has}")
@@ -50,7 +183,9 @@ def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: in
         remedy = f"set columns.{name}.positive to the value that counts as 1"
         raise UserError(f"label {name!r}: {raw.type} where 0 and 1 are needed; {remedy}")
     y_N = as_numbers(raw, name, row0)
-    if column.positive is not None and _is_number(raw.type):
+    if column.threshold is not None:
+        y_N = np.where(np.isnan(y_N), np.nan, y_N >= column.threshold)
+    elif column.positive is not None and _is_number(raw.type):
         y_N = np.where(np.isnan(y_N), np.nan, y_N == _number(column.positive, name))
     missing = np.flatnonzero(np.isnan(y_N))
     if training and len(missing):
@@ -58,50 +193,77 @@ def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: in
     bad = np.flatnonzero(~((y_N == 0) | (y_N == 1) | np.isnan(y_N)))
     if len(bad):
         remedy = f"labels are 0 and 1; for others set columns.{name}.positive to the value that counts as 1"
-        raise UserError(f"label {name!r}, row {row0 + bad[0]}: {y_N[bad[0]]:g}; {remedy}")
+        raise UserError(f"label {name!r}, row {row0 + bad[0]}: {y_N[bad[0]]:g}; {remedy}, or .threshold to the least")
     return y_N
 
 
-def times(raw: pa.Array, name: str, row0: int) -> npt.NDArray[np.int64]:
-    """Times int64 [N]: integers as they are, timestamps and dates in microseconds; UserError for missing ones."""
-    if raw.null_count:
-        i = pc.index(raw.is_null(), True).as_py()
-        raise UserError(f"time {name!r}, row {row0 + i}: missing; fill it in, or split by ratio and make it 'ignore'")
-    try:
-        if pa.types.is_date(raw.type) or pa.types.is_timestamp(raw.type):
-            raw = raw.cast(pa.timestamp("us"), safe=False)
-        return raw.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        remedy = "write times as integers or timestamps"
-        raise UserError(f"time {name!r}: {raw.type} is not a time ({error}); {remedy}") from None
-
-
-def _convert(schema: Schema, name: str, raw: pa.Array, training: bool, row0: int) -> pa.Array:
+def _typed(
+    schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, training: bool, row0: int, integers: bool
+) -> dict[str, pa.Array]:
     column = schema.columns[name]
+    raw = raw_column(batch, name, column.source or name)
     if column.kind == "label":
-        return pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))
+        return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
     if column.kind == "weight":
-        return pa.array(_weights(raw, name, row0).astype(np.float32))
+        return {name: pa.array(_weights(raw, name, row0).astype(np.float32))}
     if column.kind == "baseline":
-        return pa.array(_probabilities(raw, name, row0).astype(np.float32))
+        return {name: pa.array(_probabilities(raw, name, row0).astype(np.float32))}
     if column.kind == "time":
-        return pa.array(times(raw, name, row0))
+        return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.kind == "group":
-        return pa.array(hash_ids(as_ids(raw, name, lambda i: row0 + i)))
-    if column.kind == "numeric":
-        kind = column.transform
-        if kind != "none" and (column.mean is None or column.std is None):
-            raise UserError(f"columns.{name}.mean: not fitted; use the schema that prepare wrote")
-        return pa.array(transform_numbers(as_numbers(raw, name, row0), kind, column.mean, column.std))
-    assert column.table is not None
-    table = schema.tables[column.table]
-    if table.encoding is None or (table.encoding == "range" and (table.low is None or table.high is None)):
-        raise UserError(f"tables.{column.table}: not fitted; use the schema that prepare wrote")
-    low, high = (table.low, table.high) if table.encoding == "range" else (None, None)
+        return {name: pa.array(hash_ids(as_ids(raw, name, lambda i: row0 + i)))}
+    if column.kind == "numeric" or column.quantiles:
+        return {name: pa.array(as_numbers(raw, name, row0))}
+    table = schema.tables[str(column.table)]
+    hashed = not integers and table.encoding != "range" and _is_hashed(raw.type)
     if column.kind == "categorical":
-        return pa.array(encode(as_ids(raw, name, lambda i: row0 + i), name, low, high))
-    ids, offsets, _ = as_lists(raw, name, row0, column.max_length, column.separator)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(encode(ids, name, low, high)))
+        ids = as_ids(raw, name, lambda i: row0 + i)
+        return {name: _coded(ids, name, hashed=hashed, strict=integers)}
+    weights: pa.Array | str | None = column.weights
+    if weights not in (None, ":"):
+        weights = raw_column(batch, name, str(weights))
+    ids, offsets, w_M = as_lists(raw, name, row0, column.max_length, column.separator, weights)
+    lists = {name: pa.LargeListArray.from_arrays(offsets, _coded(ids, name, hashed=hashed, strict=False))}
+    if w_M is not None:
+        lists[weights_of(name)] = pa.LargeListArray.from_arrays(offsets, pa.array(w_M))
+    return lists
+
+
+def _is_hashed(kind: pa.DataType) -> bool:
+    """Whether ids of a raw type can be other than int64 in some batch, so that only their hashes are alike."""
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+        return _is_hashed(kind.value_type)
+    wide = kind == pa.uint64() or pa.types.is_decimal(kind)
+    return wide or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
+
+
+def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.DictionaryArray:
+    """Ids as an array of each distinct one, int64 or, hashed, uint64, and int32 places in it.
+
+    strict: NotIntegersError for text that is not what an integer's own text would be.
+    """
+    if not (hashed or strict) and is_text(ids.type):
+        ids = pc.if_else(pc.match_substring_regex(ids, r"^[-+]?\d{19,}$"), None, ids)  # beyond any range
+    coded = ids.dictionary_encode()
+    distinct = coded.dictionary
+    if hashed:
+        distinct = pa.array(hash_ids(distinct).view(np.uint64))
+    elif is_text(distinct.type):
+        numbers = _integers(distinct, name, strict)
+        if strict and not numbers.cast(distinct.type).equals(distinct):
+            raise NotIntegersError(name)
+        distinct = numbers
+    return pa.DictionaryArray.from_arrays(coded.indices, distinct)
+
+
+def _integers(texts: pa.Array, name: str, strict: bool) -> pa.Array:
+    try:
+        return texts.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        if strict:
+            raise NotIntegersError(name) from None
+        remedy = "prepare the log with encoding = 'vocabulary' or 'hash' for its table"
+        raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
 
 
 def _weights(raw: pa.Array, name: str, row0: int) -> Floats:
@@ -120,6 +282,10 @@ def _probabilities(raw: pa.Array, name: str, row0: int) -> Floats:
     if len(bad):
         raise UserError(f"baseline {name!r}, row {row0 + bad[0]}: {p_N[bad[0]]:g}; probabilities lie in 0..1")
     return p_N
+
+
+def _numpy(values: pa.Array) -> npt.NDArray[Any]:
+    return values.to_numpy(zero_copy_only=False)
 
 
 def _is_number(kind: pa.DataType) -> bool:

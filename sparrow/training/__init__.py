@@ -1,5 +1,6 @@
-"""A run: config, loop, schedules, run log, report. Training sees `model.loss(batch)` and `model.score(batch)` only."""
+"""A run: config, loop, schedules, run log, report. Training sees `model.learn(batch)` and `model.score(batch)` only."""
 
+from sparrow.training.fitting import Fitted, fit
 from sparrow.training.loop import Trainer, train
 from sparrow.training.predict import predict
 from sparrow.training.restore import Restored, check_schema, restore
@@ -8,6 +9,7 @@ from sparrow.training.run import Checkpoints, Data, Log, Loop, Run, Schedule
 __all__ = [
     "Checkpoints",
     "Data",
+    "Fitted",
     "Log",
     "Loop",
     "Restored",
@@ -15,6 +17,7 @@ __all__ = [
     "Schedule",
     "Trainer",
     "check_schema",
+    "fit",
     "predict",
     "restore",
     "train",

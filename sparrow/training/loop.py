@@ -20,11 +20,12 @@ from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
 from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
-from sparrow.training.restore import build, identity, load_weights, scoring, tables_of
+from sparrow.training.restore import build, identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.training.run import Run
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
 from sparrow.training.step import Step
+from sparrow.training.warm import warm_start
 
 WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 PATIENCE_NONFINITE = 100
@@ -72,7 +73,7 @@ class Trainer:
         saved = self.dir.find(resume, overwrite)
         if saved:
             self.dir.check(saved, self.identity, self.dataset)
-            run = self.dir.continued(run, lambda text: self.listen("note", {"text": text}))
+            run = self.dir.continued(run, self._say)
         self.run = run = resolved(run, self.dataset)
         check_fits(run, self.dataset)
         torch.set_num_threads(run.threads)
@@ -112,6 +113,8 @@ class Trainer:
             if self.saved:
                 self._load(self.saved)
             else:
+                if self.run.init_from:
+                    warm_start(self.model, self.optimizer, self.run, self.dataset, self._say)
                 self.dir.begin(self.dataset)
             self.run.save(self.dir.path / "run.toml")
             return self._fit()
@@ -123,7 +126,7 @@ class Trainer:
         self.listen("begin", {"step": self.step, "total": self.total_steps})
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
-            self.listen("note", {"text": f"{text}: the learning rate never gets there; lower it or data.batch_size"})
+            self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
         self.clock, self.clock_examples = time.perf_counter(), self.examples
         try:
             if self.step and self._time_to_evaluate():
@@ -197,6 +200,9 @@ class Trainer:
         for tables in self.tables:
             tables.scale_lr(factor)
 
+    def _say(self, text: str) -> None:
+        self.listen("note", {"text": text})
+
     def _judge(self, batch: Batch, scores_BT: Tensor) -> None:
         assert batch.labels_BT is not None
         part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
@@ -210,7 +216,7 @@ class Trainer:
             raise UserError(
                 f"{place}; lower the learning rates, clip with --loop.clip_norm, or check the numeric columns"
             )
-        self.listen("note", {"text": f"{place}; left out"})
+        self._say(f"{place}; left out")
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -258,9 +264,7 @@ class Trainer:
         """Keep the best; count evaluations without a better one."""
         monitor = self.run.loop.monitor
         if math.isnan(value):
-            self.listen(
-                "note", {"text": f"step {self.step}: valid {monitor} is undefined (one class); it picks no best"}
-            )
+            self._say(f"step {self.step}: valid {monitor} is undefined (one class); it picks no best")
             return
         value = value if monitor in ("ne", "logloss") else -value
         if self.best is None or value < self.best:
@@ -336,12 +340,7 @@ class Trainer:
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)
-        state = self.optimizer.state_dict()
-        state["state"] = {}
-        for key, value in saved.part("optimizer").items():
-            index, name = key.split(".", 1)
-            state["state"].setdefault(int(index), {})[name] = value
-        self.optimizer.load_state_dict(state)
+        load_optimizer(self.optimizer, saved)
         random = saved.part("random")
         torch.set_rng_state(random["cpu"])
         if "cuda" in random and self.device.type == "cuda":

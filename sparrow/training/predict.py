@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from sparrow import data
 from sparrow.core.errors import UserError, require, suggest
@@ -32,7 +31,8 @@ def predict(
     """Score every row of a raw log, in order, and return how many there were.
 
     The rows pass through the transforms fitted for training. out: Parquet with the columns `keep` of the log and
-    float32 `score`, a click probability; it appears whole or not at all. which, device: see `restore`.
+    float32 `score`, a click probability (and `score_NAME` for every further label); it appears whole or not at all.
+    which, device: see `restore`.
     Raises UserError for a log that lacks a feature, an `out` that exists, or a run that cannot be restored.
     """
     out = Path(out)
@@ -52,15 +52,13 @@ def predict(
     told, done = progress or (lambda what, done, total: None), 0
     text = log.source.format != "parquet"  # read as the schema needs it; Parquet keeps its own types
     fields = [pa.field(name, types[name] if text else log.types[name]) for name in keep]
-    columns = pa.schema([*fields, pa.field("score", pa.float32())])
+    scored = ["score", *(f"score_{name}" for name in found.schema.labels[1:])]
+    columns = pa.schema([*fields, *(pa.field(name, pa.float32()) for name in scored)])
     with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer:
         for rows in log.batches(types):
-            table = data.transform(found.schema, rows, training=False, row0=done)
-            scores = [torch.empty(0)]
-            for batch in data.batches(found.schema, table, batch_size):
-                scores.append(found.score(batch))
+            scores_NT = found.score_rows(rows, batch_size, done)
             kept = [rows.column(name) for name in keep]
-            writer.write_table(pa.Table.from_arrays([*kept, torch.cat(scores).numpy()], schema=columns))
+            writer.write_table(pa.Table.from_arrays([*kept, *map(pa.array, scores_NT.T.copy())], schema=columns))
             done += rows.num_rows
             told("scored", done, log.rows)
     return done

@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 from torch import nn
 
-from sparrow import checkpoint
+from sparrow import checkpoint, data
 from sparrow.checkpoint import Checkpoint
 from sparrow.core import Batch
 from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
+from sparrow.data import Transforms
 from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables
 from sparrow.layers import computing
 from sparrow.models import ModelConfig
 from sparrow.training.run import Run
+
+Floats = npt.NDArray[np.float32]
 
 
 def identity(run: Run, schema: Schema) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def check_schema(trained: Schema, log: Schema, place: Path) -> None:
         if ours.get(key) != theirs.get(key):
             raise UserError(
                 f"{place}: prepared with another schema: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} in "
-                "the run; prepare the log with --schema RUN_DIR/schema.toml"
+                "the run; prepare the log with --like RUN_DIR"
             )
 
 
@@ -92,14 +98,35 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
             raise UserError(f"{saved.path}: damaged checkpoint (table {name!r} lacks {rows} rows); delete the folder")
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+    """The state of the dense optimizer from a checkpoint."""
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for key, value in saved.part("optimizer").items():
+        index, name = key.split(".", 1)
+        state["state"].setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(state)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Restored:
     """A trained model, ready to score, with what it was trained from."""
 
     model: Any  # nn.Module and sparrow.models.Model at once, which the type system cannot say
     run: Run
-    schema: Schema
+    transforms: Transforms
     step: int
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns mean."""
+        return self.transforms.schema
+
+    def score_rows(self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0) -> Floats:
+        """Probabilities float32 [N, T] of raw rows, in order; row0: the log's row of the first one, for errors."""
+        table = self.transforms.transform(rows, training=False, row0=row0)
+        scores = [self.scores(batch) for batch in data.batches(self.schema, table, batch_size)]
+        return torch.cat([torch.empty(0, len(self.schema.labels) or 1), *scores]).numpy()
 
     @torch.no_grad()
     def score(self, batch: Batch) -> torch.Tensor:
@@ -134,7 +161,8 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     if not (run_dir / "run.toml").exists():
         raise UserError(f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow train` job")
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
-    schema = Schema.load(run_dir / "schema.toml")
+    transforms = Transforms.load(run_dir)
+    schema = transforms.schema
     directory = run_dir / "checkpoints"
     if which not in ("best", "last") and not which.isdigit():
         raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number; use one of them")
@@ -143,7 +171,7 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     saved.check(identity(run, schema))
     model = build(run.model, schema, run)
     load_weights(model, saved)
-    return Restored(model=model.eval(), run=run, schema=schema, step=saved.step)
+    return Restored(model=model.eval(), run=run, transforms=transforms, step=saved.step)
 
 
 def _fitted(schema: Schema) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class Run:
     optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads,
     0 for torch's choice, which is then written down, because sums depend on it. device: "cpu", "cuda", "cuda:1", ...
     precision: of the matrix products, see `sparrow.layers.computing`; weights and tables are fp32 either way. compile:
-    through torch.compile, which takes some tens of seconds at the beginning.
+    through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
+    begin with what it learnt, see `warm_start`.
     """
 
     run_dir: str
@@ -154,6 +155,7 @@ class Run:
     threads: int = 0
     precision: Precision = "fp32"
     compile: bool = False
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run_dir:

@@ -41,8 +41,8 @@ class RunDir:
 
     def check(self, saved: checkpoint.Checkpoint, identity: Mapping[str, Any], dataset: Dataset) -> None:
         """UserError when a checkpoint is of another model, or of another log than this."""
-        saved.check(identity)
         check_schema(Schema.load(self.path / "schema.toml"), dataset.schema, dataset.path)
+        saved.check(identity)
         if saved.state.get("data") != dataset.fingerprint:
             raise UserError(
                 f"{dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "
@@ -70,7 +70,7 @@ class RunDir:
         for name in MADE:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        dataset.schema.save(self.path / "schema.toml")
+        dataset.transforms.save(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

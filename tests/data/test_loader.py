@@ -185,8 +185,8 @@ def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path
     with pytest.raises(UserError, match=r"manifest\.json: damaged"):
         data.open(tmp_path)
     text = (dataset.path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"version": 1', '"version": 99'))
-    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 1; prepare the log again"):
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 2', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 2; prepare the log again"):
         data.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"schema\.toml: missing"):
@@ -200,11 +200,11 @@ def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path
 
 def test_serving_gets_the_batches_of_training(dataset: data.Dataset) -> None:
     raw = pq.read_table(dataset.path.parent / "log.parquet")
-    served = list(data.batches(dataset.schema, data.transform(dataset.schema, raw, training=False), 100))
+    served = list(data.batches(dataset.schema, dataset.transforms.transform(raw, training=False), 100))
     trained = list(dataset.loader(100))
     assert len(served) == len(trained)
     assert all(same(a, b) for a, b in zip(served, trained, strict=True))
-    features = data.transform(dataset.schema, raw.select(["row", "tags", "code"]), training=False)
+    features = dataset.transforms.transform(raw.select(["row", "tags", "code"]), training=False)
     (batch,) = data.batches(dataset.schema, features, ROWS)
     assert (batch.labels_BT, batch.weights_B, batch.session_B) == (None, None, None)
 

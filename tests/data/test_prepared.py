@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ SCHEMA = Schema(
         "sparse_id": Column(kind="categorical", table="ids"),
         "row": Column(kind="numeric", transform="none"),
     },
-    tables={"code": Table(), "ids": Table()},
+    tables={"code": Table(), "ids": Table(encoding="hash")},
 )
 
 
@@ -90,7 +91,7 @@ def test_a_split_by_time_keeps_time_order(tmp_path: Path, in_order: bool) -> Non
     table = pa.concat_tables([part(tmp_path / "out", name) for name in ("train", "valid", "test")])
     np.testing.assert_array_equal(table["ts"], time)
     assert (np.diff(table["row"])[np.diff(time) == 0] > 0).all()  # and, at one time, the log's order
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["label_mean"]["test"] is None
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["label_mean"]["test"] == {"label": None}
 
 
 def test_a_given_schema_is_obeyed(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_row_groups_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     prepare([log, log], tmp_path / "out", schema=SCHEMA, split=split, progress=lambda *step: told.append(step))
     meta = pq.ParquetFile(tmp_path / "out" / "train" / "part-00000.parquet").metadata
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [128] * 15 + [80]
-    assert [step for step in told if step[1] == step[2]] == [("fit", 2000, 2000), ("write", 2000, 2000)]
+    assert [step for step in told if step[1] == step[2]] == [(what, 2000, 2000) for what in ("read", "fit", "write")]
 
 
 ROW = st.fixed_dictionaries(
@@ -251,7 +252,8 @@ def test_a_row_is_what_reading_the_docs_makes_of_it(
         "code": Column(kind="categorical", table="code"),
         "user": Column(kind="group"),
     }
-    schema = Schema(columns=columns, tables={name: Table() for name in ("tags", "word", "code")})
+    tables = {"tags": Table(), "word": Table(min_count=1), "code": Table()}
+    schema = Schema(columns=columns, tables=tables)
     made = prepare([folder / "log.parquet"], folder / "out", schema=schema, split=Split(valid=0, test=0))
 
     def squashed(x: float | None) -> float:
@@ -263,6 +265,9 @@ def test_a_row_is_what_reading_the_docs_makes_of_it(
     codes = [row["code"] for row in rows if row["code"] is not None]
     tags = [[t for t in row["tags"] or [] if t is not None][-2:] for row in rows]
     low = min(t for tag in tags for t in tag)
+    words = Counter(row["word"] for row in rows if row["word"] is not None)
+    ids = {word: hash_ids(pa.array([word]))[0] for word in words}
+    places = {None: 0} | {w: i + 2 for i, w in enumerate(sorted(words, key=lambda w: (-words[w], ids[w])))}
     at = 0
     for batch in data.open(folder / "out").loader(batch_size):
         now = rows[at : at + batch.batch_size]
@@ -272,7 +277,7 @@ def test_a_row_is_what_reading_the_docs_makes_of_it(
         want = [0.0 if row["n"] is None else (squashed(row["n"]) - mean) / std for row in now]
         np.testing.assert_allclose(batch.dense_BC[:, 0].numpy(), want, rtol=1e-4, atol=1e-5)
         assert batch.ids.keys == ("tags", "word", "code")
-        assert batch.ids["word"].values_N.tolist() == hash_ids(pa.array([r["word"] for r in now], pa.string())).tolist()
+        assert batch.ids["word"].values_N.tolist() == [places[row["word"]] for row in now]
         want_codes = [0 if row["code"] is None else row["code"] - min(codes) + 1 for row in now]
         assert batch.ids["code"].values_N.tolist() == want_codes
         lists = batch.ids["tags"].values_N.split(batch.ids["tags"].lengths_B.tolist())

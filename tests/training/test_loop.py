@@ -314,14 +314,15 @@ def test_impossible_monitors_are_refused_before_work(prepared: Path, tmp_path: P
 
 def test_another_log_is_not_taken_for_the_same(prepared: Path, tmp_path: Path) -> None:
     train(make(prepared, tmp_path / "run"))
-    schema = data.open(prepared).schema
-    raw = prepared.parent / "log.parquet"
-    data.prepare([raw], tmp_path / "seed", schema=dataclasses.replace(schema, split=Split(by="ratio", seed=9)))
+    transforms, raw = data.open(prepared).transforms, prepared.parent / "log.parquet"
+    schema = transforms.schema
+    data.prepare([raw], tmp_path / "seed", schema=transforms, split=Split(by="ratio", seed=9))
     with pytest.raises(UserError, match="not the one that this run began with"):
         train(make(tmp_path / "seed", tmp_path / "run"), resume=True)
     name = schema.dense[0]
     columns = schema.columns | {name: dataclasses.replace(schema.columns[name], mean=100.0)}
-    data.prepare([raw], tmp_path / "mean", schema=dataclasses.replace(schema, columns=columns))
+    other = dataclasses.replace(transforms, schema=dataclasses.replace(schema, columns=columns))
+    data.prepare([raw], tmp_path / "mean", schema=other)
     with pytest.raises(UserError, match=rf"another schema: columns\.{name}\.mean is 100\.0 there"):
         train(make(tmp_path / "mean", tmp_path / "run"), resume=True)
 

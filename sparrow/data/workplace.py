@@ -1,0 +1,53 @@
+"""The hidden folder in which a folder is made before it gets its name."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparrow.core.files import cannot_write
+
+_LOCK = "sparrow-prepare.lock"
+
+
+@contextmanager
+def workplace(out: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A hidden folder beside `out` that goes away with the block, and notes on what killed programs had left.
+
+    Their folders are known by a lock that nobody holds any more, and are deleted; a folder that one had moved away
+    from `out`, to put a new one in its place, is put back. UserError when none can be made.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        notes = _clean(out)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise cannot_write(out, error) from error
+    try:
+        with open(work / _LOCK, "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield work, notes
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _clean(out: Path) -> list[str]:
+    notes = []
+    for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{_LOCK}"):
+        work = lock.parent
+        with open(lock, encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # it is being prepared by somebody else
+            if (work / "old").exists() and not out.exists():
+                (work / "old").rename(out)
+                notes.append(f"{out}: put back where it was before a preparation was killed")
+            shutil.rmtree(work, ignore_errors=True)
+            notes.append(f"{work}: left by a preparation that was killed; deleted")
+    return notes

@@ -1,0 +1,96 @@
+"""Exact order statistics of more numbers than memory should hold, and the buckets that they cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+RUN_VALUES = 1 << 20
+_SAMPLE_EVERY = 4096
+
+
+class Ordered:
+    """Takes in int64 or float64 numbers in any order and tells those at given places of their ascending order.
+
+    Memory: 8 bytes for each of RUN_VALUES numbers, and of every 4096th; the rest is in `path`, as sorted runs, which
+    the caller deletes. NaN must not come in. Regular sampling bounds what lies between two samples (Li et al., 1993).
+    """
+
+    def __init__(self, path: Path, kind: type[np.int64] | type[np.float64]) -> None:
+        self._path, self._kind = path, kind
+        self._new: list[Array] = []
+        self._held = 0
+        self._lengths: list[int] = []  # of the runs in the file
+
+    def __len__(self) -> int:
+        return sum(self._lengths) + self._held
+
+    def add(self, x_N: Array) -> None:
+        """Take in numbers [N]."""
+        assert x_N.dtype == self._kind
+        for i in range(0, len(x_N), RUN_VALUES):
+            self._new.append(x_N[i : i + RUN_VALUES].copy())
+            self._held += len(self._new[-1])
+            if self._held >= RUN_VALUES:
+                self._spill()
+
+    def at(self, places: Sequence[int]) -> Array:
+        """The numbers at these places [P] of the ascending order, each 0 <= place < len(self)."""
+        places_P = np.asarray(places, np.int64)
+        assert not len(places_P) or (places_P.min() >= 0 and places_P.max() < len(self))
+        runs = self._runs()
+        sample = np.unique(np.concatenate([run[::_SAMPLE_EVERY] for run in runs] or [np.empty(0, self._kind)]))
+        below_S = sum((run.searchsorted(sample, "left") for run in runs), np.zeros(len(sample), np.int64))
+        upto_S = sum((run.searchsorted(sample, "right") for run in runs), np.zeros(len(sample), np.int64))
+        # The sample holds the least number of all: every place is either one of a sample's own or right behind them.
+        at_P = below_S.searchsorted(places_P, "right") - 1
+        found_P = sample[at_P]
+        between_P = places_P >= upto_S[at_P]
+        for s in np.unique(at_P[between_P]):
+            end = sample[s + 1] if s + 1 < len(sample) else None
+            pieces = [run[run.searchsorted(sample[s], "right") : _first(run, end)] for run in runs]
+            here_P = between_P & (at_P == s)
+            found_P[here_P] = np.sort(np.concatenate(pieces))[places_P[here_P] - upto_S[s]]
+        return found_P
+
+    def _spill(self) -> None:
+        with self._path.open("ab") as file:
+            np.sort(np.concatenate(self._new)).tofile(file)
+        self._lengths.append(self._held)
+        self._new, self._held = [], 0
+
+    def _runs(self) -> list[Array]:
+        runs = [np.sort(np.concatenate(self._new))] if self._new else []
+        if self._lengths:
+            spilled = np.memmap(self._path, self._kind, "r")
+            runs += np.split(spilled, np.cumsum(self._lengths)[:-1])
+        return runs
+
+
+def _first(run: Array, end: Any) -> int:
+    return len(run) if end is None else int(run.searchsorted(end, "left"))
+
+
+def quantile_boundaries(x: Ordered, buckets: int) -> tuple[float, ...]:
+    """What parts numbers in `buckets` that hold equally many: ascending, at most buckets - 1, each one's greatest.
+
+    Boundary k of K buckets is the smallest x with at least k / K of the numbers at or below it (the inverse of the
+    empirical distribution; Hyndman and Fan 1996, type 1). Equal ones are merged, and so is the greatest number.
+    """
+    if not len(x):
+        return ()
+    places = [-(-k * len(x) // buckets) - 1 for k in range(1, buckets)]
+    found = np.unique(x.at([*places, len(x) - 1]))
+    return tuple(found[:-1].tolist())
+
+
+def bucketize(x_N: npt.NDArray[np.float64], boundaries: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Buckets int64 [N], 1 for x <= boundaries[0] to len(boundaries) + 1; missing (NaN) -> 0."""
+    buckets_N = np.searchsorted(np.asarray(boundaries, np.float64), x_N, "left") + 1
+    return np.where(np.isnan(x_N), 0, buckets_N).astype(np.int64)

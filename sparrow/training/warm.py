@@ -1,0 +1,79 @@
+"""Begin with what another run learnt: the next day's log, with ids that the day before had not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from sparrow import checkpoint
+from sparrow.core import UserError
+from sparrow.data import Dataset, Transforms
+from sparrow.features.vocabulary import FIRST, UNKNOWN
+from sparrow.training.restore import identity, load_optimizer, tables_of
+from sparrow.training.run import Run
+
+_SAME = ("model", "features", "dense columns", "table rule", "dense optimizer")  # of `identity`; tables may differ
+
+
+def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None]) -> None:
+    """Give the model and its optimizers what the run `run.init_from` ended with (its best checkpoint, else the last).
+
+    An id takes its row with it: rows are matched by id where the two logs number ids differently, ids that are new
+    begin as in any run. Dense weights and the state of both optimizers come along; schedule and steps begin anew.
+    Raises UserError when there is no such run, or it has another model, other columns or other optimizers.
+    """
+    place = Path(str(run.init_from))
+    if not (place / "run.toml").exists():
+        raise UserError(f"init_from: {place} is not a run directory (no run.toml); give that of a `sparrow train` job")
+    old, then = Run.load(place / "run.toml"), Transforms.load(place)
+    ours, theirs = identity(run, dataset.schema), identity(old, then.schema)
+    for name in _SAME:
+        if ours[name] != theirs[name]:
+            raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
+    directory = place / "checkpoints"
+    saved = checkpoint.load(directory, checkpoint.latest(directory, best=True))
+    model.load_state_dict(saved.part("dense"))
+    load_optimizer(optimizer, saved)
+    moves = {name: _moved(name, then, dataset.transforms) for name in dataset.schema.tables}
+    owners = {record.spec.name: record for tables in tables_of(model) for record in tables.all_records()}
+    carried = dict.fromkeys(owners, 0)
+    for chunk in saved.chunks():
+        record, to_R = owners[chunk.table], moves[chunk.table][slice(*chunk.rows)]
+        kept = to_R >= 0
+        for name, values in chunk.fields.items():
+            record.fields[name][to_R[kept]] = values[kept].to(record.weight.device)
+        carried[chunk.table] += int(kept.sum())
+    for tables in tables_of(model):
+        tables.version += 1
+    rows = sum(record.rows for record in owners.values())
+    say(f"begun with {place}, step {saved.step}: {sum(carried.values()):,} of {rows:,} table rows come from there")
+    for name in dataset.schema.dense:
+        one, other = dataset.schema.columns[name], then.schema.columns[name]
+        if (one.mean, one.std, one.transform) != (other.mean, other.std, other.transform):
+            remedy = f"`sparrow prepare --like {place} --grow` keeps it as it was"
+            say(f"{name}: standardised otherwise than in {place}; {remedy}")
+
+
+def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
+    """For each row of a table of the earlier run the row of the same id now, or -1: int64 [R]."""
+    old, new = then.schema.tables[name], now.schema.tables[name]
+    rows = old.rows or 0
+    same = np.arange(rows)
+    if (old.encoding, old.rows, old.low, old.digest) == (new.encoding, new.rows, new.low, new.digest):
+        return torch.from_numpy(same)
+    if old.encoding == new.encoding == "vocabulary":
+        to_R = np.append(same[:FIRST], now.vocabularies[name].rows_of(then.vocabularies[name].hashes_V))
+        to_R[FIRST:][to_R[FIRST:] == UNKNOWN] = -1
+        return torch.from_numpy(to_R)
+    if old.encoding == new.encoding == "range" and old.low is not None and new.low is not None:
+        to_R = same + (old.low - new.low)
+        to_R[(to_R < 1) | (to_R >= (new.rows or 0))] = -1
+        to_R[0] = 0  # of missing ids and of those outside
+        return torch.from_numpy(to_R)
+    told = f"{old.encoding} of {old.rows} rows then, {new.encoding} of {new.rows} now"
+    raise UserError(f"init_from: table {name!r}: {told}; prepare the log with --like and the run, and --grow")

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparrow.features import quantile
+from sparrow.features.quantile import Ordered, bucketize, quantile_boundaries
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_runs():
+    """Runs and samples so short that small examples need many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantile, "RUN_VALUES", 7)
+        patch.setattr(quantile, "_SAMPLE_EVERY", 3)
+        yield
+
+
+def ordered(folder: Path, chunks: list[np.ndarray], kind: type) -> Ordered:
+    path = folder / "values"
+    path.unlink(missing_ok=True)
+    x = Ordered(path, kind)
+    for chunk in chunks:
+        x.add(chunk)
+    return x
+
+
+INTEGERS = st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))
+FLOATS = st.one_of(st.integers(-3, 3).map(float), st.floats(allow_nan=False, width=32))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(INTEGERS, max_size=30), max_size=6))
+def test_every_place_is_that_of_the_sorted_integers(tmp_path_factory, chunks: list[list[int]]) -> None:
+    folder = tmp_path_factory.mktemp("ordered")
+    x = ordered(folder, [np.array(chunk, np.int64) for chunk in chunks], np.int64)
+    want = sorted(i for chunk in chunks for i in chunk)
+    assert len(x) == len(want)
+    assert x.at(range(len(want))).tolist() == want
+    assert x.at([]).tolist() == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=80), st.integers(2, 20))
+def test_boundaries_are_the_inverse_of_the_empirical_distribution(tmp_path_factory, values, buckets: int) -> None:
+    x = ordered(tmp_path_factory.mktemp("ordered"), [np.array(values)], np.float64)
+    found = quantile_boundaries(x, buckets)
+    shares = np.arange(1, buckets) / buckets
+    want = set(np.quantile(values, shares, method="inverted_cdf").tolist()) - {max(values)}
+    if all((k * len(values)) % buckets for k in range(1, buckets)):  # elsewhere numpy's rounding may decide otherwise
+        assert set(found) == want
+    assert list(found) == sorted(set(found))
+    below = np.array([np.mean(np.array(values) <= b) for b in found])
+    for k in range(1, buckets):  # by the definition itself
+        least = min(v for v in values if sum(w <= v for w in values) * buckets >= k * len(values))
+        assert least in found or least == max(values)
+    assert len(below) <= buckets - 1
+
+
+def test_buckets() -> None:
+    x = np.array([-math.inf, -1, 0, 0.5, 1, 2, math.nan])
+    assert bucketize(x, (-1.0, 0.0, 1.0)).tolist() == [1, 1, 2, 3, 3, 4, 0]
+    assert bucketize(x, ()).tolist() == [1, 1, 1, 1, 1, 1, 0]
+
+
+def test_distinct_numbers_fill_buckets_alike(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).permutation(1000).astype(np.float64)
+    boundaries = quantile_boundaries(ordered(tmp_path, [values], np.float64), 8)
+    assert np.bincount(bucketize(values, boundaries)).tolist() == [0] + [125] * 8
+
+
+def test_little_is_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantile, "RUN_VALUES", 1000)
+    x = ordered(tmp_path, [np.arange(50_500, dtype=np.int64)[::-1].copy()], np.int64)
+    assert (tmp_path / "values").stat().st_size == 50_000 * 8
+    assert sum(len(chunk) for chunk in x._new) == 500
+    assert x.at([0, 499, 500, 50_499]).tolist() == [0, 499, 500, 50_499]
+    small = ordered(tmp_path / "none", [np.arange(10)], np.int64)  # nothing is written until a run is full
+    assert small.at([9]).tolist() == [9]

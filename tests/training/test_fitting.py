@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sparrow
+from sparrow import cli, data
+from sparrow.core import UserError
+from sparrow.data.schema import Column, Schema, Split, Table
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    data.generate(path, rows=6000, users=200, items=100, seed=5)
+    return pq.read_table(path).drop_columns(["true_p"])
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_a_frame_of_any_library_gives_the_same_model(table: pa.Table, library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    frame = {"pyarrow": lambda: table, "pandas": table.to_pandas, "polars": lambda: polars(table)}[library]()
+    fitted = sparrow.fit(frame, label="label", settings={"threads": 1}, run_dir=tmp_path / "run")
+    scores = fitted.predict(frame)
+    assert scores.shape == (6000,)
+    assert scores.dtype == np.float32
+    assert 0.5 < fitted.evaluate(frame)["auc"] < 1
+    reference = sparrow.fit(table, label="label", settings={"threads": 1})
+    np.testing.assert_array_equal(scores, reference.predict(table))
+    assert fitted.results["valid"]["auc"] == reference.results["valid"]["auc"]
+
+
+def polars(table: pa.Table) -> object:
+    import polars as pl
+
+    return pl.from_arrow(table)
+
+
+def test_rows_to_score_need_no_label_and_may_be_new(table: pa.Table) -> None:
+    fitted = sparrow.fit(table, settings={"threads": 1, "loop.max_steps": 3})
+    some = table.slice(0, 10).drop_columns(["label", "ts"])
+    scores = fitted.predict(some)
+    # a product of another shape is rounded in another order
+    np.testing.assert_allclose(scores, fitted.predict(table)[:10], rtol=1e-5)
+    users = pa.array(["never seen"] * 10) if pa.types.is_string(some["user"].type) else pa.array([10**9 + 7] * 10)
+    fitted.predict(some.set_column(some.column_names.index("user"), "user", users))
+    assert fitted.predict(some.slice(0, 0)).shape == (0,)
+    with pytest.raises(UserError, match="no column 'user'"):
+        fitted.predict(some.drop_columns(["user"]))
+
+
+def test_the_run_is_one_that_commands_take(table: pa.Table, tmp_path: Path) -> None:
+    fitted = sparrow.fit(table, run_dir=tmp_path / "run", settings={"model.name": "logistic", "loop.max_steps": 3})
+    assert cli.main(["evaluate", str(tmp_path / "run")]) == 0
+    assert fitted.run_dir == tmp_path / "run"
+    with pytest.raises(UserError, match="exists"):
+        sparrow.fit(table, run_dir=tmp_path / "run")
+    sparrow.fit(table, run_dir=tmp_path / "run", overwrite=True, settings={"loop.max_steps": 1})
+
+
+def test_mistakes(table: pa.Table) -> None:
+    with pytest.raises(UserError, match="frame: a builtins.int cannot be read"):
+        sparrow.fit(3)
+    with pytest.raises(UserError, match="no column 'clik'"):
+        sparrow.fit(table, label="clik")
+    with pytest.raises(UserError, match=r"model\.dmi: unknown key"):
+        sparrow.fit(table, settings={"model.dmi": 3})
+
+
+def test_two_labels_give_two_columns(table: pa.Table) -> None:
+    clicks = table["label"].to_numpy()
+    both = table.append_column("late", pa.array(((np.arange(6000) % 7 == 0) & (clicks == 1)).astype(int)))
+    columns = {"label": Column(kind="label"), "late": Column(kind="label")}
+    columns["user"] = Column(kind="categorical", table="user")
+    given = Schema(columns=columns, tables={"user": Table()})
+    fitted = sparrow.fit(both, schema=given, split=Split(by="ratio"), settings={"threads": 1})
+    scores = fitted.predict(both)
+    assert scores.shape == (6000, 2)
+    assert scores[:, 1].mean() < scores[:, 0].mean()
+    assert fitted.evaluate(both, label=1)["base_rate"] < fitted.evaluate(both)["base_rate"]
