@@ -6,7 +6,7 @@ from typing import Any
 
 from setuptools import setup
 
-LIBTORCH_STABLE = "0x020a000000000000"  # the stable ABI of torch 2.10: one build serves every later torch
+LIBTORCH_STABLE = "0x020b000000000000"  # the stable ABI of torch 2.11: one build serves every later torch
 FLAGS = ["-O2", "-g0", "-std=c++20", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 
@@ -29,7 +29,7 @@ def kernels() -> dict[str, Any]:
                 print(f"sparrow: no C++ kernels ({error}); the reference kernels will run", file=sys.stderr)
 
     sources = sorted(glob.glob("sparrow/kernels/*/cpu.cpp"))
-    headers = sorted(glob.glob("sparrow/kernels/*/*.h"))
+    headers = sorted(glob.glob("sparrow/kernels/**/*.h", recursive=True))
     library = CppExtension(
         "sparrow.kernels._cpp", sources, depends=headers, extra_compile_args=FLAGS, py_limited_api=True
     )

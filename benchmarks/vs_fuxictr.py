@@ -157,7 +157,7 @@ class Sparrow:
         return Job(
             seconds=job.seconds, bytes_peak=job.bytes_peak, processes=job.processes, auc=test["auc"],
             steps=tuple(json.loads(out.read_text())["steps"]), logloss=test["logloss"], parameters=rows + dense,
-            width=model.head.in_features - DEEP[-1],
+            width=model.head.weight.shape[1] - DEEP[-1],
         )  # fmt: skip
 
     def _command(self, arguments: Sequence[str | Path], out: Path | None = None, *, memory: bool = False) -> Job:

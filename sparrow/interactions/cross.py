@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
+from sparrow.kernels import dense
 from sparrow.layers import to_compute
 
 
@@ -26,48 +26,59 @@ class CrossNet(nn.Module):
                 self.weights.append(nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(layers))
 
-    def forward(self, x0: Tensor) -> Tensor:
-        """Apply the layers in order."""
+    def forward(self, x0: Tensor, first: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Apply the layers in order. first: (x, weight) whose product is that of x0 and the first weight."""
         x0 = to_compute(x0)
-        parameters = [p.to(x0.dtype) for p in (*self.weights, *self.biases)]
-        out: Tensor = _Cross.apply(x0, len(self.biases), *parameters)
+        x, weight = first or (x0, self.weights[0])
+        weights = [to_compute(w) for w in (weight, *list(self.weights)[1:])]
+        out: Tensor = _Cross.apply(x0, to_compute(x), len(weights), *weights, *self.biases)
         return out
 
 
 class _Cross(torch.autograd.Function):
-    """All layers at once: their backward shares its buffers, which saves a third of the passes over [B, features]."""
+    """All layers at once: what stands between their products takes one pass over [B, features] a layer."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, layers: int, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:-layers], parameters[-layers:]
-        factors = len(weights) // layers
-        x, inputs, products = x0, [], []
+    def forward(ctx: Any, x0: Tensor, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[:count], parameters[count:]
+        factors, inputs, products = count // len(biases), [], []
+        ctx.own = x is x0
         for layer, bias in enumerate(biases):
             product = x
-            for f, weight in enumerate(weights[layer * factors : (layer + 1) * factors]):
+            for weight in weights[layer * factors : (layer + 1) * factors]:
                 inputs.append(product)
-                product = F.linear(product, weight, bias if f == factors - 1 else None)
+                product = dense.product(product, weight.t())
             products.append(product)
-            x = torch.addcmul(x, x0, product)
-        ctx.layers, ctx.factors = layers, factors
-        ctx.save_for_backward(x0, *weights, *inputs, *products)
+            x = dense.cross(x0, x if layer else x0, product, bias)
+        ctx.count = count
+        ctx.save_for_backward(x0, *weights, *biases, *inputs, *products)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layers, factors = ctx.layers, ctx.factors
         x0, *saved = ctx.saved_tensors
-        count = layers * factors
-        weights, inputs, products = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        grad_x0 = grad * products[-1]
-        grad, grad_weights, grad_biases = grad.clone(), [], []  # ours to change
+        count, layers = ctx.count, len(saved) // 2 - ctx.count
+        factors = count // layers
+        weights, biases, saved = saved[:count], saved[count : count + layers], saved[count + layers :]
+        inputs, products = saved[:count], saved[count:]
+        grad_x0, grad_x = dense.empty_like(x0), None
+        grad_weights, grad_biases = [], []
         for layer in reversed(range(layers)):
-            if layer < layers - 1:
-                grad_x0.addcmul_(grad, products[layer])
-            flowing = grad * x0
-            grad_biases.append(flowing.sum(0))
+            is_last = layer == layers - 1
+            flowing, grad_bias = dense.cross_backward(
+                grad, x0, products[layer], biases[layer], grad_x0, first=layer == 0, last=is_last
+            )
+            grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
                 grad_weights.append(flowing.t() @ inputs[i])
-                flowing = flowing @ weights[i] if i > layer * factors else grad.addmm_(flowing, weights[i])
-        return (grad_x0.add_(grad), None, *reversed(grad_weights), *reversed(grad_biases))
+                if i > layer * factors:
+                    flowing = dense.product(flowing, weights[i])
+            weight = weights[layer * factors]
+            if layer:
+                grad = dense.product(flowing, weight, grad) if is_last else grad.addmm_(flowing, weight)
+            elif ctx.own:
+                grad_x0.addmm_(flowing, weight)
+            else:
+                grad_x = dense.product(flowing, weight)
+        return (grad_x0, grad_x, None, *reversed(grad_weights), *reversed(grad_biases))

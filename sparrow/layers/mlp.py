@@ -3,12 +3,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 from sparrow.core.errors import require
+from sparrow.kernels import dense
+from sparrow.layers.precision import to_compute
 
 
 def require_sizes(**sizes: Sequence[int]) -> None:
@@ -19,7 +22,7 @@ def require_sizes(**sizes: Sequence[int]) -> None:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, [..., in] -> [..., out].
+    """y = x W^T + b, [B, in] -> [B, out].
 
     Initialised as in DLRM: W ~ N(0, sqrt(2 / (in + out))), b ~ N(0, sqrt(1 / out)) (arXiv 1906.00091, reference code).
     """
@@ -29,9 +32,29 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.randn(out_features, in_features) * math.sqrt(2 / (in_features + out_features)))
         self.bias = nn.Parameter(torch.randn(out_features) * math.sqrt(1 / out_features))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The product."""
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, *parts: Tensor) -> Tensor:
+        """The product with x, or with parts that side by side are x: [B, out]."""
+        weights = self.weight.split([part.shape[1] for part in parts], 1)
+        y: Tensor = self.bias
+        for part, weight in zip(parts, weights, strict=True):
+            x = to_compute(part)
+            y = y + _Product.apply(x, weight.to(x.dtype))
+        return y
+
+
+class _Product(torch.autograd.Function):
+    """x W^T, with the gradient of x in memory that the next step takes again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, grad.t() @ x
 
 
 class MLP(nn.Module):
@@ -42,8 +65,28 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes]))
         self.out_features = sizes[-1] if sizes else in_features
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers in order."""
-        for layer in self.layers:
-            x = F.relu(layer(x), inplace=True)
+    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        """Apply the layers in order. first: takes the place of the first layer's weight."""
+        for i, layer in enumerate(self.layers):
+            weight = layer.weight if first is None or i else first
+            x = _ReluLinear.apply(to_compute(x), to_compute(weight), layer.bias)
         return x
+
+
+class _ReluLinear(torch.autograd.Function):
+    """max(x W^T + b, 0): the bias and the ReLU in one pass, and so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = dense.product(x, weight.t())
+        dense.bias_relu_(y, bias)
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        flowing, grad_bias = dense.relu_backward(grad, y)
+        grad_x = dense.product(flowing, weight) if ctx.needs_input_grad[0] else None
+        return grad_x, flowing.t() @ x, grad_bias

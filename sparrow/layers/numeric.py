@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from sparrow.kernels import dense
+from sparrow.layers.precision import compute_dtype
 
 
 class NumericEmbedding(nn.Module):
@@ -15,6 +22,36 @@ class NumericEmbedding(nn.Module):
         self.weight_CD = nn.Parameter(torch.randn(columns, dim) / dim**0.5)
         self.out_features = columns * dim
 
-    def forward(self, dense_BC: Tensor) -> Tensor:
-        """The scaled vectors."""
-        return (dense_BC[:, :, None] * self.weight_CD).flatten(1)
+    def forward(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
+        """The scaled vectors and the rest side by side [B, C * D + R], and in their place the numbers alone [B, P + R].
+
+        The second is for products with a weight of `fold`; P is C made up to a multiple of 16 with columns of 0.
+        """
+        found: tuple[Tensor, Tensor] = _Beside.apply(dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
+        return found
+
+    def fold(self, weight: Tensor) -> Tensor:
+        """For a weight [out, C * D + R] of the first of `forward` that of the second, [out, P + R]: one product.
+
+        W (x_c w_c) is (W w_c) x_c: a column's D products become one.
+        """
+        ours, rest = weight.split([self.out_features, weight.shape[1] - self.out_features], 1)
+        folded = (ours.unflatten(1, self.weight_CD.shape) * self.weight_CD).sum(2)
+        return torch.cat([F.pad(folded, (0, -folded.shape[1] % dense.ALIGNED)), rest], 1)
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, dense_BC: Tensor, weight_CD: Tensor, rest_BR: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(dense_BC)
+        ctx.shape = weight_CD.shape
+        return dense.beside(dense_BC, weight_CD, rest_BR, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_wide: Tensor, grad_narrow: Tensor) -> tuple[Tensor | None, ...]:
+        (dense_BC,) = ctx.saved_tensors
+        grad_weight, grad_rest = dense.beside_backward(grad_wide, grad_narrow, dense_BC, ctx.shape[1])
+        return None, grad_weight.view(ctx.shape), grad_rest, None

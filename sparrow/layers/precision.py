@@ -16,5 +16,10 @@ def computing(precision: Precision, device: torch.device) -> AbstractContextMana
 
 def to_compute(x: Tensor) -> Tensor:
     """x in the type that products around it run in, so that what stands between two products is as narrow."""
+    return x.to(compute_dtype(x))
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type that products with x run in."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -60,12 +60,17 @@ class DCNv2(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
-        dense_BX = batch.dense_BC if self.numeric is None else self.numeric(batch.dense_BC)
-        x = torch.cat([to_compute(dense_BX), to_compute(pooled(self.tables, batch))], 1)
-        crossed = self.cross(x)
+        ids_BX = pooled(self.tables, batch)
+        if self.numeric is None:
+            x = narrow = to_compute(torch.cat([batch.dense_BC, ids_BX], 1))
+            fold = nn.Identity()
+        else:
+            (x, narrow), fold = self.numeric(batch.dense_BC, ids_BX), self.numeric.fold
+        crossed = self.cross(x, (narrow, fold(self.cross.weights[0])))
         if self.structure == "stacked":
             return self.head(self.deep(crossed))
-        return self.head(torch.cat([crossed, self.deep(x)], 1))
+        deep = self.deep(narrow, fold(self.deep.layers[0].weight))
+        return self.head(crossed, deep)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""

@@ -8,8 +8,12 @@ from sparrow.layers import MLP, NumericEmbedding, computing, to_compute
 def test_a_number_scales_its_columns_vector() -> None:
     layer = NumericEmbedding(3, 4)
     dense_BC = torch.randn(5, 3)
-    out = layer(dense_BC)
-    assert out.shape == (5, layer.out_features)
+    rest_BR = torch.randn(5, 2)
+    out, narrow = layer(dense_BC, rest_BR)
+    assert out.shape == (5, layer.out_features + 2)
+    assert torch.equal(out[:, 12:], rest_BR)
+    weight = torch.randn(7, 14)
+    torch.testing.assert_close(narrow @ layer.fold(weight).t(), out @ weight.t())
     for c in range(3):
         torch.testing.assert_close(out[:, 4 * c : 4 * c + 4], dense_BC[:, c : c + 1] * layer.weight_CD[c])
 

@@ -4,13 +4,7 @@
 // threads gives the same bits. Built with -ffp-contract=off: a fused multiply-add rounds once where the definition
 // rounds twice. Slots and offsets are checked before they are used, so no loop reads or writes outside a table.
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "../cpu.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,27 +13,20 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#if defined(__GNUC__)
-#define INLINE inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch(address)
 #define PREFETCH_FAR(address) __builtin_prefetch(address, 0, 2)
-#else
-#error "the kernels need GCC or clang"
-#endif
 
 namespace {
 
 using torch::headeronly::ScalarType;
+using sparrow::empty;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-constexpr int64_t kGrain = 65536;    // floats of work below which another thread costs more than it saves
 // Floats from which a row is asked for into the second cache: the first has too few lines under way at a time (measured).
 constexpr int64_t kFarLookup = 129, kFarUpdate = 128;
 // Lookups between asking for a row and using it.
@@ -48,7 +35,6 @@ constexpr int64_t ahead_of(int64_t dim, bool far) {
 }
 constexpr int64_t kMax = 1LL << 32;  // rows and lookups of a table are numbered in 32 bits while they are sorted
 constexpr int64_t kFields = 3;       // the most state fields of a rule
-constexpr int64_t kMostThreads = 1024;
 
 constexpr int64_t kScratchRow(int64_t dim) { return (dim + 15) / 16 * 16; }
 constexpr int64_t kScratch(int64_t dim) { return 4 * kScratchRow(dim); }
@@ -221,14 +207,6 @@ const Loops& loops() {
 
 // -- checks: std::invalid_argument arrives in Python as a ValueError -------------------------------------------------
 
-template <class... Parts>
-void check(bool fine, const Parts&... parts) {
-  if (fine) return;
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
-}
-
 template <class T>
 T* data(const Tensor& tensor, ScalarType type, int64_t dim, const char* name) {
   check(tensor.scalar_type() == type && tensor.dim() == dim && tensor.is_contiguous(), name,
@@ -237,24 +215,6 @@ T* data(const Tensor& tensor, ScalarType type, int64_t dim, const char* name) {
 }
 
 // -- memory: taken before threads start, since what is thrown in one cannot be caught ---------------------------------
-
-// Large memory in pages of 2 MiB where the system can: a page fault and an address translation for each 4 KiB cost more
-// than the work on them.
-void* huge_pages(void* memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
-  if (bytes >= (4 << 20)) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-  return memory;
-}
-
-Tensor empty(std::vector<int64_t> sizes, ScalarType type) {
-  Tensor tensor = torch::stable::empty(sizes, type);
-  huge_pages(tensor.data_ptr(), tensor.numel() * (type == ScalarType::Long ? 8 : 4));
-  return tensor;
-}
 
 template <class T>
 struct Buffer {  // uninitialised, aligned for vectors, keeps the largest size it was asked for
@@ -268,7 +228,7 @@ struct Buffer {  // uninitialised, aligned for vectors, keeps the largest size i
     if (count > size) {
       memory.reset();
       const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-      memory.reset(static_cast<T*>(huge_pages(::operator new(bytes, std::align_val_t{64}), bytes)));
+      memory.reset(static_cast<T*>(sparrow::huge_pages(::operator new(bytes, std::align_val_t{64}), bytes)));
       size = count;
     }
     return memory.get();
@@ -277,18 +237,6 @@ struct Buffer {  // uninitialised, aligned for vectors, keeps the largest size i
 };
 
 // -- sharing work among threads --------------------------------------------------------------------------------------
-
-int64_t team_for(int64_t work) {
-  return std::clamp<int64_t>(work / kGrain, 1, std::min<int64_t>(torch::stable::get_num_threads(), kMostThreads));
-}
-
-template <class F>
-void parallel(int64_t chunks, const F& f) {
-  if (chunks == 1) return f(0);
-  torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) f(c);
-  });
-}
 
 // The first index of each of `parts` runs of about equal cost.
 std::vector<int64_t> split(const std::vector<int64_t>& costs, int64_t parts) {

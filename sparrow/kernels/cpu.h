@@ -1,0 +1,147 @@
+// What every operator on CPUs needs: torch's stable ABI, errors, and sharing work among threads.
+
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#if defined(__GNUC__)
+#define INLINE inline __attribute__((always_inline))
+#else
+#error "the kernels need GCC or clang"
+#endif
+
+namespace sparrow {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kPage = 4096, kHuge = 2 << 20;
+
+// Asks for large memory in pages of 2 MiB where the system can: a page fault and an address translation for each 4 KiB
+// cost more than the work on them.
+inline void* huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
+  if (bytes >= (4 << 20)) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+// Memory of large tensors that come and go with every step. malloc would cut their places up for small ones, grow, and
+// have the system clear new pages; here a block is given again whole to whoever next wants about its size.
+class Blocks {
+ public:
+  void* take(int64_t bytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ++now_;
+    bytes = (bytes + kUnit - 1) / kUnit * kUnit;
+    auto found = free_.lower_bound(bytes);
+    if (found == free_.end() || found->first > bytes + bytes / 4) {
+      forget_old();
+      void* block = mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (block == MAP_FAILED) throw std::bad_alloc();
+      huge_pages(block, bytes + kHuge);
+      void* start = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(block) + kHuge - 1) / kHuge * kHuge);
+      made_[start] = {block, bytes};
+      return start;
+    }
+    void* block = found->second.memory;
+    free_.erase(found);
+    return block;
+  }
+
+  void give_back(void* block) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    free_.insert({made_.at(block).bytes, {block, now_}});
+  }
+
+ private:
+  static constexpr int64_t kUnit = 1 << 16, kPatience = 512;  // bytes; takes after which an unused block is let go
+  struct Made {
+    void* memory;  // what the system gave, kHuge more than bytes
+    int64_t bytes;
+  };
+  struct Free {
+    void* memory;
+    int64_t since;
+  };
+  std::mutex mutex_;
+  std::multimap<int64_t, Free> free_;
+  std::map<void*, Made> made_;
+  int64_t now_ = 0;
+
+  void forget_old() {
+    for (auto it = free_.begin(); it != free_.end();) {
+      if (now_ - it->second.since < kPatience) {
+        ++it;
+        continue;
+      }
+      const Made made = made_.at(it->second.memory);
+      munmap(made.memory, made.bytes + kHuge);
+      made_.erase(it->second.memory);
+      it = free_.erase(it);
+    }
+  }
+};
+
+inline Blocks& blocks() {
+  static Blocks* all = new Blocks;  // never destroyed: tensors may outlive everything else
+  return *all;
+}
+
+// An uninitialised tensor on the CPU.
+inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType type) {
+  int64_t numbers = 1;
+  for (int64_t size : sizes) numbers *= size;
+  const int64_t bytes = numbers * (type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2);
+  if (bytes < (1 << 20)) return torch::stable::empty(sizes, type);
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
+  return torch::stable::from_blob(
+      blocks().take(bytes), sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
+      [](void* block) { blocks().give_back(block); });
+}
+
+}  // namespace sparrow
+
+namespace {
+
+constexpr int64_t kGrain = 65536;    // floats of work below which another thread costs more than it saves
+constexpr int64_t kMostThreads = 1024;
+
+// std::invalid_argument arrives in Python as a ValueError.
+template <class... Parts>
+void check(bool fine, const Parts&... parts) {
+  if (fine) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+int64_t team_for(int64_t work) {
+  return std::clamp<int64_t>(work / kGrain, 1, std::min<int64_t>(torch::stable::get_num_threads(), kMostThreads));
+}
+
+template <class F>
+void parallel(int64_t chunks, const F& f) {
+  if (chunks == 1) return f(0);
+  torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) f(c);
+  });
+}
+
+}  // namespace
