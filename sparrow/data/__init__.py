@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparrow.data._rows import batches
     from sparrow.data.inferred import infer
-    from sparrow.data.loader import Dataset, Loader, batches, open
+    from sparrow.data.loader import Dataset, Loader, open
     from sparrow.data.prepared import Prepared, prepare
     from sparrow.data.read import open_log, table_log
     from sparrow.data.synthetic import Generated, generate
@@ -20,7 +21,7 @@ _HOMES = {
     "Generated": "synthetic",
     "Prepared": "prepared",
     "Transforms": "transformed",
-    "batches": "loader",
+    "batches": "_rows",
     "generate": "synthetic",
     "infer": "inferred",
     "open": "loader",

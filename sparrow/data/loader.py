@@ -10,25 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 
-from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
+from sparrow.data._rows import Int64s, Rows, joined
 from sparrow.data.fit import PARTS
 from sparrow.data.prepared import VERSION, sha256
 from sparrow.data.schema import Column, Schema
 from sparrow.data.spool import ahead
 from sparrow.data.transformed import Transforms, weights_of
 
-WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; three windows are in memory at a time
+WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; three windows at most are in memory
 
 _ROWS = ("rows", "rows_before")
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._next < self._batches:
-            for batch in _ahead(self._tables(), self.schema, self.batch_size, self._batches - self._next):
+            for batch in _cut(ahead(self._windows(), "sparrow-loader"), self.batch_size, self._batches - self._next):
                 self._next += 1
                 yield batch
         self._epoch, self._next = self._epoch + 1, 0
@@ -184,8 +180,8 @@ class Loader:
             )
         self._epoch, self._next = state["epoch"], state["batch"]
 
-    def _tables(self) -> Iterator[pa.Table]:
-        """The epoch's rows from the next batch on, a window at a time; earlier windows are not read."""
+    def _windows(self) -> Iterator[tuple[Rows, Int64s]]:
+        """The epoch's rows from the next batch on, a window at a time with its order; earlier windows are not read."""
         order = np.arange(len(self._group_rows))
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
@@ -196,16 +192,16 @@ class Loader:
                 groups = order[first : first + size]
                 rows = int(self._group_rows[groups].sum())
                 if skip < rows:
-                    table = self._read(parquet, groups.tolist())
+                    places = np.arange(rows)
                     if self._shuffle:
-                        rng = np.random.default_rng((self._seed, self._epoch, first))
-                        table = table.take(pa.array(rng.permutation(rows)))
-                    yield table.slice(skip)
+                        places = np.random.default_rng((self._seed, self._epoch, first)).permutation(rows)
+                    tables = (self._read(parquet, group) for group in groups.tolist())
+                    yield Rows(self.schema, tables, rows), places[skip:]
                 skip = max(skip - rows, 0)
 
-    def _read(self, parquet: pq.ParquetFile, groups: list[int]) -> pa.Table:
+    def _read(self, parquet: pq.ParquetFile, group: int) -> pa.Table:
         try:
-            return parquet.read_row_groups(groups, list(self._columns), use_threads=False)
+            return parquet.read_row_groups([group], list(self._columns), use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{self._file}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
 
@@ -217,91 +213,21 @@ def _parquet(file: Path) -> pq.ParquetFile:
         raise UserError(f"{file}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
 
 
-def batches(schema: Schema, table: pa.Table, batch_size: int) -> Iterator[Batch]:
-    """Batches of a table that `transform` made, in order; the last one may be shorter."""
-    return _Window(schema, table).batches(batch_size)
-
-
-class _Window:
-    """Some thousand rows as numpy arrays; batches are slices of them."""
-
-    def __init__(self, schema: Schema, table: pa.Table) -> None:
-        self.schema, self.rows = schema, table.num_rows
-        self.dense_NC = np.empty((self.rows, len(schema.dense)), np.float32)
-        for c, name in enumerate(schema.dense):
-            self.dense_NC[:, c] = table[name].to_numpy()
-        self.ids = [_values_and_offsets(table[name]) for name in schema.sparse]
-        self.weights: dict[str, Array] = {}
-        for name, column in schema.columns.items():
-            if column.weights:
-                self.weights[name] = pc.list_flatten(table[weights_of(name)]).to_numpy()
-        self.roles = {}
-        for kind in ("weight", "group"):
-            role = schema.role(kind)
-            if role is not None and role in table.column_names:
-                self.roles[kind] = np.array(table[role].to_numpy())  # a copy: torch wants memory it may write
-        if schema.labels and all(name in table.column_names for name in schema.labels):
-            self.roles["label"] = np.stack([table[name].to_numpy() for name in schema.labels], axis=1)
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """The rows in order, batch_size at a time."""
-        return (self.batch(low, min(low + batch_size, self.rows)) for low in range(0, self.rows, batch_size))
-
-    def batch(self, low: int, high: int) -> Batch:
-        """Rows [low, high)."""
-        values, lengths, weights = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-        ones = np.ones(high - low, np.int64)
-        for name, (ids, offsets) in zip(self.schema.sparse, self.ids, strict=True):
-            first, last = (low, high) if offsets is None else (int(offsets[low]), int(offsets[high]))
-            values.append(ids[first:last])
-            lengths.append(ones if offsets is None else np.diff(offsets[low : high + 1]))
-            if self.weights:
-                w_N = self.weights.get(name)
-                weights.append(np.ones(last - first, np.float32) if w_N is None else w_N[first:last])
-        roles = {kind: torch.from_numpy(values[low:high]) for kind, values in self.roles.items()}
-        return Batch(
-            dense_BC=torch.from_numpy(self.dense_NC[low:high]),
-            ids=KeyedJagged(
-                keys=self.schema.sparse,
-                values_N=torch.from_numpy(np.concatenate(values)),
-                lengths=torch.from_numpy(np.concatenate(lengths)),
-                weights_N=torch.from_numpy(np.concatenate(weights)) if self.weights else None,
-            ),
-            labels_BT=roles.get("label"),
-            weights_B=roles.get("weight"),
-            session_B=roles.get("group"),
-        )
-
-
-def _values_and_offsets(column: pa.ChunkedArray) -> tuple[Array, Array | None]:
-    if not pa.types.is_large_list(column.type):
-        return column.to_numpy().astype(np.int64, copy=False), None
-    lengths = pc.list_value_length(column).to_numpy()
-    ids = pc.list_flatten(column).to_numpy().astype(np.int64, copy=False)
-    return ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _windows(tables: Iterator[pa.Table], schema: Schema, batch_size: int) -> Iterator[_Window]:
-    """Windows of whole batches: the rows that do not fill one wait for the next table; the last is what is left."""
-    left: pa.Table | None = None
-    for table in tables:
-        left = table if left is None else pa.concat_tables([left, table])
-        rows = left.num_rows - left.num_rows % batch_size
-        if rows:
-            yield _Window(schema, left.slice(0, rows))
-            left = left.slice(rows)
-    if left is not None and left.num_rows:
-        yield _Window(schema, left)
-
-
-def _ahead(tables: Iterator[pa.Table], schema: Schema, batch_size: int, count: int) -> Iterator[Batch]:
-    """The first `count` batches; a thread makes the next window while this one is used."""
-    for window in ahead(_windows(tables, schema, batch_size), "sparrow-loader"):
-        for batch in window.batches(batch_size):
-            yield batch
-            count -= 1
-            if not count:
-                return
+def _cut(windows: Iterator[tuple[Rows, Int64s]], batch_size: int, count: int) -> Iterator[Batch]:
+    """The first `count` batches; the last one may be shorter."""
+    held: list[Batch] = []  # of the next batch
+    missing = batch_size
+    for rows, order in windows:
+        while len(order):
+            held.append(rows.batch(order[:missing]))
+            missing, order = missing - held[-1].batch_size, order[missing:]
+            if not missing:
+                yield joined(held)
+                held, missing, count = [], batch_size, count - 1
+                if not count:
+                    return
+    if held:
+        yield joined(held)
 
 
 def _known(split: str) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.kernels import dense
-from sparrow.layers import to_compute
+from sparrow.layers import Fold, to_compute
 
 
 class CrossNet(nn.Module):
@@ -26,10 +26,10 @@ class CrossNet(nn.Module):
                 self.weights.append(nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(layers))
 
-    def forward(self, x0: Tensor, first: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Apply the layers in order. first: (x, weight) whose product is that of x0 and the first weight."""
+    def forward(self, x0: Tensor, narrow: Tensor | None = None, fold: Fold | None = None) -> Tensor:
+        """Apply the layers in order. narrow, fold: in the first product stand for x0 (see `NumericEmbedding`)."""
         x0 = to_compute(x0)
-        x, weight = first or (x0, self.weights[0])
+        x, weight = (x0, self.weights[0]) if narrow is None or fold is None else (narrow, fold(self.weights[0]))
         weights = [to_compute(w) for w in (weight, *list(self.weights)[1:])]
         out: Tensor = _Cross.apply(x0, to_compute(x), len(weights), *weights, *self.biases)
         return out

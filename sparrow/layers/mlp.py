@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from torch.autograd.function import once_differentiable
 from sparrow.core.errors import require
 from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
+
+Fold = Callable[[Tensor], Tensor]
+"""A weight -> one for narrower inputs, with the same product."""
 
 
 def require_sizes(**sizes: Sequence[int]) -> None:
@@ -65,11 +68,11 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes]))
         self.out_features = sizes[-1] if sizes else in_features
 
-    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """Apply the layers in order. first: takes the place of the first layer's weight."""
-        for i, layer in enumerate(self.layers):
-            weight = layer.weight if first is None or i else first
-            x = _ReluLinear.apply(to_compute(x), to_compute(weight), layer.bias)
+    def forward(self, x: Tensor, fold: Fold | None = None) -> Tensor:
+        """Apply the layers in order. fold: makes the first layer's weight one for x (see `NumericEmbedding`)."""
+        for layer in self.layers:
+            weight: Any = layer.weight if fold is None else fold(layer.weight)  # type: ignore[arg-type]
+            x, fold = _ReluLinear.apply(to_compute(x), to_compute(weight), layer.bias), None
         return x
 
 

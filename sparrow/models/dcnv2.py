@@ -63,14 +63,13 @@ class DCNv2(nn.Module):
         ids_BX = pooled(self.tables, batch)
         if self.numeric is None:
             x = narrow = to_compute(torch.cat([batch.dense_BC, ids_BX], 1))
-            fold = nn.Identity()
+            fold = None
         else:
             (x, narrow), fold = self.numeric(batch.dense_BC, ids_BX), self.numeric.fold
-        crossed = self.cross(x, (narrow, fold(self.cross.weights[0])))
+        crossed = self.cross(x, narrow, fold)
         if self.structure == "stacked":
             return self.head(self.deep(crossed))
-        deep = self.deep(narrow, fold(self.deep.layers[0].weight))
-        return self.head(crossed, deep)
+        return self.head(crossed, self.deep(narrow, fold) if len(self.deep.layers) else x)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss."""
