@@ -68,6 +68,13 @@ class Dataset:
         """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1."""
         return Loader(self.schema, self._file(split), batch_size, shuffle=shuffle, seed=seed)
 
+    def first(self, rows: int, split: str = "train") -> Batch:
+        """The first rows of a part, as many as there are at most."""
+        with _parquet(self._file(split)) as parquet:
+            batch = next(parquet.iter_batches(rows, row_groups=[0]))
+        table = pa.Table.from_batches([batch])
+        return Rows(self.schema, [table], table.num_rows).batch(np.arange(table.num_rows))
+
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
         """Every baseline column with batches whose one dense column it is, to be measured like a model's scores."""
         kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("label", "group", "weight")}
@@ -155,12 +162,12 @@ class Loader:
         self._epoch, self._next = self._epoch + 1, 0
 
     def bytes_ahead(self) -> int:
-        """About the memory that an iteration takes: three windows of rows, as Parquet counts them unpacked."""
+        """About the memory that an iteration takes: two windows of rows, as Parquet counts them, and a group."""
         with _parquet(self._file) as parquet:
             meta = parquet.metadata
             groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
         size = max((group.total_byte_size for group in groups), default=0)
-        return 3 * size * min(WINDOW_GROUPS if self._shuffle else 1, len(groups))
+        return size + 2 * size * min(WINDOW_GROUPS if self._shuffle else 1, len(groups))
 
     @property
     def exhausted(self) -> bool:

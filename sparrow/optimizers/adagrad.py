@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn, optim
 
 from sparrow.core.errors import require
+from sparrow.optimizers._lean import lean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,6 @@ class Config:
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's Adagrad, with initial as the accumulators' first value."""
-        return optim.Adagrad(
+        return lean(optim.Adagrad)(
             parameters, lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial, weight_decay=self.weight_decay
         )

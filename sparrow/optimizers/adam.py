@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn, optim
 
 from sparrow.core.errors import require
+from sparrow.optimizers._lean import lean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,6 @@ class Config:
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's AdamW."""
         betas = (self.beta1, self.beta2)
-        return optim.AdamW(
+        return lean(optim.AdamW)(
             parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay, fused=True
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn, optim
 
 from sparrow.core.errors import require
+from sparrow.optimizers._lean import lean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,4 +22,4 @@ class Config:
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """torch's SGD."""
-        return optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return lean(optim.SGD)(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

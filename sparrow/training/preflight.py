@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
-from sparrow.core.memory import available_bytes, resident_bytes
+from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema, Table
 from sparrow.layers import computing
@@ -50,11 +50,13 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
     """What the run will need, from one step of the same model over tables of a few rows.
 
     Tables: rows times the bytes of a row with its optimizer state. Dense weights: with gradients and optimizer state.
-    A step: what autograd keeps for a row times the batch, and gradients of as many table rows as a batch can touch.
+    A step: what autograd keeps, found with two batches, and gradients of as many table rows as a batch can touch.
     """
     program = resident_bytes()
-    batch = next(iter(dataset.loader(min(PROBE_ROWS, run.data.batch_size))))
-    tables, dense, kept = _probe(run, dataset.schema, batch)
+    batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
+    tables, (weights, state), kept = _probe(run, dataset.schema, batch)
+    half = dataset.first(batch.batch_size // 2)
+    fixed = max(2 * _probe(run, dataset.schema, half)[2] - kept, 0) if half.batch_size else 0  # whatever the batch
     rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
     each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
     scale = run.data.batch_size / batch.batch_size
@@ -66,12 +68,12 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
     gradients = sum(2 * 4 * dim * min(ids[name], rows[name]) for name, (_, dim) in tables.items())
     model = {
         "tables": sum(each.values()),
-        "dense weights, gradients and optimizer": dense,
-        "a step": int(_STEP * kept * scale + gradients),
+        "dense weights, gradients and optimizer": 2 * weights + state,
+        "a step": int(_STEP * ((kept - fixed) * scale + fixed) + gradients),
     }
     valid = 20 * dataset.rows("valid")
     loader = {"loader": dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle)).bytes_ahead()}
-    here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid}
+    here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid, "a checkpoint": weights + state}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     if torch.device(run.device).type == "cuda":
         return Needs(host=here, device=model, largest=largest)
@@ -81,6 +83,7 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
 def check_fits(run: Run, dataset: Dataset) -> Needs:
     """`estimate`; UserError with the sum and the smallest change that would do when there is not enough memory."""
     needs = estimate(run, dataset)
+    let_go()
     if _fits(needs, run):
         return needs
     host, free = needs.bytes_host, _free_host(needs)
@@ -121,8 +124,8 @@ def _free_device(run: Run) -> float:
     return float(torch.cuda.mem_get_info(torch.device(run.device))[0])
 
 
-def _probe(run: Run, schema: Schema, batch: Batch) -> tuple[dict[str, tuple[int, int]], int, int]:
-    """Of each table bytes a row and dim; bytes of the dense part once it has learnt; bytes that autograd keeps."""
+def _probe(run: Run, schema: Schema, batch: Batch) -> tuple[dict[str, tuple[int, int]], tuple[int, int], int]:
+    """Of each table bytes a row and dim; bytes of the dense weights and of their optimizer; what autograd keeps."""
     small = dataclasses.replace(schema, tables={name: Table(encoding="hash", rows=16) for name in schema.tables})
     kept: dict[int, int] = {}
 
@@ -147,8 +150,8 @@ def _probe(run: Run, schema: Schema, batch: Batch) -> tuple[dict[str, tuple[int,
     for record in (r for one in tables for r in one.all_records()):
         found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec.dim)
     state = [v for s in optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, Tensor)]
-    dense = sum(2 * p.nbytes for p in model.parameters()) + sum(t.nbytes for t in state)
-    return found, dense, sum(kept.values())
+    dense = sum(p.nbytes for p in model.parameters())
+    return found, (dense, sum(t.nbytes for t in state)), sum(kept.values())
 
 
 def _gb(size: float) -> str:
