@@ -113,4 +113,16 @@ def as_table(frame: Any) -> pa.Table:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         remedy = "give a pandas or polars data frame, or an arrow table"
         raise UserError(f"frame: a {kind} cannot be read ({str(error).splitlines()[0]}); {remedy}") from None
-    return table.select([name for name in table.column_names if not name.startswith("__index_level_")])
+    table = table.select([name for name in table.column_names if not name.startswith("__index_level_")])
+    return table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type without views into text, which polars gives and few of arrow's functions take."""
+    if kind in (pa.string_view(), pa.binary_view()):
+        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
+    return kind
