@@ -34,9 +34,14 @@ class Fitted:
     """
 
     run_dir: Path
-    results: Mapping[str, Any]
+    results: Mapping[str, Any] = field(repr=False)
     notes: tuple[str, ...]
     _model: Restored = field(repr=False)
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns mean, with what was fitted."""
+        return self._model.schema
 
     def predict(self, frame: Any) -> npt.NDArray[np.float32]:
         """Click probabilities float32 [N] of a frame's rows, in their order; [N, T] where there are T labels.
@@ -113,16 +118,27 @@ def as_table(frame: Any) -> pa.Table:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         remedy = "give a pandas or polars data frame, or an arrow table"
         raise UserError(f"frame: a {kind} cannot be read ({str(error).splitlines()[0]}); {remedy}") from None
-    table = table.select([name for name in table.column_names if not name.startswith("__index_level_")])
-    return table.cast(pa.schema([(field.name, _plain(field.type)) for field in table.schema]))
+    names = [name for name in table.column_names if not name.startswith("__index_level_")]
+    try:
+        return pa.table({name: _without_views(table[name]) for name in names})
+    except pa.ArrowException as error:
+        raise UserError(f"frame: {str(error).splitlines()[0]}; give plain text instead of views into it") from None
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same without views into text, which polars gives and few of arrow's functions take."""
+    if pa.types.is_dictionary(column.type):
+        kind = _plain(column.type.value_type)
+        parts = [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in column.chunks]
+        return pa.chunked_array(parts, pa.dictionary(column.type.index_type, kind, column.type.ordered))
+    return column.cast(_plain(column.type))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without views into text, which polars gives and few of arrow's functions take."""
-    if kind in (pa.string_view(), pa.binary_view()):
-        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.large_list(_plain(kind.value_type))
     return kind

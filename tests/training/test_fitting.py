@@ -40,6 +40,31 @@ def polars(table: pa.Table) -> object:
     return pl.from_arrow(table)
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_columns_of_every_kind_that_frames_have(library: str) -> None:
+    pd = pytest.importorskip("pandas")
+    rng, rows = np.random.default_rng(0), 400
+    frame = pd.DataFrame(
+        {
+            "city": pd.Categorical(rng.choice(["a", "b"], rows)),
+            "user": rng.integers(0, 30, rows),
+            "price": np.where(rng.random(rows) < 0.1, np.nan, 1.0 * np.arange(rows)),
+            "when": pd.date_range("2024-01-01", periods=rows, freq="min"),
+            "tags": [list(rng.choice(["x", "y"], 2)) for _ in range(rows)],
+            "seen": rng.random(rows) < 0.3,
+            "clicked": np.arange(rows) % 2,
+        }
+    )
+    if library == "polars":
+        pl = pytest.importorskip("polars")
+        frame = pl.from_pandas(frame).with_columns(pl.col("city").cast(pl.Categorical))
+    fitted = sparrow.fit(frame, label="clicked", settings={"threads": 1})
+    kinds = {name: column.kind for name, column in fitted.schema.columns.items()}
+    assert kinds["city"] == kinds["user"] == "categorical"
+    assert (kinds["when"], kinds["tags"], kinds["price"]) == ("time", "list", "numeric")
+    assert np.isfinite(fitted.predict(frame)).all()
+
+
 def test_rows_to_score_need_no_label_and_may_be_new(table: pa.Table) -> None:
     fitted = sparrow.fit(table, settings={"threads": 1, "loop.max_steps": 3})
     some = table.slice(0, 10).drop_columns(["label", "ts"])
