@@ -258,9 +258,9 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
     logs, first = [], 0
     for group in groups:
         last = first + len(group)
-        logs.append(
-            replace(whole, files=whole.files[first:last], columns=whole.columns[first:last], rows=0, repairs=Repairs())
-        )
+        beginning = whole.beginning if group else None  # a log without files, but with a table, is that table
+        log = replace(whole, files=whole.files[first:last], columns=whole.columns[first:last], beginning=beginning)
+        logs.append(replace(log, rows=0, repairs=Repairs()))
         first = last
     return logs
 

@@ -58,8 +58,7 @@ class Log:
             for name in types:
                 if name not in columns:
                     raise UserError(f"{file}: no column {name!r}, which other files have{suggest(name, columns)}")
-        if not self.files:
-            assert self.beginning is not None
+        if not self.files and self.beginning is not None:
             for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
                 yield self._as_held(batch, types, "the table")
         for file, columns in zip(self.files, self.columns, strict=True):
@@ -285,11 +284,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
     with _parquet(file) as parquet:
+        rows = parquet.metadata.num_rows
         try:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names):
                 batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
+                rows -= batch.num_rows
                 yield batch
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{file}: damaged Parquet: {first_line(error)}; write it again") from None
+        if rows:
+            words = f"{abs(rows):,} rows too {'few' if rows > 0 else 'many'}"
+            raise UserError(f"{file}: damaged Parquet: {words}; write it again")

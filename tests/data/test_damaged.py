@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import itertools
+import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +52,9 @@ def rows_of(rng: np.random.Generator) -> list[list[str]]:
     return [row(i) for i in range(n)]
 
 
-def text_of(rows: list[list[str]], delimiter: str, quoting: Literal[0, 1]) -> bytes:
-    out = io.StringIO(newline="")
-    csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n").writerows([list(SCHEMA.columns), *rows])
+def text_of(rows: list[list[str]], delimiter: str, quoting: Literal[0, 1], names: list[str] | None = None) -> bytes:
+    out, names = io.StringIO(newline=""), names or list(SCHEMA.columns)
+    csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n").writerows([names, *rows])
     return out.getvalue().encode()
 
 
@@ -150,35 +152,85 @@ def check_parquet(rng: np.random.Generator, folder: Path) -> str:
     return ""
 
 
+def table_of(names: list[str], rows: list[list[str]]) -> pa.Table:
+    """The rows with types, as a program would write them."""
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    types = {"label": int, "user": int, "price": float, "tags": lambda text: text.split("|")}
+    table = pa.table({name: [types.get(name, str)(cell) for cell in columns[name]] for name in names})
+    return table.set_column(names.index("title"), "title", table["title"].dictionary_encode())
+
+
+def write_damaged(rng: np.random.Generator, folder: Path, kind: str) -> list[Path]:
+    """A log of one or two files, the columns of each in an order of its own, one of them damaged."""
+    paths = [folder / f"{i}.{kind}" for i in range(int(rng.integers(1, 3)))]
+    for path in paths:
+        names, rows = swap_columns(rng, rows_of(rng))
+        if kind == "parquet":
+            pq.write_table(table_of(names, rows), path, row_group_size=50, write_page_checksum=bool(rng.integers(0, 2)))
+            content = path.read_bytes()
+        else:
+            content = text_of(rows, "\t" if kind.startswith("tsv") else ",", csv.QUOTE_MINIMAL, names)
+        hurt, packed = path == paths[0], ("." in kind)
+        inside = hurt and rng.integers(0, 2) == 0
+        if hurt and (inside or not packed):
+            content = damage(rng, content)
+        if packed:
+            content = gzip.compress(content, 1) if kind.endswith("gz") else pa.compress(content, "zstd", asbytes=True)
+            content = damage(rng, content) if hurt and not inside else content
+        path.write_bytes(content)
+    return paths[:: int(rng.choice([-1, 1]))]
+
+
+def rows_in(path: Path, source: Source) -> int:
+    """Rows of a file, as other programs see them."""
+    if path.suffix == ".parquet":
+        groups = pq.ParquetFile(path).metadata
+        return sum(groups.row_group(i).num_rows for i in range(groups.num_row_groups))
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    elif path.suffix == ".zst":
+        with pa.CompressedInputStream(io.BytesIO(content), "zstd") as stream:
+            content = stream.read()
+    return counted(content, source)
+
+
 def check_prepare(rng: np.random.Generator, folder: Path) -> str:
-    rows = rows_of(rng)
-    content = damage(rng, text_of(rows, ",", csv.QUOTE_MINIMAL))
-    path, done = folder / "log.csv", ""
-    path.write_bytes(content)
-    for mode in MODES:
-        for schema in (replace(SCHEMA, source=Source(bad_rows=mode)), None):
-            if schema is None and mode == "repair":
-                continue  # only a schema can ask for it
-            try:
-                made = data.prepare([path], folder / "out", schema=schema, overwrite=True)
-            except UserError as error:
-                one_line(error)
-                continue
-            log = read(path, mode)
-            assert log is not None
-            left_out = log.repairs.left_out
-            assert sum(made.rows.values()) + left_out == counted(content, log.source), (mode, content)
-            done += mode
-    return done
+    """The whole of it: what went in is in the parts, or the notes and the manifest say how much of it is not."""
+    kind = str(rng.choice(["csv", "tsv", "csv.gz", "tsv.zst", "parquet"]))
+    mode = MODES[rng.integers(0, 2)]
+    paths, out = write_damaged(rng, folder, kind), folder / "out"
+    by_file = len(paths) == 2 and rng.integers(0, 2)
+    split = Split(by="ratio", negatives=float(rng.choice([0.5, 1])))
+    if by_file:
+        split = replace(split, by="file", valid_files=(str(paths[1]),))
+    known = SCHEMA if rng.integers(0, 3) else None
+    inputs, source = paths[:1] if by_file else paths, Source(bad_rows=mode)
+    try:
+        made = data.prepare(inputs, out, schema=known, split=split, source=source, overwrite=True)
+    except UserError as error:
+        one_line(error)
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+        return ""
+    left_out = [re.search(r"([\d,]+) lines left out", note) for note in made.notes]
+    reported = sum(int(found[1].replace(",", "")) for found in left_out if found) + made.left_out
+    log, manifest = open_log(paths, source), json.loads((out / "manifest.json").read_text())
+    assert mode == "repair" or reported == made.left_out
+    assert sum(made.rows.values()) + reported == sum(rows_in(path, log.source) for path in paths), (kind, mode)
+    assert manifest["rows"] == made.rows
+    assert sum(manifest["rows_before"].values()) == sum(made.rows.values()) + made.left_out
+    for part, rows in made.rows.items():
+        assert pq.read_table(out / part / "part-00000.parquet").num_rows == rows == data.open(out).rows(part)
+    return mode
 
 
 @pytest.mark.parametrize(
-    ("check", "cases"), [(check_text, 150), (check_packed, 30), (check_parquet, 60), (check_prepare, 6)]
+    ("check", "cases"), [(check_text, 150), (check_packed, 30), (check_parquet, 60), (check_prepare, 100)]
 )
 def test_damaged_files(tmp_path: Path, check, cases: int) -> None:  # type: ignore[no-untyped-def]
     done = [check(np.random.default_rng(seed), tmp_path) for seed in range(cases)]
-    if check is check_text:  # the test is not one of refusals alone
-        assert sum("repair" in d for d in done) > cases / 4
+    if check in (check_text, check_prepare):  # the test is not one of refusals alone
+        assert sum("repair" in d for d in done) > cases / 8
         assert any("stop" in d for d in done)
 
 

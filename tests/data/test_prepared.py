@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -201,6 +202,16 @@ def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "out"]
     with pytest.raises(UserError, match="is not a prepared log"):
         prepare([log], tmp_path, schema=SCHEMA, overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_part_that_has_no_files_has_no_rows(tmp_path: Path, kind: str) -> None:
+    logs = [tmp_path / f"{day}.{kind}" for day in (1, 2)]
+    for log in logs:
+        table = pa.table(log_of(200))
+        pq.write_table(table, log) if kind == "parquet" else pacsv.write_csv(table, log)
+    made = prepare(logs[:1], tmp_path / "out", schema=SCHEMA, split=Split(by="file", valid_files=(str(logs[1]),)))
+    assert made.rows == {"train": 200, "valid": 200, "test": 0}
 
 
 def test_row_groups_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
