@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _refuse("out of memory; use smaller batches, fewer rows or a smaller dim")
     except KeyboardInterrupt:
+        print("sparrow: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if type(error).__module__.split(".")[0] != "pyarrow":

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,4 +51,7 @@ def _clean(out: Path) -> list[str]:
                 notes.append(f"{out}: put back where it was before a preparation was killed")
             shutil.rmtree(work, ignore_errors=True)
             notes.append(f"{work}: left by a preparation that was killed; deleted")
+    for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
+        if work.is_dir() and not any(work.iterdir()) and time.time() - work.stat().st_mtime > 60:
+            work.rmdir()
     return notes

@@ -6,15 +6,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparrow import data
 from sparrow.cli import main
+from sparrow.core import UserError
 from sparrow.core.config import write_toml
 
 RUN = {
@@ -304,3 +308,61 @@ def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str])
     refuses(capsys, ["generate", "x.parquet", "--rows", "0"], "rows")
     refuses(capsys, ["prepare", "raw.parquet", "--out", "prepared"], "prepared", "overwrite")
     assert Path("prepared/manifest.json").exists()
+
+
+def stopped(sign: signal.Signals, after: float | None, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`sparrow prepare long.csv --out new` in a process that gets a signal so many seconds after it began to work."""
+    command = [sys.executable, "-c", "import sys; from sparrow.cli import main; sys.exit(main())"]
+    command += ["prepare", "long.csv", "--out", "new", *flags]
+    locks = ".new.*/sparrow-prepare.lock"
+    before = set(Path().glob(locks))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if after is not None:
+        end = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < end and not set(Path().glob(locks)) - before:
+            time.sleep(0.002)
+        time.sleep(after)
+        process.send_signal(sign)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def long_log() -> None:
+    Path("long.csv").write_text("label,user_id,x\n" + "".join(f"{i % 2},{i % 999},{i / 7}\n" for i in range(200_000)))
+
+
+@pytest.mark.parametrize(
+    "after", [0.0, 0.15, *(pytest.param(i / 20, marks=pytest.mark.slow) for i in (1, 2, 4, 5, 6, 8, 10, 14))]
+)
+def test_a_killed_prepare_leaves_nothing_that_reads_as_whole(here: Path, after: float) -> None:
+    long_log()
+    raw(x=[1.0] * 50)
+    assert main(["prepare", "raw.parquet", "--out", "new"]) == 0
+    assert main(["prepare", "raw.parquet", "--out", "former"]) == 0
+    shutil.rmtree("new")
+    killed = stopped(signal.SIGKILL, after)
+    done = killed.returncode == 0
+    if not done:
+        with pytest.raises(UserError, match="new: not a prepared log"):
+            data.open("new")
+        assert killed.returncode == -signal.SIGKILL
+    Path("former").rename("new") if not done else shutil.rmtree("former")
+    before = data.open("new").fingerprint
+    if stopped(signal.SIGKILL, after, "--overwrite").returncode != 0:
+        assert data.open("new").fingerprint == before  # the old log stays until the new one is there
+    finished = stopped(signal.SIGKILL, None, "--overwrite")
+    assert finished.returncode == 0, finished.stderr
+    assert done or "left by a preparation that was killed; deleted" in finished.stdout
+    assert sum(data.open("new").manifest["rows"].values()) == 200_000
+    assert not list(Path().glob(".new.*"))
+
+
+@pytest.mark.parametrize("after", [0.0, 0.15])
+def test_an_interrupted_prepare_says_so_and_leaves_nothing(here: Path, after: float) -> None:
+    long_log()
+    ended = stopped(signal.SIGINT, after)
+    assert ended.returncode == 130, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.strip()]
+    assert line == "sparrow: interrupted"
+    assert not Path("new").exists()
+    assert not list(Path().glob(".new.*"))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -202,6 +203,17 @@ def test_out_is_replaced_only_after_success(tmp_path: Path, monkeypatch: pytest.
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.parquet", "out"]
     with pytest.raises(UserError, match="is not a prepared log"):
         prepare([log], tmp_path, schema=SCHEMA, overwrite=True)
+
+
+def test_a_folder_that_was_made_and_not_locked_goes_away(tmp_path: Path) -> None:
+    log, (old, young, full) = written(tmp_path, log_of(300)), [tmp_path / f".out.{c * 8}" for c in "abc"]
+    for folder in (old, young, full):
+        folder.mkdir()
+    (full / "something").touch()
+    for folder in (old, full):
+        os.utime(folder, (0, 0))
+    prepare([log], tmp_path / "out", schema=SCHEMA)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [young.name, full.name, "log.parquet", "out"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
