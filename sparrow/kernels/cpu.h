@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -42,7 +43,8 @@ inline void* huge_pages(void* memory, int64_t bytes) {
 }
 
 // Memory of large tensors that come and go with every step. malloc would cut their places up for small ones, grow, and
-// have the system clear new pages; here a block is given again whole to whoever next wants about its size.
+// have the system clear new pages; here a block is given again whole to whoever next wants about its size. One that is
+// a little too small goes when a larger one is made, else sizes that grow step by step would pile up.
 class Blocks {
  public:
   void* take(int64_t bytes) {
@@ -51,6 +53,7 @@ class Blocks {
     bytes = (bytes + kUnit - 1) / kUnit * kUnit;
     auto found = free_.lower_bound(bytes);
     if (found == free_.end() || found->first > bytes + bytes / 4) {
+      if (found != free_.begin() && std::prev(found)->first >= bytes - bytes / 4) let_go(std::prev(found));
       forget_old();
       void* block = mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (block == MAP_FAILED) throw std::bad_alloc();
@@ -66,7 +69,8 @@ class Blocks {
 
   void give_back(void* block) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    free_.insert({made_.at(block).bytes, {block, now_}});
+    const int64_t bytes = made_.at(block).bytes;
+    free_.insert(free_.lower_bound(bytes), {bytes, {block, now_}});  // the next to be taken: others may grow old
   }
 
  private:
@@ -84,17 +88,18 @@ class Blocks {
   std::map<void*, Made> made_;
   int64_t now_ = 0;
 
+  using Place = std::multimap<int64_t, Free>::iterator;
+
+  Place let_go(Place it) {
+    const Made made = made_.at(it->second.memory);
+    munmap(made.memory, made.bytes + kHuge);
+    made_.erase(it->second.memory);
+    return free_.erase(it);
+  }
+
   void forget_old() {
-    for (auto it = free_.begin(); it != free_.end();) {
-      if (now_ - it->second.since < kPatience) {
-        ++it;
-        continue;
-      }
-      const Made made = made_.at(it->second.memory);
-      munmap(made.memory, made.bytes + kHuge);
-      made_.erase(it->second.memory);
-      it = free_.erase(it);
-    }
+    Place it = free_.begin();
+    while (it != free_.end()) it = now_ - it->second.since < kPatience ? std::next(it) : let_go(it);
   }
 };
 
@@ -105,10 +110,10 @@ inline Blocks& blocks() {
 
 // An uninitialised tensor on the CPU.
 inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType type) {
-  int64_t numbers = 1;
-  for (int64_t size : sizes) numbers *= size;
-  const int64_t bytes = numbers * (type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2);
-  if (bytes < (1 << 20)) return torch::stable::empty(sizes, type);
+  int64_t bytes = type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2;
+  bool impossible = false;
+  for (int64_t size : sizes) impossible |= size < 0 || __builtin_mul_overflow(bytes, size, &bytes);
+  if (impossible || bytes < (1 << 20)) return torch::stable::empty(sizes, type);  // which says what is wrong
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
   return torch::stable::from_blob(

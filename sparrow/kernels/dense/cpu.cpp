@@ -300,9 +300,12 @@ std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Ten
                                               const Tensor& numbers, int64_t dim) {
   const bool narrow = is_narrow(grad_wide, {&grad_wide}, nullptr);
   is_narrow(grad_narrow, {&grad_narrow}, nullptr);
-  const int64_t rows = numbers.size(0), columns = numbers.size(1), others = grad_wide.size(1) - columns * dim;
+  check(numbers.dim() == 2 && dim >= 0, "numbers: expected a matrix; dim: at least 0");
+  const int64_t rows = numbers.size(0), columns = numbers.size(1);
+  check(columns == 0 || dim <= grad_wide.size(1) / columns, "gradients and numbers do not fit");  // nor overflow
+  const int64_t others = grad_wide.size(1) - columns * dim;
   check(numbers.scalar_type() == ScalarType::Float && numbers.is_contiguous() && grad_wide.size(0) == rows &&
-            grad_narrow.size(0) == rows && grad_narrow.scalar_type() == grad_wide.scalar_type() && others >= 0 &&
+            grad_narrow.size(0) == rows && grad_narrow.scalar_type() == grad_wide.scalar_type() &&
             grad_narrow.size(1) == padded(columns) + others,
         "gradients and numbers do not fit");
   Tensor grad_rest = matrix(rows, others, false);
