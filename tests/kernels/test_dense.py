@@ -338,17 +338,6 @@ def test_what_backward_needs_is_not_overwritten() -> None:
     assert torch.equal(x.grad, want)
 
 
-def test_memory_is_given_again() -> None:
-    """Whole, aligned, and what was used last comes first."""
-    one, two = (ops.matrix(LARGE // 256, 512, False) for _ in range(2))
-    place = one.data_ptr()
-    assert place != two.data_ptr()
-    assert place % (2 << 20) == 0
-    del two
-    del one
-    assert ops.matrix(LARGE // 256, 512, False).data_ptr() == place
-
-
 def test_many_threads_share_the_memory() -> None:
     wrong: list[int] = []
 
@@ -377,6 +366,19 @@ def alone(code: str) -> str:
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
+
+
+def test_memory_is_given_again() -> None:
+    """Whole, aligned, and what was used last comes first."""
+    code = """
+        one, two = (torch.ops.sparrow.matrix(1024, 512, False) for _ in range(2))
+        place = one.data_ptr()
+        assert place != two.data_ptr() and place % (2 << 20) == 0
+        del two
+        del one
+        assert torch.ops.sparrow.matrix(1000, 512, False).data_ptr() == place
+    """
+    alone(code)
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
