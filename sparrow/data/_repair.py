@@ -36,12 +36,14 @@ class Repairs:
 
     lines: by file, those left out for a wrong number of cells. cells: by file and column, those taken for missing.
     breaks: by file, lines that are blank or lie within a quoted cell of the line before, and so make no row.
+    starts: of the files so far, in order, the rows that were given before them.
     """
 
     rows: int = 0
     lines: dict[str, Tally] = field(default_factory=dict)
     cells: dict[tuple[str, str], Tally] = field(default_factory=dict)
     breaks: dict[str, int] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
 
     @property
     def left_out(self) -> int:
@@ -51,7 +53,7 @@ class Repairs:
     def clear(self) -> None:
         """Begin a pass."""
         self.rows = 0
-        for counts in (self.lines, self.cells, self.breaks):
+        for counts in (self.lines, self.cells, self.breaks, self.starts):
             counts.clear()
 
 

@@ -89,7 +89,13 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
     sample = log.sample(rows)
     if not sample.num_rows:
         raise UserError(f"{log.name}: no rows; give a log with at least one")
-    seen = {name: _look(name, sample[name]) for name in sample.column_names}
+    try:
+        return _inferred(log, label, {name: _look(name, sample[name]) for name in sample.column_names})
+    except UserError as error:
+        raise log.located(error, 0) from None
+
+
+def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     columns = _labels(seen, label)
     columns |= _times(s for s in seen.values() if s.name not in columns)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
@@ -147,7 +153,8 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     rated = [s.name for s in seen.values() if s.words[-1:] and s.words[-1] in RATINGS and _scale(s)]
     if label is not None and label not in seen:
         raise UserError(f"label: no column {label!r}{suggest(label, seen)}")
-    chosen = label or next(iter([*named, *rated]), None)
+    wide = [s.name for s in seen.values() if s.called in LABELS[:4]]
+    chosen = label or next(iter([*named, *rated, *wide]), None)
     if chosen is None:
         candidates = [name for name in two if len(seen[name].distinct) == 2]
         remedy = "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not clicked"
@@ -245,7 +252,7 @@ def _feature(seen: _Seen, repair: bool) -> Column:
     if seen.called in WEIGHTS and pc.min(seen.values).as_py() >= 0 and len(seen.values) == seen.rows:
         return Column(kind="weight", note="by its name, of the sample")
     if seen.words[-1:] in (("id",), ("ids",)) and not pa.types.is_integer(seen.type):
-        as_ids(seen.values, name, lambda i: i)  # refuses what lost digits or has a fraction
+        as_ids(seen.bare, name, lambda i: i)  # refuses what lost digits or has a fraction
         return Column(kind="categorical", table=name, note="whole floats, by the name ids")
     if pa.types.is_integer(seen.type) and not seen.declared:
         if seen.is_id:
@@ -276,7 +283,9 @@ def _text(seen: _Seen, repair: bool) -> Column:
     if not (is_text(seen.type) or pa.types.is_boolean(seen.type)):
         return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
     note = None
-    if is_text(seen.type):
+    if seen.called in TIMES:
+        note = "by its name a time, but its texts have no format in common; mend them to split by it"
+    elif is_text(seen.type):
         share, other = numbers_in(seen.values)
         if share >= 0.9 and other is not None:
             if repair:

@@ -182,7 +182,10 @@ class _Job:
             types = types_for(schema, log)
             types |= {schema.columns[name].source or name: pa.string() for name in integers}
             for raw in ahead(gathered(log.batches(types), GROUP_ROWS, BATCH_BYTES)):
-                batch = typed(schema, raw, training=True, row0=spool.rows, integers=integers, pool=self.pool)
+                try:
+                    batch = typed(schema, raw, training=True, row0=spool.rows, integers=integers, pool=self.pool)
+                except UserError as error:
+                    raise log.located(error, self.ends[-1] if self.ends else 0) from None
                 spool.add(batch)
                 if time is not None and batch.num_rows:
                     t_N = batch.column(time).to_numpy()

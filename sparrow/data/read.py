@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,7 @@ class Log:
             for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
                 yield self._as_held(batch, types, "the table")
         for file, columns in zip(self.files, self.columns, strict=True):
+            self.repairs.starts.append(self.repairs.rows)
             try:
                 file.check()
                 if self.source.format == "parquet":
@@ -108,6 +110,19 @@ class Log:
                 notes.append(f"{file}: {spare:,} lines are blank or lie within a quoted cell; they are no rows")
         return notes
 
+    def located(self, error: UserError, row0: int) -> UserError:
+        """An error about a row, with the file and the line that the row is at; row0: what it calls the first one."""
+        named = re.search(r", row (\d+):", str(error))
+        if not named or not self.files:
+            return error
+        row = int(named[1]) - row0
+        start, i = max((start, i) for i, start in enumerate(self.repairs.starts) if start <= row)
+        file, place = self.files[i], f"row {row - start}"
+        if self.source.format != "parquet" and str(file) not in self.repairs.lines:
+            number = row - start + 1 + self.source.header
+            place = f"line {line_numbers(file, self.source, {number})[number]}"
+        return UserError(f"{file}, {place}: {error}")
+
     def _as_held(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], where: str) -> pa.RecordBatch:
         """A batch of Parquet or of a table with the log's types, its text repaired if it is to be."""
         columns = {}
@@ -149,12 +164,14 @@ def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
     if first.format == "parquet":
         types, rows = _parquet_types(files)
         return Log(files=files, source=first, columns=columns, types=types, rows=rows)
-    beginning = next((b for f, c in zip(files, columns, strict=True) if (b := _beginning(f, first, c))), None)
+    beginnings = ((i, _beginning(file, first, columns[i])) for i, file in enumerate(files))
+    i, beginning = next(((i, table) for i, table in beginnings if table is not None), (0, None))
     if beginning is None:
         raise UserError(f"{files[0]}: no rows; give a log with at least one")
     types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in beginning.schema}
     beginning = beginning.cast(pa.schema(list(types.items())))
-    return Log(files=files, source=first, columns=columns, types=types, rows=0, beginning=beginning)
+    repairs = Repairs(starts=[0] * (i + 1))  # tells `located` which file the beginning is of
+    return Log(files=files, source=first, columns=columns, types=types, rows=0, beginning=beginning, repairs=repairs)
 
 
 def table_log(table: pa.Table, source: Source | None = None) -> Log:

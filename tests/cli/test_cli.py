@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -337,24 +338,38 @@ def long_log() -> None:
 def test_a_killed_prepare_leaves_nothing_that_reads_as_whole(here: Path, after: float) -> None:
     long_log()
     raw(x=[1.0] * 50)
-    assert main(["prepare", "raw.parquet", "--out", "new"]) == 0
-    assert main(["prepare", "raw.parquet", "--out", "former"]) == 0
-    shutil.rmtree("new")
-    killed = stopped(signal.SIGKILL, after)
-    done = killed.returncode == 0
-    if not done:
-        with pytest.raises(UserError, match="new: not a prepared log"):
-            data.open("new")
-        assert killed.returncode == -signal.SIGKILL
-    Path("former").rename("new") if not done else shutil.rmtree("former")
-    before = data.open("new").fingerprint
-    if stopped(signal.SIGKILL, after, "--overwrite").returncode != 0:
-        assert data.open("new").fingerprint == before  # the old log stays until the new one is there
+    stopped(signal.SIGKILL, after)
+    assert rows_of_new() in (0, 200_000)  # the latter when it was killed behind its last step
+    if not rows_of_new():
+        assert main(["prepare", "raw.parquet", "--out", "new"]) == 0
+    stopped(signal.SIGKILL, after, "--overwrite")
+    assert rows_of_new() in (50, 200_000)  # the old log stays until the new one is there
+    left = list(Path().glob(".new.*"))
     finished = stopped(signal.SIGKILL, None, "--overwrite")
     assert finished.returncode == 0, finished.stderr
-    assert done or "left by a preparation that was killed; deleted" in finished.stdout
-    assert sum(data.open("new").manifest["rows"].values()) == 200_000
+    assert rows_of_new() == 200_000
+    assert not left or "left by a preparation that was killed; deleted" in finished.stdout
     assert not list(Path().glob(".new.*"))
+
+
+def test_a_preparation_after_a_killed_one_cleans_up(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long_log()
+    assert stopped(signal.SIGKILL, 0).returncode == -signal.SIGKILL
+    assert rows_of_new() == 0
+    assert list(Path().glob(".new.*"))
+    raw(x=[1.0] * 50)
+    assert main(["prepare", "raw.parquet", "--out", "new"]) == 0
+    assert "left by a preparation that was killed; deleted" in capsys.readouterr().out
+    assert not list(Path().glob(".new.*"))
+    assert rows_of_new() == 50
+
+
+def rows_of_new() -> int:
+    """Rows of the prepared log `new`; 0 when it is refused as none."""
+    try:
+        return sum(data.open("new").manifest["rows"].values())
+    except UserError as error:
+        return 0 if "new: not a prepared log" in str(error) else -1
 
 
 @pytest.mark.parametrize("after", [0.0, 0.15])
@@ -366,3 +381,76 @@ def test_an_interrupted_prepare_says_so_and_leaves_nothing(here: Path, after: fl
     assert line == "sparrow: interrupted"
     assert not Path("new").exists()
     assert not list(Path().glob(".new.*"))
+
+
+LINES = [f"{i % 2},{i % 9},{i * 0.5}" for i in range(60)]
+HEAD = "label,user_id,price"
+
+
+@pytest.mark.parametrize(
+    ("head", "lines", "says"),
+    [
+        (HEAD, [*LINES, "1,2"], r"bad\.csv, line 62: 2 cells where 3 are expected \('1,2'\); mend the line, .*repair"),
+        (HEAD + ",price", [f"{x},1" for x in LINES], r"bad\.csv: two columns are named 'price'; rename one"),
+        (HEAD, [], r"bad\.csv: no rows; give a log with at least one"),
+        (HEAD, [",1,2.0", *LINES], r"bad\.csv, line 2: label 'label', row 0: missing; leave rows without"),
+        (
+            "label,user_id",
+            [f"{'abc'[i % 3]},1" for i in range(60)],
+            r"column 'label' has 3 values where .* two",
+        ),
+        (HEAD, ["1,,1", *(f"{i % 2},{i}.5,1" for i in range(60))], r"bad\.csv, line 3: column 'user_id', row 1: 0\.5 "),
+        (
+            "label,user_id,ts",
+            [f"{i % 2},{i},{i or ''}" for i in range(60)],
+            r"bad\.csv, line 2: time 'ts', row 0: missing",
+        ),
+        (
+            "label,user_id,tags",
+            [*(f'{i % 2},{i},"[{i % 3}, {i % 5}]"' for i in range(60_000)), *['1,2,"[1, "'] * 9],
+            r"bad\.csv, line 60002: column 'tags', row 60000: '\[1, ?' is no flat JSON array of ids; mend it",
+        ),
+        (
+            "label,user_id,time",
+            [*(f"{i % 2},{i % 9},2026-11-21 10:00" for i in range(100_000)), "1,2,21/11/2026"],
+            r"bad\.csv, line 100002: time 'time', row 100000: '21/11/2026' is not .*; mend it, or set columns",
+        ),
+    ],
+)
+def test_text_mistakes(here: Path, capsys: pytest.CaptureFixture[str], head: str, lines: list[str], says: str) -> None:
+    Path("bad.csv").write_text("\n".join([head, *lines]) + "\n")
+    refuses(capsys, ["prepare", "bad.csv", "--out", "new"], says)
+    assert not Path("new").exists()
+
+
+def test_mistakes_in_one_of_two_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.csv").write_text("\n".join([HEAD, *LINES]) + "\n")
+    Path("b.csv").write_text("\n".join([HEAD, *(f"{i % 2},{i},cheap" for i in range(60))]) + "\n")
+    both = ["prepare", "a.csv", "b.csv", "--out", "new"]
+    refuses(capsys, both, r"b\.csv, line 2: column 'price' has 'cheap' where double is expected; mend it, .*--bad-rows")
+    assert main([*both, "--bad-rows", "repair"]) == 0
+    assert "b.csv: 60 cells of 'price' taken for missing, first at line 2: 'cheap'" in capsys.readouterr().out
+    assert rows_of_new() == 120
+    Path("b.csv").write_text(HEAD + "\n")  # a day without clicks
+    assert main([*both, "--overwrite"]) == 0
+    assert rows_of_new() == 60
+    Path("b.csv").write_text("\n".join(["price,label,user_id", *(f"{i},{i % 2},{i}" for i in range(60))]))
+    assert main([*both, "--overwrite"]) == 0
+    assert rows_of_new() == 120
+    refuses(capsys, ["prepare", "no*.csv", "--out", "x"], r"no\*\.csv: no such file; check the path")
+
+
+@pytest.mark.parametrize("ids", [lambda i: str(-i), lambda i: str(2**64 + i // 2), lambda i: f"{i}.0", lambda i: ""])
+def test_ids_of_any_kind(here: Path, ids: Callable[[int], str]) -> None:
+    rows = [f"{i % 2},{ids(i) if i % 7 else ''},{i * 0.5}" for i in range(100)]
+    Path("ids.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    assert main(["prepare", "ids.csv", "--out", "new", "--valid", "0", "--test", "0"]) == 0
+    assert rows_of_new() == 100
+    schema = data.open("new").schema
+    if ids(1):
+        got = pq.read_table("new/train/part-00000.parquet")["user_id"].to_pylist()
+        distinct = len({ids(i) for i in range(100) if i % 7})
+        assert len(set(got)) == distinct + 1 or schema.tables["user_id"].encoding == "vocabulary"
+        assert [x == 0 for x in got] == [i % 7 == 0 for i in range(100)]  # a missing id is 0
+    else:
+        assert schema.columns["user_id"].kind == "ignore"

@@ -321,3 +321,16 @@ def test_real_logs(real_data: Path, tmp_path: Path) -> None:
     census = prepare([real_data / "census_kdd" / "census-income.test.gz"], tmp_path / "census", label="c41")
     assert sum(census.rows.values()) == 99_762
     assert census.label_mean["train"] == pytest.approx(0.062, abs=0.002)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_that_does_not_fit_is_named_with_its_file(tmp_path: Path, kind: str) -> None:
+    for day in (1, 2, 3):
+        columns = log_of(200) | ({"n": [1.0] * 20 + [math.inf] * 180} if day == 2 else {})
+        log = tmp_path / f"{day}.{kind}"
+        pq.write_table(pa.table(columns), log) if kind == "parquet" else pacsv.write_csv(pa.table(columns), log)
+    place = "row 20" if kind == "parquet" else "line 22"
+    for split in (Split(), Split(by="file", valid_files=(str(tmp_path / f"2.{kind}"),))):
+        names = ["1", "2", "3"] if split.by is None else ["1", "3"]
+        with pytest.raises(UserError, match=rf"2\.{kind}, {place}: column 'n', row \d20: inf is infinite"):
+            prepare([tmp_path / f"{name}.{kind}" for name in names], tmp_path / "out", schema=SCHEMA, split=split)
