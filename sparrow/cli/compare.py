@@ -13,6 +13,7 @@ def compare(
     b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B[,B2,...]")],
     /,
     split: Literal["train", "valid", "test"] = "test",
+    label: str | None = None,
     out: Path | None = None,
     checkpoint: str = "best",
     device: str | None = None,
@@ -26,6 +27,7 @@ def compare(
         a: A run directory, or several that differ in their seed alone.
         b: What is compared with it.
         split: Which part of the prepared log.
+        label: Which of several labels; the first unless told.
         out: Also write an HTML file there.
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; the runs' own unless told.
@@ -40,8 +42,8 @@ def compare(
     if not all(sides):
         raise UserError(f"compare: {a!r} and {b!r} name no run on one side; give a run directory for each")
     with _show.progress_bar() as progress:
-        found = run(*sides, split=split, which=checkpoint, device=device, progress=progress)
-    table = _show.Table(title=f"A: {a}   B: {b}   part: {split}", title_justify="left")
+        found = run(*sides, split=split, label=label, which=checkpoint, device=device, progress=progress)
+    table = _show.Table(title=f"A: {a}   B: {b}   part: {split}   label: {found.label}", title_justify="left")
     for name in HEADER:
         table.add_column(name, justify="left" if name in ("", "verdict") else "right", no_wrap=name not in ("A", "B"))
     for line in lines(found):

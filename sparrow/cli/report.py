@@ -12,6 +12,7 @@ def report(
     run_dir: tyro.conf.Positional[Path],
     /,
     split: Literal["train", "valid", "test"] = "test",
+    label: str | None = None,
     by: tuple[str, ...] = (),
     rows: int = 20_000,
     out: Path | None = None,
@@ -23,6 +24,7 @@ def report(
     Args:
         run_dir: The directory of a `sparrow train` job.
         split: The part that is looked at closely.
+        label: Which of several labels; the first unless told.
         by: Columns to slice it by; the time and the most important ones unless told.
         rows: Rows drawn at random for the permutation importance; 0 leaves it out.
         out: The file; RUN_DIR/report.html unless told.
@@ -34,6 +36,14 @@ def report(
 
     with _show.progress_bar() as progress:
         path = write(
-            run_dir, split=split, by=by, rows=rows, out=out, which=checkpoint, device=device, progress=progress
+            run_dir,
+            split=split,
+            label=label,
+            by=by,
+            rows=rows,
+            out=out,
+            which=checkpoint,
+            device=device,
+            progress=progress,
         )
     _show.out.print(f"{path}: open it in a browser", soft_wrap=True)

@@ -14,8 +14,8 @@ h1 { font-size: 1.7rem; margin: 0; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .5rem; padding-top: .7rem; border-top: 1px solid #d8dce1; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; overflow-wrap: anywhere; }
 p { margin: .4rem 0 .8rem; max-width: 50rem; } .soft { color: #5a626c; }
-nav { margin-top: .8rem; font-size: .9rem; } nav a { color: #2f6fa8; text-decoration: none; margin-right: 1.1rem;
-  white-space: nowrap; }
+nav { margin-top: .8rem; font-size: .9rem; display: flex; flex-wrap: wrap; gap: 0 1.1rem; }
+nav a { color: #2f6fa8; text-decoration: none; }
 .cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
 .cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
 .cards span { color: #5a626c; font-size: .85rem; }
@@ -25,11 +25,13 @@ th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8e
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
   overflow-wrap: anywhere; min-width: 9rem; max-width: 20rem; }
-.beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; display: block; margin: .6rem 0; }
+.beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; min-width: 44rem; display: block;
+  margin: .6rem 0; }
 pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 @media print { body { margin: 0; max-width: none; font-size: 11px; } nav { display: none; }
-  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; } }
+  h2, h3 { break-after: avoid; } img, tr, .cards { break-inside: avoid; } .wide { overflow: visible; }
+  img { min-width: 0; } }
 """
 
 
@@ -101,4 +103,4 @@ def beside(*parts: str) -> str:
 
 def image(uri: str, words: str) -> str:
     """A picture and what it shows, for who cannot see it."""
-    return f'<img src="{uri}" alt="{escape(words)}">\n'
+    return f'<div class="wide"><img src="{uri}" alt="{escape(words)}"></div>\n'

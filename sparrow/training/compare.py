@@ -20,7 +20,7 @@ from sparrow.metrics.intervals import Estimate, mean, t_quantile
 from sparrow.training import _html, picture
 from sparrow.training.restore import Restored, check_schema, restore
 from sparrow.training.run import Run
-from sparrow.training.scored import Rows, score_part
+from sparrow.training.scored import Rows, label_number, score_part
 
 LEVEL = 0.95
 LOWER_IS_BETTER = ("logloss", "ne")
@@ -32,7 +32,8 @@ class Difference:
     """A metric of A, of B (means over their runs), B - A with its 95 % interval, and what follows.
 
     spread_a, spread_b: standard deviations over the runs of a side, NaN for a single one. verdict: "B better",
-    "A better" (of calibration "differs"), "unclear" where the interval holds 0, or "undefined".
+    "A better" (of calibration "differs"), "unclear" where the interval holds 0, "equal" where it is nothing but 0,
+    or "undefined".
     """
 
     metric: str
@@ -57,6 +58,7 @@ class Comparison:
     names_a: tuple[str, ...]
     names_b: tuple[str, ...]
     split: str
+    label: str
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
     settings: tuple[tuple[str, str, str], ...]
@@ -69,6 +71,7 @@ def compare(
     runs_b: Sequence[str | Path],
     *,
     split: str = "test",
+    label: str | None = None,
     which: str = "best",
     device: str | None = None,
     progress: Progress | None = None,
@@ -77,7 +80,7 @@ def compare(
 
     Of one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
     `sparrow.metrics.intervals`). Of several a side, the spread over a side's runs is added to it (Welch 1947), so that
-    it covers new rows and new seeds. which, device: see `restore`.
+    it covers new rows and new seeds. label: which of several, the first unless told. which, device: see `restore`.
     Raises UserError for runs whose rows, labels, weights or sessions are not the same.
     """
     scored: dict[Path, _Scored] = {}
@@ -85,15 +88,18 @@ def compare(
         found = restore(path, which=which, device=device)
         dataset = data.open(found.run.data.path)
         check_schema(found.schema, dataset.schema, dataset.path)
-        rows = score_part(found, dataset, split, progress or (lambda what, done, total: None))
-        scored[path] = _Scored(path=path, found=found, rows=rows, log=dataset.fingerprint)
+        number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
+        rows = score_part(found, dataset, split, told, number)
+        scored[path] = _Scored(
+            path=path, found=found, rows=rows, log=dataset.fingerprint, label=found.schema.labels[number]
+        )
         _check_same(next(iter(scored.values())), scored[path], split)
     sides = [[scored[Path(path)] for path in side] for side in (runs_a, runs_b)]
     estimates = [[one.rows.estimates() for one in side] for side in sides]
     differences = [_difference(m, *([e[m] for e in side] for side in estimates)) for m in estimates[0][0]]
     first_a, first_b = sides[0][0], sides[1][0]
     return Comparison(
-        names_a=tuple(map(str, runs_a)), names_b=tuple(map(str, runs_b)), split=split,
+        names_a=tuple(map(str, runs_a)), names_b=tuple(map(str, runs_b)), split=split, label=first_a.label,
         differences=tuple(differences), notes=tuple(_notes(sides, split)),
         settings=tuple(_settings(first_a.found.run, first_b.found.run)), rows_a=first_a.rows, rows_b=first_b.rows,
     )  # fmt: skip
@@ -107,12 +113,13 @@ class _Scored:
     found: Restored
     rows: Rows
     log: str
+    label: str
 
 
 def _check_same(one: _Scored, other: _Scored, split: str) -> None:
     """UserError when two runs were not measured on the same rows."""
     remedy = "compare runs on one prepared log, or on logs prepared from the same rows with the same split"
-    labels = [scored.found.schema.role("label") for scored in (one, other)]
+    labels = [scored.label for scored in (one, other)]
     if labels[0] != labels[1]:
         raise UserError(f"{other.path}: predicts {labels[1]}, and {one.path} predicts {labels[0]}; {remedy}")
     counts = [len(scored.rows.labels_N) for scored in (one, other)]
@@ -146,7 +153,7 @@ def _verdict(metric: str, a: float, b: float, low: float, high: float) -> str:
     if not math.isfinite(high - low):
         return "undefined"
     if low <= 0 <= high:
-        return "unclear"
+        return "equal" if low == high else "unclear"
     if metric == "calibration":  # nearer to 1 is better, and that is not what the interval is of
         return "differs"
     return "B better" if (b < a) == (metric in LOWER_IS_BETTER) else "A better"
@@ -168,6 +175,9 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
         seeds = [one.found.run.seed for one in side]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{name}: seeds {seeds} repeat, so its runs are not independent and their spread is too small")
+    shared = {str(one.path) for one in sides[0]} & {str(one.path) for one in sides[1]}
+    if shared:
+        notes.append(f"on both sides: {', '.join(sorted(shared))}")
     if len({one.log for side in sides for one in side}) > 1:
         notes.append("the logs were prepared differently; their labels, weights and sessions agree row by row")
     if (sessions or len(rows.labels_N)) < 50:
@@ -195,9 +205,10 @@ def to_html(found: Comparison) -> str:
         left, right = figure.subplots(1, 2)
         sides = {"A": found.rows_a, "B": found.rows_b}
         picture.reliability(left, {name: _curve(rows) for name, rows in sides.items()})
-        right.hist2d(found.rows_a.scores_N.numpy(), found.rows_b.scores_N.numpy(), bins=60, cmap="Blues", norm="log")
+        scores = (rows.scores_N.numpy() for rows in sides.values())
+        right.hist2d(*scores, bins=60, cmap="Blues", norm="log", rasterized=True)
         right.set(xlabel="score of A", ylabel="score of B")
-        right.set_title("rows by both scores", loc="left")
+        right.set_title("rows by both scores, darker for more", loc="left")
 
     html = _html.table(HEADER, lines(found))
     html += _html.image(picture.svg(paint, height=1.2), "B - A with intervals") if shown else ""
@@ -205,9 +216,9 @@ def to_html(found: Comparison) -> str:
     scores = _html.image(picture.svg(curves, height=3.2), "Calibration of both, and their scores row by row")
     settings = _html.text("None, but perhaps the seed, the directory and the prepared log.")
     if found.settings:
-        settings = _html.table(["setting", "A", "B"], found.settings)
+        settings = _html.table(["setting", "A", "B"], [[name, a or "-", b or "-"] for name, a, b in found.settings])
     sections = [("Difference", html), ("Scores of the first run of each", scores), ("Settings that differ", settings)]
-    under = f"A: {', '.join(found.names_a)}. B: {', '.join(found.names_b)}. Part: {found.split}."
+    under = f"A: {', '.join(found.names_a)}. B: {', '.join(found.names_b)}. Part: {found.split}. Label: {found.label}."
     cards = [(d.verdict, d.metric) for d in found.differences]
     return _html.page("B against A", under, cards, sections)
 

@@ -34,14 +34,16 @@ def importance(
     schema: Schema,
     *,
     batch_size: int,
+    label: int = 0,
     repeats: int = 3,
     seed: int = 0,
     told: Progress = lambda what, done, total: None,
 ) -> list[Importance]:
     """Shuffle one column's values across the rows, score again, and measure the loss; the largest rise of NE first.
 
-    whole: the rows to shuffle, with labels. A list moves as a whole; features made from one column of the raw log
-    move together. Labels, weights and all other columns stay, so each repeat has the columns' own distributions.
+    whole: the rows to shuffle, with labels, of which number `label` is judged. A list moves as a whole; features made
+    from one column of the raw log move together. Labels, weights and all other columns stay, so each repeat has the
+    columns' own distributions.
     Source: Breiman 2001, Random forests, section 10; Fisher et al. 2019 (model reliance).
     """
     columns: dict[str, list[str]] = {}
@@ -49,11 +51,12 @@ def importance(
         columns.setdefault(schema.columns[name].source or name, []).append(name)
     random = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(whole.batch_size, generator=random) for _ in range(repeats)]
-    base = evaluate(score, _batches(whole, schema, batch_size))
+    base = evaluate(score, _batches(whole, schema, batch_size), label=label)
     found = []
     for done, (column, features) in enumerate(columns.items()):
         told("importance", done, len(columns))
-        worse = [evaluate(score, _batches(whole, schema, batch_size, order_N, features)) for order_N in orders]
+        shuffled = [_batches(whole, schema, batch_size, order_N, features) for order_N in orders]
+        worse = [evaluate(score, batches, label=label) for batches in shuffled]
         ne = torch.tensor([values["ne"] - base["ne"] for values in worse], dtype=torch.float64)
         auc = torch.tensor([base["auc"] - values["auc"] for values in worse], dtype=torch.float64)
         spreads = [float(values.std()) if repeats > 1 else float("nan") for values in (ne, auc)]
@@ -87,6 +90,6 @@ def _batches(
                 lengths=torch.cat([part.lengths_B for part in parts] or none),
                 weights_N=torch.cat(weights) if weights else None,
             ),
-            labels_BT=None if whole.labels_BT is None else whole.labels_BT[rows_B, :1],
+            labels_BT=None if whole.labels_BT is None else whole.labels_BT[rows_B],
             weights_B=None if whole.weights_B is None else whole.weights_B[rows_B],
         )

@@ -90,6 +90,7 @@ def over_examples(
         axis.plot(*zip(*points, strict=True), "o", color=ORANGE, label="held out (valid)")
         axis.legend()
     axis.set_title(title, loc="left")
+    axis.set_xlim(left=0)
     axis.set_xlabel("examples trained on")
     axis.xaxis.set_major_formatter(_thousands())
 
@@ -98,7 +99,7 @@ def reliability(axis: Any, curves: dict[str, Curve]) -> None:
     """Shares of clicks over mean scores, by name, beside the diagonal where scores keep their word."""
     axis.set_title("calibration", loc="left")
     axis.set_xlabel("mean score")
-    axis.set_ylabel("share of clicks")
+    axis.set_ylabel("share of positives")
     end = max((max([*x, *y]) for x, y, _ in curves.values() if len(x)), default=0.0)
     axis.plot([0, end], [0, end], "--", color=GREY, linewidth=0.8)
     for name, (x, y, errors) in curves.items():

@@ -23,7 +23,7 @@ from sparrow.metrics.intervals import Estimate
 from sparrow.training import _html, picture, profiling
 from sparrow.training.importance import Importance, importance
 from sparrow.training.restore import Restored, check_schema, restore
-from sparrow.training.scored import Rows, score_part
+from sparrow.training.scored import Rows, label_number, score_part
 from sparrow.training.slices import slices
 from sparrow.training.usage import ColumnUse, usage
 
@@ -42,6 +42,7 @@ class _Source:
     found: Restored
     dataset: Dataset
     split: str
+    label: int
     rows: Rows
     told: Progress
 
@@ -50,6 +51,7 @@ def report(
     run_dir: str | Path,
     *,
     split: str = "test",
+    label: str | None = None,
     by: Sequence[str] = (),
     rows: int = 20_000,
     out: str | Path | None = None,
@@ -59,8 +61,9 @@ def report(
 ) -> Path:
     """Write one HTML file about a run and return its path, `run_dir/report.html` unless `out` says otherwise.
 
-    split: the part that is looked at closely. by: columns to slice it by; the most important ones and the time unless
-    told. rows: how many of the part, drawn at random, permutation importance shuffles; 0 leaves it out. which, device:
+    split: the part that is looked at closely. label: which of several, the first unless told. by: columns to slice it
+    by; the most important ones and the time unless told. rows: how many of the part, drawn at random, permutation
+    importance shuffles; 0 leaves it out. which, device:
     see `restore`. Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
     Raises UserError for a run that cannot be restored, an empty part, or a column that the log does not keep.
     """
@@ -71,9 +74,10 @@ def report(
     check_schema(found.schema, dataset.schema, dataset.path)
     for name in by:
         slices(dataset, split, name)  # a wrong name should not cost an hour
+    number = label_number(found.schema, label)
     source = _Source(
-        run_dir=run_dir, found=found, dataset=dataset, split=split, told=told,
-        rows=score_part(found, dataset, split, told),
+        run_dir=run_dir, found=found, dataset=dataset, split=split, told=told, label=number,
+        rows=score_part(found, dataset, split, told, number),
     )  # fmt: skip
     weighed = _importance(source, rows)
     estimates = source.rows.estimates()
@@ -90,8 +94,10 @@ def report(
 
 def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, list[tuple[str, str]]]:
     found, counts = source.found, {part: source.dataset.rows(part) for part in ("train", "valid", "test")}
-    label = source.dataset.schema.role("label")
-    under = f"{found.name}, step {found.step:,}, predicts {label}; data {source.dataset.path}: " + ", ".join(
+    labels = found.schema.labels
+    others = "".join(f"{n}, " for n in labels if n != labels[source.label])
+    predicts = labels[source.label] + (f" (and {others[:-2]}: --label)" if others else "")
+    under = f"{found.name}, step {found.step:,}, predicts {predicts}; data {source.dataset.path}: " + ", ".join(
         f"{part} {n:,}" for part, n in counts.items()
     )
     names = {"auc": "AUC", "gauc": "GAUC (within sessions)", "ne": "normalised entropy", "calibration": "calibration"}
@@ -109,11 +115,14 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
     for part in dict.fromkeys(("valid", "test", source.split)):
         if not source.dataset.rows(part):
             continue
-        rows = source.rows if part == source.split else score_part(source.found, source.dataset, part, source.told)
-        rate, kept = source.dataset.label_mean("train"), source.dataset.schema.split.negatives
+        dataset, found = source.dataset, source.found
+        rows = source.rows
+        if part != source.split:
+            rows = score_part(found, dataset, part, source.told, source.label)
+        rate, kept = dataset.label_mean("train", found.schema.labels[source.label]), dataset.schema.split.negatives
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
-        scored = {f"{part}: {source.found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
-        for name, loader in source.dataset.baselines(part):
+        scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
+        for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
         lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
@@ -121,7 +130,7 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
     html += _html.table(*_without_gaps(header, lines))
     html += _html.text(
         "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
-        "saying the rows' own click rate: 1 is useless, lower is better. Calibration is predicted clicks over clicks.",
+        "saying the rows' own rate: 1 is useless, lower is better. Calibration is predicted positives over positives.",
         soft=True,
     )
     return "Verdict", html + _progressive(source)
@@ -132,7 +141,7 @@ def _progressive(source: _Source) -> str:
         fifths = json.loads((source.run_dir / "results.json").read_text(encoding="utf-8"))["progressive"]
     except (OSError, ValueError, KeyError):  # a run that was killed has none
         fifths = []
-    if not fifths:
+    if not fifths or source.label:
         return ""
     names = [n for n in METRICS if n in fifths[0]]
     lines = [
@@ -147,13 +156,17 @@ def _in_words(split: str, estimates: dict[str, Estimate]) -> str:
     ne, calibration = estimates["ne"], estimates["calibration"]
     if not math.isfinite(ne.value):
         return f"The {split} rows are all of one class: neither AUC nor NE is defined there."
-    gain = 100 * (1 - ne.value)
-    useful = f"leaves {100 - gain:.1f} % of the uncertainty that the click rate alone leaves"
-    words = f"On {split}, the model {useful} (NE {ne.value:.4f})" + ("." if gain > 0 else ": it is no use yet.")
+    gain = 1 - ne.value
+    words = f"On {split}, the model takes away {100 * gain:.1f} % of the loss of always saying the rate of positives"
+    if gain < 0:
+        words = f"On {split}, the model is {-100 * gain:.1f} % worse than always saying the rate of positives"
+    if abs(gain) < 1.96 * ne.error:
+        words = f"On {split}, these rows cannot tell the model from always saying the rate of positives"
+    words += f" (NE {ne.value:.4f})."
     off = calibration.value - 1
     if abs(off) < 1.96 * calibration.error:
-        return f"{words} Its scores add up to the clicks, within the noise of these rows."
-    return f"{words} It predicts {100 * abs(off):.1f} % {'more' if off > 0 else 'fewer'} clicks than came."
+        return f"{words} Its scores add up to the positives, within the noise of these rows."
+    return f"{words} It predicts {100 * abs(off):.1f} % {'more' if off > 0 else 'fewer'} positives than there are."
 
 
 def _learning(source: _Source) -> Section:
@@ -170,6 +183,7 @@ def _learning(source: _Source) -> Section:
 
     kind = "on batches not yet trained on" if any("auc" in r for r in train) else "no progressive validation"
     words = f"The line is the training log ({kind}), a point for every {source.found.run.log.every} steps."
+    words += f" Both are of {source.found.schema.labels[0]} alone." if len(source.found.schema.labels) > 1 else ""
     return "Learning", _html.image(picture.svg(paint, height=2.7), "Logloss, NE and AUC over examples") + _html.text(
         words, soft=True
     )
@@ -186,12 +200,12 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.2))
         picture.reliability(left, {source.split: (predictions, shares, errors)})
         right.hist(scores, bins=40, weights=mass, color=picture.BLUE)
-        right.set_title("rows by score", loc="left")
+        right.set_title("rows by score" if mass is None else "weight by score", loc="left")
         right.set_xlabel("score")
 
-    html = _html.image(picture.svg(paint, height=3), "Share of clicks by score, and a histogram of the scores")
+    html = _html.image(picture.svg(paint, height=3), "Share of positives by score, and a histogram of the scores")
     words = f"{len(weights)} groups of equal weight in order of score, about {weights[0] if weights else 0:,.0f} each, "
-    words += f"with 95 % intervals. Predicted clicks over clicks: {_html.with_error(whole.value, whole.error)}."
+    words += f"with 95 % intervals. Predicted positives over positives: {_html.with_error(whole.value, whole.error)}."
     return "Calibration", html + _html.text(words, soft=True)
 
 
@@ -203,12 +217,14 @@ def _columns(schema: Schema, weighed: Sequence[Importance]) -> list[str]:
 
 
 def _slices(source: _Source, by: Sequence[str]) -> Section:
-    html = _html.text(
-        "NE compares with each slice's own click rate, GAUC ranks within sessions' rows of the slice. Intervals are of "
-        "95 %: of many slices one in twenty lies outside by chance. A number's or a time's slice begins where the one "
-        "above it ends.",
-        soft=True,
+    words = "NE compares with each slice's own rate of positives"
+    words += "" if source.rows.sessions_N is None else ", GAUC ranks within sessions' rows of the slice"
+    words += (
+        ". Intervals are of 95 %: of many slices one in twenty lies outside by chance. A number's or a time's slice "
+        "begins where the one above it ends. A dash: the slice is of one class. no. 3 by frequency: the third most "
+        "frequent id in training; of a vocabulary the log keeps hashes, not the ids themselves."
     )
+    html = _html.text(words, soft=True)
     for name in by:
         source.told("slices", by.index(name), len(by))
         names, at_N = slices(source.dataset, source.split, name)
@@ -245,7 +261,13 @@ def _importance(source: _Source, rows: int) -> list[Importance]:
     drawn = source.dataset.loader(min(rows, source.dataset.rows(source.split)), split=source.split, shuffle=True)
     whole, size = next(iter(drawn)), source.found.run.data.batch_size
     return importance(
-        source.found.score, whole, source.found.schema, batch_size=size, repeats=REPEATS, told=source.told
+        source.found.scores,
+        whole,
+        source.found.schema,
+        batch_size=size,
+        label=source.label,
+        repeats=REPEATS,
+        told=source.told,
     )
 
 
@@ -294,7 +316,7 @@ def _time(source: _Source) -> Section:
         raise UserError(f"{place}; delete it, or train again with --profile") from None
 
     def paint(figure: Any) -> None:
-        titles = {"parts": "ms per step by part", "kinds": "by kind of work"}
+        titles = {"parts": "ms per step by part", "kinds": "ms per step by kind of work"}
         for axis, (name, words) in zip(figure.subplots(1, 2), titles.items(), strict=True):
             axis.barh(range(len(kinds[name])), [ms for _, ms, _ in kinds[name]], height=0.6, color=picture.BLUE)
             axis.set_yticks(range(len(kinds[name])), [part for part, _, _ in kinds[name]])
@@ -306,7 +328,8 @@ def _time(source: _Source) -> Section:
     titles = {"parts": "part", "kinds": "kind of work"}
     tables = [_html.table([titles[name], "ms per step", "share"], rows) for name, rows in lines.items()]
     html += _html.beside(*tables)
-    words = f"Of {profile['steps']} steps early in the run. trace.json.gz beside the run's log shows each operator."
+    words = f"Of {profile['steps']} steps early in the run. look: scores judged for the log. Kinds of work count the "
+    words += "operators alone, without Python between them. trace.json.gz beside the run's log shows each of them."
     return title, html + _html.text(words, soft=True)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, suggest
 from sparrow.core.progress import Progress
 from sparrow.data.loader import Dataset
+from sparrow.data.schema import Schema
 from sparrow.metrics.intervals import Estimate, estimates
 from sparrow.training.restore import Restored
 
@@ -39,8 +40,15 @@ class Rows:
         return Rows(scores_N=scores_N, labels_N=self.labels_N, weights_N=self.weights_N, sessions_N=self.sessions_N)
 
 
-def score_part(found: Restored, dataset: Dataset, split: str, told: Progress) -> Rows:
-    """Score a part; 12 to 24 bytes of memory a row. UserError when it has no rows."""
+def label_number(schema: Schema, name: str | None) -> int:
+    """Which of the labels has this name, the first one unless told; UserError when none has."""
+    if name is not None and name not in schema.labels:
+        raise UserError(f"--label: {name!r} is not a label of the log{suggest(name, schema.labels)}")
+    return schema.labels.index(name) if name is not None else 0
+
+
+def score_part(found: Restored, dataset: Dataset, split: str, told: Progress, label: int = 0) -> Rows:
+    """Score a part and one of its labels; 12 to 24 bytes of memory a row. UserError when it has no rows."""
     if not dataset.rows(split):
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
@@ -48,7 +56,7 @@ def score_part(found: Restored, dataset: Dataset, split: str, told: Progress) ->
     kept, done = [], 0
     for batch in dataset.loader(found.run.data.batch_size, split=split):
         assert batch.labels_BT is not None
-        kept.append((found.score(batch), batch.labels_BT[:, 0], batch.weights_B, batch.session_B))
+        kept.append((found.scores(batch)[:, label], batch.labels_BT[:, label], batch.weights_B, batch.session_B))
         done += batch.batch_size
         told(f"scored {split}", done, dataset.rows(split))
     scores, labels, weights, sessions = zip(*kept, strict=True)

@@ -19,12 +19,14 @@ from sparrow.data.schema import Column, Schema, Table
 Array = npt.NDArray[np.int64]
 
 MOST = 8  # slices of a column
+LEAST = 10  # rows of an id that gets a slice of its own where there are more ids than slices
 
 
 def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
     """Names of a column's slices, and the slice of each row [N] of a part, in the log's order.
 
-    Ids: the most frequent values, and the rest together. Numbers and times: quantiles. Lists: by their length.
+    Ids: the most frequent values of LEAST rows or more, and the rest together. Numbers and times: quantiles. Lists: by
+    their length.
     UserError for a column that the prepared log does not keep.
     """
     kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
@@ -49,11 +51,14 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
     ids_N = values.to_numpy()
     distinct, at_N, counts = np.unique(ids_N, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    top = order if len(order) <= MOST else order[: MOST - 1]
+    top = order
+    if len(order) > MOST:
+        top = order[: MOST - 1][counts[order[: MOST - 1]] >= LEAST]
     place = np.full(len(distinct), len(top), np.int64)
     place[top] = np.arange(len(top))
     names = [decode(int(distinct[i])) for i in top]
-    return names + ([f"{len(order) - len(top):,} others"] if len(top) < len(order) else []), place[at_N]
+    rest = f"{len(order) - len(top):,} others" if len(top) else f"{len(order):,} ids, of fewer than {LEAST} rows each"
+    return names + ([rest] if len(top) < len(order) else []), place[at_N]
 
 
 def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:

@@ -49,8 +49,10 @@ def test_one_run_against_another(runs: Path) -> None:
 
 
 def test_a_run_does_not_differ_from_itself(runs: Path) -> None:
-    for d in compare([runs / "a0"], [runs / "a0"]).differences:
-        assert (d.value, d.low, d.high, d.verdict) == (0, 0, 0, "unclear")
+    found = compare([runs / "a0"], [runs / "a0"])
+    for d in found.differences:
+        assert (d.value, d.low, d.high, d.verdict) == (0, 0, 0, "equal")
+    assert f"on both sides: {runs / 'a0'}" in found.notes
 
 
 def test_with_seeds_the_interval_covers_them_too(runs: Path) -> None:
@@ -156,4 +158,4 @@ def test_without_sessions_and_with_one_class(tmp_path: Path) -> None:
     assert any("rows" in note for note in found.notes)
     assert "undefined" in Page(to_html(found)).cells
     seeds = compare([tmp_path / "r0", tmp_path / "r1"], [tmp_path / "r1", tmp_path / "r0"])
-    assert {d.verdict for d in seeds.differences if d.metric != "logloss"} <= {"undefined", "unclear"}
+    assert {d.verdict for d in seeds.differences if d.metric != "logloss"} <= {"undefined", "equal"}

@@ -22,10 +22,12 @@ from sparrow.cli import main
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.metrics.intervals import Estimate
 from sparrow.models import dlrm, logistic
 from sparrow.training import Data, Log, Loop, Run, restore, train
+from sparrow.training.compare import compare
 from sparrow.training.importance import importance
-from sparrow.training.report import report
+from sparrow.training.report import _in_words, report
 from sparrow.training.slices import slices
 from sparrow.training.usage import usage
 
@@ -173,6 +175,49 @@ def test_odd_runs(name: str, tmp_path: Path) -> None:
         assert not any(cell.startswith("valid: ") for cell in got.cells)
     if name == "one class in a slice":
         assert "-" in got.cells
+
+
+def test_any_of_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = table(buy=np.random.default_rng(1).integers(0, 2, 900))
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    kinds = {"label": "label", "buy": "label", "x": "numeric"}
+    schema = Schema(columns={n: Column(kind=k) for n, k in kinds.items()}, tables={}, split=Split(by="ratio", test=0.3))  # type: ignore[arg-type]
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
+    run_dir = tmp_path / "run"
+    train(a_run(tmp_path / "prepared", run_dir, model=logistic.Config()))
+    assert main(["evaluate", str(run_dir), "--json-out", str(tmp_path / "e.json")]) == 0
+    wanted = {name.split(": ")[1]: result for name, result in json.loads((tmp_path / "e.json").read_text()).items()}
+    for name in ("label", "buy"):
+        path = report(run_dir, label=name, rows=50)
+        cells = page(path).cells
+        auc = float(cells[cells.index("test: logistic") + 2].split(" ± ")[0])
+        assert auc == pytest.approx(wanted[name]["auc"], abs=6e-5)
+        assert f"predicts {name} (and {'buy' if name == 'label' else 'label'}: --label)" in path.read_text()
+        assert compare([run_dir], [run_dir], label=name).differences[0].a == pytest.approx(wanted[name]["auc"])
+    assert wanted["buy"]["auc"] != pytest.approx(wanted["label"]["auc"], abs=0.01)
+    for command in (["report", str(run_dir)], ["compare", str(run_dir), str(run_dir)]):
+        assert main([*command, "--label", "bux"]) == 2
+        assert "did you mean 'buy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ne", "calibration", "says"),
+    [
+        ((0.8, 0.01), (1.0, 0.01), "takes away 20.0 % of the loss"),
+        ((0.99, 0.01), (1.0, 0.01), "cannot tell the model from"),
+        ((1.3, 0.01), (1.0, 0.01), "30.0 % worse than"),
+        ((0.8, 0.01), (1.1, 0.01), "10.0 % more positives"),
+        ((0.8, 0.01), (0.9, 0.01), "10.0 % fewer positives"),
+        ((0.8, 0.01), (0.99, 0.01), "within the noise"),
+        ((math.nan, math.nan), (math.nan, math.nan), "all of one class"),
+    ],
+)
+def test_the_verdict_in_words(ne: tuple[float, float], calibration: tuple[float, float], says: str) -> None:
+    def estimate(value: float, error: float) -> Estimate:
+        return Estimate(value, torch.tensor([1.0, -1.0], dtype=torch.float64) * error / 2)
+
+    assert estimate(0.0, 0.01).error == pytest.approx(0.01)
+    assert says in _in_words("test", {"ne": estimate(*ne), "calibration": estimate(*calibration)})
 
 
 def test_a_part_of_one_class(tmp_path: Path) -> None:
@@ -355,6 +400,12 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
     names, at_N = slices(dataset, "test", "v")
     assert names == ["no. 1 by frequency", "missing", "unknown", "no. 3 by frequency"]
     assert at_N.tolist() == [0, 0, 0, 1, 1, 3, 2]
+    rare = pa.table({"v": [2] * 12 + list(range(3, 20)), "q": [1] * 29})
+    pq.write_table(rare, tmp_path / "test" / "part-00000.parquet")
+    assert slices(dataset, "test", "v")[0] == ["no. 1 by frequency", "17 others"]  # no slice of a single row
+    pq.write_table(rare.slice(12), tmp_path / "test" / "part-00000.parquet")
+    assert slices(dataset, "test", "v")[0] == ["17 ids, of fewer than 10 rows each"]
+    pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
     names, at_N = slices(dataset, "test", "q")
     assert names == ["missing", "≤ 1.5", "≤ 4", "> 4"]
     assert at_N.tolist() == [3, 1, 1, 0, 2, 1, 1]
