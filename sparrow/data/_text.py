@@ -6,6 +6,8 @@ import codecs
 import csv
 import io
 import re
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -65,10 +67,11 @@ def text_batches(
     """
     stream, repair = _Stream(file, source, most_bytes), source.bad_rows == "repair"
     skipped: list[int] = []
-    mark = stream.end(len(names))
+    mark, marks = stream.end(len(names)), list[str]()
 
     def ragged(row: pacsv.InvalidRow) -> str:
-        stream.ended |= row.text == mark
+        if row.text == mark:
+            marks.append(mark)
         if not repair or row.text.endswith(mark):
             return "skip" if row.text == mark else "error"
         skipped.append(row.number)
@@ -85,6 +88,7 @@ def text_batches(
         convert.column_types = dict.fromkeys(types, pa.string()) if repair else dict(types)
         convert.include_columns = list(types)
     done = int(source.header)  # rows of the file so far, less those skipped
+    reader: pacsv.CSVStreamingReader | None = None
     try:
         with pacsv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert) as reader:
             for batch in reader:
@@ -94,13 +98,21 @@ def text_batches(
                 repairs.rows += batch.num_rows
                 if batch.num_rows:
                     yield batch
-        if not stream.ended:
+        if not marks:
             _refuse_open_quote(file, source, done + len(skipped))
     except (pa.ArrowException, OSError) as error:
         raise _explained(error, file, source, names, stream, done + len(skipped)) from None
     finally:
+        lines = stream.lines
         stream.close()
-    if (spare := stream.lines - done - len(skipped)) > 0:
+        gone = [threading.Event(), threading.Event()]
+        weakref.finalize(stream, gone[0].set)
+        weakref.finalize(ragged, gone[1].set)
+        del stream, ragged, parse
+        reader = None
+        for event in gone:
+            event.wait(1)  # Arrow's thread must be through with it: one that needs Python at its exit never ends
+    if (spare := lines - done - len(skipped)) > 0:
         repairs.breaks[str(file)] = spare
 
 
@@ -136,7 +148,7 @@ class _Stream(io.RawIOBase):
         errors = "surrogateescape" if source.bad_rows == "repair" else "strict"
         self._decoder = codecs.getincrementaldecoder(source.encoding)(errors)
         self._mark, self._tail, self._rest, self._over = "", b"\n", b"", False
-        self.lines, self.ended, self.plain = 0, False, True
+        self.lines, self.plain = 0, True
 
     def end(self, columns: int) -> str:
         """Ask for a mark that no row of so many columns can be."""
