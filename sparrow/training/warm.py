@@ -17,7 +17,7 @@ from sparrow.features.vocabulary import FIRST, UNKNOWN
 from sparrow.training.restore import identity, load_optimizer, tables_of
 from sparrow.training.run import Run
 
-_SAME = ("model", "features", "dense columns", "table rule", "dense optimizer")  # of `identity`; tables may differ
+_SAME = ("model", "labels", "features", "dense columns", "table rule", "dense optimizer")  # tables may differ
 
 
 def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None]) -> None:
@@ -31,7 +31,8 @@ def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say
     if not (place / "run.toml").exists():
         raise UserError(f"init_from: {place} is not a run directory (no run.toml); give that of a `sparrow train` job")
     old, then = Run.load(place / "run.toml"), Transforms.load(place)
-    ours, theirs = identity(run, dataset.schema), identity(old, then.schema)
+    ours = {"labels": list(dataset.schema.labels), **identity(run, dataset.schema)}
+    theirs = {"labels": list(then.schema.labels), **identity(old, then.schema)}
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
@@ -52,11 +53,12 @@ def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say
         tables.version += 1
     rows = sum(record.rows for record in owners.values())
     say(f"begun with {place}, step {saved.step}: {sum(carried.values()):,} of {rows:,} table rows come from there")
-    for name in dataset.schema.dense:
+    for name in (*dataset.schema.dense, *dataset.schema.sparse):
         one, other = dataset.schema.columns[name], then.schema.columns[name]
-        if (one.mean, one.std, one.transform) != (other.mean, other.std, other.transform):
+        fitted = (one.mean, one.std, one.transform, one.boundaries)
+        if fitted != (other.mean, other.std, other.transform, other.boundaries):
             remedy = f"`sparrow prepare --like {place} --grow` keeps it as it was"
-            say(f"{name}: standardised otherwise than in {place}; {remedy}")
+            say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 
 
 def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:

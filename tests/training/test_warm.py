@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import checkpoint, data
+from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.data import Transforms
+from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features import hash_ids
+from sparrow.kernels.rules import sgd
+from sparrow.models import dcnv2, dlrm
+from sparrow.optimizers import adam
+from sparrow.optimizers import sgd as dense_sgd
+from sparrow.training import Checkpoints, Data, Log, Loop, Run, Trainer, restore, train
+from sparrow.training.restore import tables_of
+from sparrow.training.warm import warm_start
+
+SCHEMA = Schema(
+    columns={
+        "user": Column(kind="categorical", table="user"),
+        "item": Column(kind="categorical", table="item"),
+        "page": Column(kind="categorical", table="page"),
+        "price": Column(kind="numeric"),
+        "age": Column(kind="categorical", quantiles=4, table="age"),
+        "click": Column(kind="label"),
+    },
+    tables={
+        "user": Table(encoding="vocabulary", min_count=1),
+        "item": Table(encoding="range"),
+        "page": Table(encoding="hash", rows=64),
+        "age": Table(),
+    },
+    split=Split(by="ratio", valid=0.1, test=0.1),
+)
+FIELDS = ("weight", "sum", "touched")
+
+
+def day(path: Path, users: range, items: range, seed: int) -> Path:
+    """A log of 2000 rows; of users, items and pages that others of these have in part."""
+    random = np.random.default_rng(seed)
+    user, item = random.choice(users, 2000), random.choice(items, 2000)
+    item[:20] = np.resize([items[0], items[-1]], 20)  # so that training sees both ends
+    columns = {
+        "user": [f"u{i}" for i in user],
+        "item": item,
+        "page": [f"p{i}" for i in random.integers(0, 40, 2000)],
+        "price": random.normal(seed, seed, 2000),
+        "age": random.normal(seed, seed, 2000),
+        "click": (random.random(2000) < 0.2 + 0.6 * (user % 2)).astype(np.int64),
+    }
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@dataclass(frozen=True)
+class World:
+    """Three prepared logs: of the first day; of the second like the first, grown; of the second on its own."""
+
+    root: Path
+
+    @property
+    def first_run(self) -> Path:
+        return self.root / "run"
+
+    def run(self, log: str, run_dir: Path, /, **changes: Any) -> Run:
+        run = Run(
+            run_dir=str(run_dir),
+            data=Data(path=str(self.root / log), batch_size=128),
+            model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
+            dense=adam.Config(lr=3e-3),
+            checkpoint=Checkpoints(every=4),
+            log=Log(every=3, tensorboard=False),
+            threads=1,
+        )
+        return dataclasses.replace(run, **changes)
+
+    def begun(self, log: str, run_dir: Path, /, **changes: Any) -> tuple[Trainer, list[str]]:
+        """A trainer that has what the first run learnt and made no step, and what it said."""
+        said: list[str] = []
+        trainer = Trainer(self.run(log, run_dir, **{"init_from": str(self.first_run), **changes}))
+        warm_start(trainer.model, trainer.optimizer, trainer.run, trainer.dataset, said.append)
+        return trainer, said
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("days")
+    found = World(root)
+    one = day(root / "one.parquet", range(60), range(100, 180), 1)
+    two = day(root / "two.parquet", range(30, 100), range(90, 210), 2)
+    data.prepare([one], root / "first", schema=SCHEMA)
+    train(found.run("first", found.first_run, loop=Loop(epochs=2, evaluate_every=5)))
+    data.prepare([two], root / "grown", schema=Transforms.load(found.first_run), grow=True)
+    data.prepare([two], root / "own", schema=SCHEMA)
+    return found
+
+
+def saved(run_dir: Path) -> tuple[checkpoint.Checkpoint, dict[str, dict[str, torch.Tensor]]]:
+    """The best checkpoint of a run and its tables' fields."""
+    directory = run_dir / "checkpoints"
+    found = checkpoint.load(directory, checkpoint.latest(directory, best=True))
+    parts: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for chunk in found.chunks():
+        for name, values in chunk.fields.items():
+            parts.setdefault(chunk.table, {}).setdefault(name, []).append(values)
+    return found, {table: {k: torch.cat(v) for k, v in fields.items()} for table, fields in parts.items()}
+
+
+def held(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
+    """Copies of the fields of a model's tables."""
+    records = [record for tables in tables_of(trainer.model) for record in tables.all_records()]
+    return {record.spec.name: {k: v.clone() for k, v in record.fields.items()} for record in records}
+
+
+def users(transforms: Transforms, numbers: range) -> np.ndarray:
+    return transforms.vocabularies["user"].rows_of(hash_ids(pa.array([f"u{i}" for i in numbers])))
+
+
+def items(transforms: Transforms, numbers: range) -> np.ndarray:
+    low = transforms.schema.tables["item"].low
+    assert low is not None
+    return np.array(numbers) - low + 1
+
+
+def of_rows(fields: dict[str, torch.Tensor], rows: np.ndarray) -> dict[str, torch.Tensor]:
+    return {name: values[torch.from_numpy(rows)] for name, values in fields.items()}
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+@pytest.mark.parametrize("log", ["grown", "own"])
+def test_known_ids_keep_their_rows_and_new_ones_are_fresh(world: World, tmp_path: Path, log: str) -> None:
+    """With vocabulary and range grown, and with both numbered otherwise: the range's low is another, too."""
+    then = Transforms.load(world.first_run)
+    trainer, said = world.begun(log, tmp_path / "warm")
+    now = trainer.dataset.transforms
+    assert now.schema.tables["item"].low == (100 if log == "grown" else 90)
+    assert now.schema.tables["item"].high == 209
+    assert then.schema.tables["item"].high == 179
+    got, fresh = held(trainer), held(Trainer(world.run(log, tmp_path / "fresh")))
+    was, old = saved(world.first_run)
+    assert set(old["user"]) == set(FIELDS)
+    ids = users(then, range(30, 60)), users(now, range(30, 60))
+    assert min(*ids[0], *ids[1]) >= 2
+    if log == "own":
+        assert not np.array_equal(*ids)
+    assert same(of_rows(got["user"], ids[1]), of_rows(old["user"], ids[0]))
+    assert of_rows(got["user"], ids[1])["sum"].all()
+    new = users(now, range(60, 100))
+    assert min(new) >= 2
+    assert same(of_rows(got["user"], new), of_rows(fresh["user"], new))
+    rows = items(then, range(100, 180)), items(now, range(100, 180))
+    assert same(of_rows(got["item"], rows[1]), of_rows(old["item"], rows[0]))
+    unseen = items(now, range(180, 210) if log == "grown" else range(90, 100))
+    assert same(of_rows(got["item"], unseen), of_rows(fresh["item"], unseen))
+    for table, special in (("user", [0, 1]), ("item", [0])):  # missing and unknown
+        assert same(of_rows(got[table], np.array(special)), of_rows(old[table], np.array(special)))
+    assert same(got["page"], old["page"])
+    assert same(dict(trainer.model.state_dict()), was.part("dense"))
+    optimizer = {
+        f"{i}.{k}": v for i, state in trainer.optimizer.state_dict()["state"].items() for k, v in state.items()
+    }
+    assert same(optimizer, was.part("optimizer"))
+    if log == "grown":
+        carried = 62 + 81 + 64 + (now.schema.tables["age"].rows or 0)
+        total = sum(table.rows or 0 for table in now.schema.tables.values())
+        assert said == [
+            f"begun with {world.first_run}, step {was.step}: {carried} of {total} table rows come from there"
+        ]
+    else:
+        assert said[1:] == [
+            f"{name}: standardised or bucketed otherwise than in {world.first_run}; "
+            f"`sparrow prepare --like {world.first_run} --grow` keeps it as it was"
+            for name in ("price", "age")
+        ]
+
+
+def test_before_a_step_it_predicts_what_the_first_run_did(world: World, tmp_path: Path) -> None:
+    raw = pq.read_table(world.root / "one.parquet")
+    trainer, _ = world.begun("grown", tmp_path / "warm")
+    table = trainer.dataset.transforms.transform(raw, training=False)
+    with torch.no_grad():
+        got = torch.cat([trainer.score(b) for b in data.batches(trainer.dataset.schema, table, 8192)])
+    torch.testing.assert_close(got.numpy(), restore(world.first_run).score_rows(raw), rtol=0, atol=0)
+
+
+def test_what_it_learnt_is_there_after_training_too(world: World, tmp_path: Path) -> None:
+    """With the learning rates at 0 nothing moves: the whole way through `train` keeps the rows."""
+    still = {"tables": dataclasses.replace(world.run("first", tmp_path).tables, lr=0.0), "dense": adam.Config(lr=0.0)}
+    run = world.run("grown", tmp_path / "warm", init_from=str(world.first_run), loop=Loop(max_steps=2), **still)
+    assert train(run)["step"] == 2
+    then, now = Transforms.load(world.first_run), Transforms.load(tmp_path / "warm")
+    _, old = saved(world.first_run)
+    _, new = saved(tmp_path / "warm")
+    rows = users(then, range(60)), users(now, range(60))
+    assert torch.equal(new["user"]["weight"][rows[1]], old["user"]["weight"][rows[0]])
+
+
+def test_a_warm_run_begins_better(world: World, tmp_path: Path) -> None:
+    loop = Loop(max_steps=1)
+    cold = train(world.run("grown", tmp_path / "cold", loop=loop))
+    warm = train(world.run("grown", tmp_path / "warm", loop=loop, init_from=str(world.first_run)))
+    assert warm["valid"]["logloss"] < cold["valid"]["logloss"]
+
+
+class Kill(Exception):
+    """Stands for a death in the middle of a step."""
+
+
+def test_resumed_it_does_not_begin_again(world: World, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def dies(event: str, values: dict[str, Any]) -> None:
+        if event == "progress" and values["step"] >= 9:
+            raise Kill
+
+    def listens(event: str, values: dict[str, Any]) -> None:
+        said.extend(str(value) for value in values.values())
+
+    earlier = tmp_path / "earlier"
+    shutil.copytree(world.first_run, earlier)
+    changes = {"init_from": str(earlier), "log": Log(every=1, tensorboard=False)}
+    train(world.run("grown", tmp_path / "whole", **changes), listener=listens)
+    assert any("begun with" in text for text in said)
+    said.clear()
+    with pytest.raises(Kill):
+        train(world.run("grown", tmp_path / "cut", **changes), listener=dies)
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == 8
+    shutil.rmtree(earlier)  # is not needed any more
+    train(world.run("grown", tmp_path / "cut", **changes), resume=True, listener=listens)
+    assert not any("begun with" in text for text in said)
+    one, two = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert one[0].step == two[0].step
+    assert all(same(one[1][table], two[1][table]) for table in one[1])
+    assert same(one[0].part("dense"), two[0].part("dense"))
+
+
+# -- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_run_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^init_from: .*nowhere is not a run directory .*give that of a `sparrow train`"
+    ):
+        train(world.run("grown", tmp_path / "warm", init_from=str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match=r"first is not a run directory"):
+        train(world.run("grown", tmp_path / "warm", init_from=str(world.root / "first")))
+    shutil.copytree(world.first_run, tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "checkpoints")
+    with pytest.raises(UserError, match=r"^.*begun.*checkpoint") as error:
+        train(world.run("grown", tmp_path / "warm", init_from=str(tmp_path / "begun")))
+    assert "\n" not in str(error.value)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "model": {"model": dcnv2.Config(dim=4)},
+    "model ": {"model": dlrm.Config(dim=8, bottom=(8,), top=(8,))},
+    "table rule": {"tables": sgd.Config(lr=0.1)},
+    "dense optimizer": {"dense": dense_sgd.Config(lr=0.1)},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_model_is_refused(world: World, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"^init_from: .* has {name.strip()} .* and this run .*; use the same$"):
+        world.begun("grown", tmp_path / "warm", **OTHERS[name])
+
+
+def prepared(world: World, tmp_path: Path, **changes: Any) -> str:
+    """The second day's log with some columns or tables otherwise: its place from the root."""
+    schema = dataclasses.replace(
+        SCHEMA, columns=SCHEMA.columns | changes.get("columns", {}), tables=SCHEMA.tables | changes.get("tables", {})
+    )
+    data.prepare([world.root / "two.parquet"], tmp_path / "other", schema=schema)
+    return str(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"page": Table(encoding="hash", rows=128)}, "'page': hash of 64 rows then, hash of 128 now"),
+        ({"item": Table(encoding="vocabulary")}, r"'item': range of 81 rows then, vocabulary of \d+ now"),
+        ({"user": Table(encoding="hash", rows=62)}, "'user': vocabulary of 62 rows then, hash of 62 now"),
+    ],
+)
+def test_tables_that_are_numbered_otherwise_are_refused(
+    world: World, tmp_path: Path, table: dict[str, Table], told: str
+) -> None:
+    log = prepared(world, tmp_path, tables=table)
+    with pytest.raises(UserError, match=rf"^init_from: table {told}; prepare the log with --like .*--grow$"):
+        world.begun(log, tmp_path / "warm")
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"price": Column(kind="ignore")}, "dense columns"),
+        ({"page": Column(kind="categorical", table="user")}, "features"),
+        ({"second": Column(kind="label", source="click")}, "labels"),
+    ],
+)
+def test_other_columns_are_refused(world: World, tmp_path: Path, columns: dict[str, Column], what: str) -> None:
+    log = prepared(world, tmp_path, columns=columns)
+    with pytest.raises(UserError, match=rf"^init_from: .* has {what} .*; use the same$"):
+        world.begun(log, tmp_path / "warm")
+
+
+# -- by the command line ----------------------------------------------------------------------------------------------
+
+
+def test_the_commands(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two, run, log = world.root / "two.parquet", str(world.first_run), tmp_path / "day2"
+    assert main(["prepare", str(two), "--like", run, "--grow", "--out", str(log)]) == 0
+    assert Transforms.load(log).vocabularies["user"].rows == 102
+    settings = Run.load(world.first_run / "run.toml")
+    bottom = ["--model.name", "dlrm", "--model.dim", "4", "--model.bottom", "[8]", "--model.top", "[8]"]
+    command = ["train", str(log), "--run_dir", str(tmp_path / "warm"), "--data.batch_size", "128", *bottom]
+    capsys.readouterr()
+    assert main([*command, "--init_from", run]) == 0
+    printed = capsys.readouterr()
+    assert "table rows come from there" in " ".join((printed.out + printed.err).split())
+    assert restore(tmp_path / "warm").run.init_from == run
+    assert type(settings.model) is type(restore(tmp_path / "warm").run.model)
+    assert main([*command, "--overwrite", "--init_from", str(tmp_path / "none")]) == 2
+    assert "sparrow: error: init_from: " in capsys.readouterr().err
