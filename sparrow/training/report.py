@@ -83,7 +83,8 @@ def report(
     estimates = source.rows.estimates()
     sections = [
         _verdict(source, estimates), _learning(source), _calibration(source, estimates["calibration"]),
-        _slices(source, by or _columns(dataset.schema, weighed)), _importances(weighed, split, rows),
+        _slices(source, by or _columns(dataset.schema, weighed)),
+        _importances(weighed, split, min(rows, dataset.rows(split))),
         _time(source), *_tables(source),
         ("Settings", f"<pre>{_html.escape((run_dir / 'run.toml').read_text(encoding='utf-8'))}</pre>"),
     ]  # fmt: skip
@@ -182,6 +183,7 @@ def _learning(source: _Source) -> Section:
             picture.over_examples(axis, train, valid, name, title)
 
     kind = "on batches not yet trained on" if any("auc" in r for r in train) else "no progressive validation"
+    kind += "; after the first epoch, NE on rows seen before" if source.found.run.loop.epochs > 1 else ""
     words = f"The line is the training log ({kind}), a point for every {source.found.run.log.every} steps."
     words += f" Both are of {source.found.schema.labels[0]} alone." if len(source.found.schema.labels) > 1 else ""
     return "Learning", _html.image(picture.svg(paint, height=2.7), "Logloss, NE and AUC over examples") + _html.text(
@@ -193,7 +195,8 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
     rows, stream = source.rows, Streaming()
     stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
     predictions, shares, weights = (points.tolist() for points in stream.reliability())
-    errors = [math.sqrt(p * (1 - p) / max(w, 1)) for p, w in zip(shares, weights, strict=True)]
+    likely = [(p * w + 2) / (w + 4) for p, w in zip(shares, weights, strict=True)]  # Agresti and Coull 1998: none of
+    errors = [math.sqrt(p * (1 - p) / (w + 4)) for p, w in zip(likely, weights, strict=True)]  # 20 is not never
     scores, mass = rows.scores_N.numpy(), None if rows.weights_N is None else rows.weights_N.numpy()
 
     def paint(figure: Any) -> None:
@@ -221,10 +224,9 @@ def _slices(source: _Source, by: Sequence[str]) -> Section:
     words += "" if source.rows.sessions_N is None else ", GAUC ranks within sessions' rows of the slice"
     words += (
         ". Intervals are of 95 %: of many slices one in twenty lies outside by chance. A number's or a time's slice "
-        "begins where the one above it ends. A dash: the slice is of one class. no. 3 by frequency: the third most "
-        "frequent id in training; of a vocabulary the log keeps hashes, not the ids themselves."
+        "begins where the one above it ends. A dash: the slice is of one class."
     )
-    html = _html.text(words, soft=True)
+    html = ""
     for name in by:
         source.told("slices", by.index(name), len(by))
         names, at_N = slices(source.dataset, source.split, name)
@@ -239,7 +241,9 @@ def _slices(source: _Source, by: Sequence[str]) -> Section:
         html += _html.heading(name)
         html += _html.image(_dots_by_slice(labels, found), f"AUC, NE and calibration by {name}")
         html += _html.table(*_without_gaps(["", "rows", "label rate", *METRICS], lines))
-    return f"By slice, {source.split}", html
+    if "by frequency" in html:
+        words += " no. 3 by frequency: the third most frequent id in training; a vocabulary keeps no id's text."
+    return f"By slice, {source.split}", _html.text(words, soft=True) + html
 
 
 def _dots_by_slice(names: Sequence[str], found: Sequence[dict[str, Estimate]]) -> str:
@@ -286,12 +290,14 @@ def _importances(weighed: Sequence[Importance], split: str, rows: int) -> Sectio
 
     html = _html.image(picture.svg(paint, height=0.75 + 0.24 * len(shown)), "Rise of NE and fall of AUC by column")
     html += _html.text(
-        f"Each column's values were shuffled among up to {rows:,} rows of {split}, drawn at random, {REPEATS} times, "
+        f"Each column's values were shuffled among {rows:,} rows of {split}, drawn at random, {REPEATS} times, "
         "and the rows scored again: what the model loses is what it takes from the column. Whiskers are one standard "
         "deviation over the shuffles. Columns that say the same hide each other, and importance to this model is not "
         "importance to people.",
         soft=True,
     )
+    if len(shown) < len(weighed):
+        html += _html.text(f"The first {len(shown)} of {len(weighed)} columns are drawn.", soft=True)
     lines = [
         [o.column, *(f"{v:.5f} ± {s:.5f}" for v, s in ((o.ne, o.ne_spread), (o.auc, o.auc_spread)))] for o in weighed
     ]

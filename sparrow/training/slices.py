@@ -57,7 +57,7 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
     place = np.full(len(distinct), len(top), np.int64)
     place[top] = np.arange(len(top))
     names = [decode(int(distinct[i])) for i in top]
-    rest = f"{len(order) - len(top):,} others" if len(top) else f"{len(order):,} ids, of fewer than {LEAST} rows each"
+    rest = f"{len(order) - len(top):,} others" if len(top) else f"{len(order):,} ids, each in < {LEAST} rows"
     return names + ([rest] if len(top) < len(order) else []), place[at_N]
 
 

@@ -404,7 +404,7 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
     pq.write_table(rare, tmp_path / "test" / "part-00000.parquet")
     assert slices(dataset, "test", "v")[0] == ["no. 1 by frequency", "17 others"]  # no slice of a single row
     pq.write_table(rare.slice(12), tmp_path / "test" / "part-00000.parquet")
-    assert slices(dataset, "test", "v")[0] == ["17 ids, of fewer than 10 rows each"]
+    assert slices(dataset, "test", "v")[0] == ["17 ids, each in < 10 rows"]
     pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
     names, at_N = slices(dataset, "test", "q")
     assert names == ["missing", "≤ 1.5", "≤ 4", "> 4"]
