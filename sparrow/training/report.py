@@ -162,7 +162,7 @@ def _in_words(split: str, estimates: dict[str, Estimate]) -> str:
     if gain < 0:
         words = f"On {split}, the model is {-100 * gain:.1f} % worse than always saying the rate of positives"
     if abs(gain) < 1.96 * ne.error:
-        words = f"On {split}, these rows cannot tell the model from always saying the rate of positives"
+        words = f"On {split}, the model's loss cannot be told from that of always saying the rate of positives"
     words += f" (NE {ne.value:.4f})."
     off = calibration.value - 1
     if abs(off) < 1.96 * calibration.error:

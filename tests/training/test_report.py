@@ -204,7 +204,7 @@ def test_any_of_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("ne", "calibration", "says"),
     [
         ((0.8, 0.01), (1.0, 0.01), "takes away 20.0 % of the loss"),
-        ((0.99, 0.01), (1.0, 0.01), "cannot tell the model from"),
+        ((0.99, 0.01), (1.0, 0.01), "cannot be told from"),
         ((1.3, 0.01), (1.0, 0.01), "30.0 % worse than"),
         ((0.8, 0.01), (1.1, 0.01), "10.0 % more positives"),
         ((0.8, 0.01), (0.9, 0.01), "10.0 % fewer positives"),
