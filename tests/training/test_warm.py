@@ -252,9 +252,7 @@ def test_resumed_it_does_not_begin_again(world: World, tmp_path: Path) -> None:
 
 
 def test_a_missing_run_is_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^init_from: .*nowhere is not a run directory .*give that of a `sparrow train`"
-    ):
+    with pytest.raises(UserError, match=r"^init_from: .*nowhere is not a run directory .*`sparrow train`"):
         train(world.run("grown", tmp_path / "warm", init_from=str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match=r"first is not a run directory"):
         train(world.run("grown", tmp_path / "warm", init_from=str(world.root / "first")))
