@@ -216,6 +216,18 @@ def test_a_warm_run_begins_better(world: World, tmp_path: Path) -> None:
     assert warm["valid"]["logloss"] < cold["valid"]["logloss"]
 
 
+def test_a_run_can_go_on_in_its_own_place(world: World, tmp_path: Path) -> None:
+    """It is read before what it left is dropped."""
+    place = tmp_path / "run"
+    shutil.copytree(world.first_run, place)
+    _, old = saved(place)
+    still = {"tables": dataclasses.replace(world.run("first", place).tables, lr=0.0), "loop": Loop(max_steps=1)}
+    train(world.run("grown", place, init_from=str(place), **still), overwrite=True)
+    found, new = saved(place)
+    assert found.step == 1
+    assert torch.equal(new["page"]["weight"], old["page"]["weight"])
+
+
 class Kill(Exception):
     """Stands for a death in the middle of a step."""
 
