@@ -38,21 +38,26 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A factor on both learning rates: up linearly over warmup_steps, then constant or down to `final` at the end."""
+    """A factor on both learning rates: up linearly over warmup_steps, then constant, at the end down to `final`.
+
+    hold: the share of all steps before it goes down (warm-up, stable, decay: MiniCPM, arXiv 2404.06395, section 4).
+    """
 
     warmup_steps: int = 0
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    decay: Literal["constant", "linear", "cosine"] = "linear"
+    hold: float = 0.7
     final: float = 0.0
 
     def __post_init__(self) -> None:
         require(least=0, warmup_steps=self.warmup_steps)
-        require(least=0, most=1, final=self.final)
+        require(least=0, most=1, hold=self.hold, final=self.final)
 
     def factor(self, step: int, total: int) -> float:
         """The factor for step 0 <= step < total."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(total - self.warmup_steps, 1)
+        begin = max(self.warmup_steps, self.hold * total)
+        done = max(step - begin, 0) / max(total - begin, 1)
         shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1 + math.cos(math.pi * min(done, 1.0))) / 2}[
             self.decay
         ]

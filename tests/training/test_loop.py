@@ -36,7 +36,7 @@ def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
         model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
         tables=rowwise_adagrad.Config(lr=0.1),
         dense=adam.Config(lr=3e-3),
-        schedule=Schedule(warmup_steps=3, decay="cosine"),
+        schedule=Schedule(warmup_steps=3, decay="cosine", hold=0.0),
         checkpoint=Checkpoints(every=4),
         log=Log(every=3, tensorboard=False),
         threads=1,
@@ -231,7 +231,7 @@ def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatc
     def sometimes(self: DLRM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         calls[0] += 1
         loss, scores = learn(self, batch)
-        return loss * (float("nan") if calls[0] == 6 else 1.0), scores  # one call is the preflight's
+        return loss * (float("nan") if calls[0] == 7 else 1.0), scores  # two calls are the preflight's
 
     monkeypatch.setattr(DLRM, "learn", sometimes)
     result = train(make(prepared, tmp_path / "skip"))
@@ -365,10 +365,11 @@ def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("schedule", "wanted"),
     [
-        (Schedule(), [1, 1, 1, 1, 1]),
-        (Schedule(warmup_steps=2), [0.5, 1, 1, 1, 1]),
-        (Schedule(warmup_steps=1, decay="linear", final=0.2), [1, 1, 0.8, 0.6, 0.4]),
-        (Schedule(decay="cosine"), [1, 0.9045, 0.6545, 0.3455, 0.0955]),
+        (Schedule(decay="constant"), [1, 1, 1, 1, 1]),
+        (Schedule(), [1, 1, 1, 1, 0.6667]),
+        (Schedule(warmup_steps=2, decay="constant"), [0.5, 1, 1, 1, 1]),
+        (Schedule(warmup_steps=1, decay="linear", hold=0.0, final=0.2), [1, 1, 0.8, 0.6, 0.4]),
+        (Schedule(decay="cosine", hold=0.0), [1, 0.9045, 0.6545, 0.3455, 0.0955]),
     ],
 )
 def test_schedules(schedule: Schedule, wanted: list[float]) -> None:
