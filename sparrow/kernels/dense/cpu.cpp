@@ -22,6 +22,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t kRows = 128;
 constexpr int64_t W = 16;
+constexpr int64_t kPast = 8 << 20;  // bytes of a matrix that caches do not hold until it is read again
 
 typedef float Floats __attribute__((vector_size(W * 4)));
 typedef uint32_t Words __attribute__((vector_size(W * 4)));
@@ -52,6 +53,38 @@ INLINE void store(bfloat16* to, const Floats& v, int64_t n) {  // to the nearest
   n == W ? __builtin_memcpy(to, &h, sizeof h) : __builtin_memcpy(to, &h, n * 2);
 }
 
+// Stores past the caches, for matrices that they would not hold until they are read again: a plain store first reads
+// what it overwrites.
+template <class T>
+INLINE void store(T* to, const Floats& v, int64_t n, bool past) {
+#if defined(__SSE2__)
+  if (past && n == W) {
+    alignas(64) T whole[W];
+    store(whole, v, W);
+    typedef float Quarter __attribute__((vector_size(16)));
+    for (size_t i = 0; i < sizeof whole; i += 16) {
+      Quarter quarter;
+      __builtin_memcpy(&quarter, reinterpret_cast<const char*>(whole) + i, 16);
+      __builtin_ia32_movntps(reinterpret_cast<float*>(reinterpret_cast<char*>(to) + i), quarter);
+    }
+    return;
+  }
+#endif
+  store(to, v, n);
+}
+
+// Whether stores into a matrix can and should go past the caches; a fence must follow them.
+bool past_caches(const Tensor& to) {
+  const int64_t row = to.size(1) * (to.scalar_type() == ScalarType::Float ? 4 : 2);
+  return row * to.size(0) >= kPast && row % 16 == 0 && reinterpret_cast<uintptr_t>(to.data_ptr()) % 16 == 0;
+}
+
+INLINE void fence(bool past) {
+#if defined(__SSE2__)
+  if (past) __builtin_ia32_sfence();
+#endif
+}
+
 // -- some rows of each operator --------------------------------------------------------------------------------------
 
 struct Cross {
@@ -59,6 +92,7 @@ struct Cross {
   const float* bias;
   void* out;
   int64_t width;
+  bool past;
 };
 
 template <class T>
@@ -67,8 +101,9 @@ INLINE void cross_rows(const Cross& a, int64_t begin, int64_t end) {
     for (int64_t c = 0; c < a.width; c += W) {
       const int64_t i = r * a.width + c, n = a.width - c < W ? a.width - c : W;
       const Floats y = load((const T*)a.product + i, n) + load(a.bias + c, n);
-      store((T*)a.out + i, load((const T*)a.x + i, n) + load((const T*)a.x0 + i, n) * y, n);
+      store((T*)a.out + i, load((const T*)a.x + i, n) + load((const T*)a.x0 + i, n) * y, n, a.past);
     }
+  fence(a.past);
 }
 
 struct CrossBackward {
@@ -77,7 +112,7 @@ struct CrossBackward {
   void *grad_x0, *flowing;
   float* sums;  // [blocks, width]
   int64_t width;
-  bool first, last;
+  bool first, last, past;
 };
 
 template <class T>
@@ -89,10 +124,11 @@ INLINE void cross_backward_rows(const CrossBackward& a, float* sums, int64_t beg
       Floats to_x0 = g * (load((const T*)a.product + i, n) + load(a.bias + c, n));
       if (!a.last) to_x0 = load((const T*)a.grad_x0 + i, n) + to_x0;
       if (a.first) to_x0 = to_x0 + g;
-      store((T*)a.grad_x0 + i, to_x0, n);
-      store((T*)a.flowing + i, flowing, n);
+      store((T*)a.grad_x0 + i, to_x0, n, a.past && a.last);
+      store((T*)a.flowing + i, flowing, n, a.past);
       store(sums + c, load(sums + c, n) + flowing, n);
     }
+  fence(a.past);
 }
 
 struct Relu {
@@ -115,6 +151,7 @@ struct ReluBackward {
   const void *grad, *y;
   void* flowing;
   int64_t width;
+  bool past;
 };
 
 template <class T>
@@ -124,9 +161,10 @@ INLINE void relu_backward_rows(const ReluBackward& a, float* sums, int64_t begin
       const int64_t i = r * a.width + c, n = a.width - c < W ? a.width - c : W;
       const Words dead = (Words)(load((const T*)a.y + i, n) <= 0);
       const Floats flowing = (Floats)((Words)load((const T*)a.grad + i, n) & ~dead);
-      store((T*)a.flowing + i, flowing, n);
+      store((T*)a.flowing + i, flowing, n, a.past);
       store(sums + c, load(sums + c, n) + flowing, n);
     }
+  fence(a.past);
 }
 
 struct Beside {
@@ -249,7 +287,7 @@ Tensor cross_op(const Tensor& x0, const Tensor& x, const Tensor& product, const 
   const bool narrow = is_narrow(x0, {&x0, &x, &product}, &bias);
   Tensor out = like(x0);
   const Cross a{x0.data_ptr(), x.data_ptr(), product.data_ptr(), static_cast<const float*>(bias.data_ptr()),
-                out.data_ptr(), x0.size(1)};
+                out.data_ptr(), x0.size(1), past_caches(out)};
   over_rows(x0, [&](int64_t, int64_t begin, int64_t end) { cross(a, narrow, begin, end); });
   return out;
 }
@@ -259,7 +297,8 @@ std::tuple<Tensor, Tensor> cross_backward_op(const Tensor& grad, const Tensor& x
   const bool narrow = is_narrow(x0, {&grad, &x0, &product, &grad_x0}, &bias);
   Tensor flowing = like(x0);
   const CrossBackward a{grad.data_ptr(), x0.data_ptr(), product.data_ptr(), static_cast<const float*>(bias.data_ptr()),
-                        grad_x0.data_ptr(), flowing.data_ptr(), nullptr, x0.size(1), first, last};
+                        grad_x0.data_ptr(), flowing.data_ptr(), nullptr, x0.size(1), first, last,
+                        past_caches(flowing) && past_caches(grad_x0)};
   Tensor sums = summed_over_rows(
       x0, x0.size(1), [&](float* part, int64_t begin, int64_t end) { cross_backward(a, narrow, part, begin, end); });
   return {flowing, sums};
@@ -274,7 +313,7 @@ void relu_op(const Tensor& y, const Tensor& bias) {
 std::tuple<Tensor, Tensor> relu_backward_op(const Tensor& grad, const Tensor& y) {
   const bool narrow = is_narrow(y, {&grad, &y}, nullptr);
   Tensor flowing = like(y);
-  const ReluBackward a{grad.data_ptr(), y.data_ptr(), flowing.data_ptr(), y.size(1)};
+  const ReluBackward a{grad.data_ptr(), y.data_ptr(), flowing.data_ptr(), y.size(1), past_caches(flowing)};
   Tensor sums = summed_over_rows(
       y, y.size(1), [&](float* part, int64_t begin, int64_t end) { relu_backward(a, narrow, part, begin, end); });
   return {flowing, sums};
