@@ -119,6 +119,14 @@ def test_compiled_is_the_reference(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("width", [504, 506])  # whose rows do and do not allow it
+@pytest.mark.parametrize("name", ["cross", "cross_backward", "relu_backward"])
+def test_matrices_that_are_stored_past_the_caches(name: str, width: int, dtype: torch.dtype) -> None:
+    rows = (8 << 20) // (width * dtype.itemsize) + 1
+    assert_near(OPERATORS[name](dtype, rows, width, "cpp"), OPERATORS[name](dtype, rows, width, "reference"))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_what_is_computed_number_by_number_is_the_same_bits(dtype: torch.dtype) -> None:
     """Nothing is summed: not even the order can differ."""
     for rows, width in [(129, 17), (3, 624)]:
