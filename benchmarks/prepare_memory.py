@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--limit-gib", type=float, default=1.0, help="memory of the control group (1)")
     parser.add_argument("--folder", type=Path, help="where the log goes, on a disk with space")
     asked = parser.parse_args()
+    limit = f"{asked.gib:g} GiB prepared within {asked.limit_gib:g} GiB of memory"
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         log, out = Path(folder) / "log.csv", Path(folder) / "out"
         rows = write(log, int(asked.gib * 2**30))
@@ -93,7 +94,7 @@ def main() -> None:
             failed = int((group / "memory.failcnt").read_text())
             peak = int((group / "memory.max_usage_in_bytes").read_text())
         if done.returncode:
-            sys.exit(f"sparrow prepare ended with {done.returncode}")
+            sys.exit(f"TARGET {limit}: ended with {done.returncode} (goal: it ends well) missed")
         counted = json.loads((out / "manifest.json").read_text())["rows"]
         tables = tomllib.loads((out / "schema.toml").read_text())["tables"]
         table_rows = sum(table["rows"] for table in tables.values())
@@ -105,8 +106,7 @@ def main() -> None:
     print(f"the group's peak, page cache included: {peak / 2**20:.0f} MiB; it was at its limit {failed:,} times")
     met = sum(counted.values()) == rows
     print(f"TARGET rows in = rows out: {rows:,} and {sum(counted.values()):,} {'met' if met else 'missed'}")
-    limit = f"{asked.gib:g} GiB prepared within {asked.limit_gib:g} GiB of memory"
-    print(f"TARGET {limit}: it ended well (goal: it does) met")
+    print(f"TARGET {limit}: ended well (goal: it ends well) met")
 
 
 if __name__ == "__main__":

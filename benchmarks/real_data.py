@@ -52,7 +52,7 @@ def measure(log: RawLog, work: Path) -> dict[str, Any]:
         "prepared_per_s": rows / times[0],
         "trained_per_s": statistics.median(rates[len(rates) // 2 :]) if rates else math.nan,
         "auc": test["auc"],
-        "gauc": test.get("gauc", math.nan),
+        "gauc": float(test.get("gauc") or math.nan),
         "ne": test["ne"],
         "wall_s": sum(times),
         "megabytes": [peak / 1e6 for peak in peaks],

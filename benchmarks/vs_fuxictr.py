@@ -8,9 +8,10 @@ README.md beside this file). Both of its versions run: "git", the checkout itsel
 with the checkout's model. The log is that of `_peers/click_log.py`: 200,000 rows for training and 25,000 each for
 validation and test, 13 numbers and 26 ids. The model is one: DCNv2, parallel, all 39 fields embedded at 16 (624
 inputs), 3 full cross layers, MLP 400-400-400; batch 4096, 2 epochs, the better of them by validation. The function and
-its weights are the same; Sparrow does 12 % fewer operations for it, since (W w) x needs fewer than W (w x) for a number. FuxiCTR learns by
-its template's settings (Adam 1e-3) with the fastest of its versions and worker settings; Sparrow by its defaults
-(row-wise AdaGrad for tables, Adam for the rest). Every job is a process of its own, and sides take turns. A step is
+its weights are the same; Sparrow does 12 % fewer operations for it, since (W w) x needs fewer than W (w x) where x is
+a number and w its vector. FuxiCTR learns by its template's settings (Adam 1e-3) with the fastest of its versions and
+worker settings; Sparrow by its defaults (row-wise AdaGrad for tables, Adam for the rest, rates that go down over the
+last third). Every job is a process of its own, and sides take turns. A step is
 the median interval between the ends of optimizer steps in the second epoch, loading included, by the same hook on
 both sides. Memory is the proportional set size of the process tree, watched in runs that are not timed.
 """

@@ -125,7 +125,7 @@ def sparrow(rows: Set, work: Path, seed: int) -> tuple[Result, int]:
     ]
     took = [process.run([sys.executable, "-m", "sparrow", *command], memory=seed < 0) for command in commands]
     test = next(iter(json.loads(out.read_text()).values()))
-    values = {name: test.get(name, math.nan) for name in ("auc", "gauc", "logloss", "ne")}
+    values = {name: float(test.get(name) or math.nan) for name in ("auc", "gauc", "logloss", "ne")}
     return Result(seconds=sum(t.seconds for t in took), **values), max(t.bytes_peak for t in took)
 
 

@@ -56,11 +56,16 @@ def find(inputs: Sequence[str | Path]) -> tuple[File, ...]:
     """The files that paths, glob patterns, folders and URIs (s3://, gs://, file://, ...) name, in order.
 
     Matches of a pattern and files of a folder come in name order, without hidden ones and .json.
-    Raises UserError for a name that fits nothing and a store that does not answer.
+    Raises UserError for a name that fits nothing, a file that is named twice and a store that does not answer.
     """
     files = tuple(file for text in inputs for file in _expand(str(text)))
     if not files:
         raise UserError("inputs: none given; name at least one file")
+    seen: set[Path] = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise UserError(f"{file}: named twice; name it once, or its rows count twice")
+        seen.add(file.resolve())
     return files
 
 

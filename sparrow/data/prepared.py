@@ -257,7 +257,11 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
     if not any(held_out):
         raise UserError("split.by: 'file', but no files are named; give valid_files or test_files")
     groups = [find(paths) if paths else () for paths in (inputs, *held_out)]
-    whole = open_log([path for paths in (inputs, *held_out) for path in paths], source)
+    elsewhere = {file.resolve() for group in groups[1:] for file in group}
+    groups[0] = tuple(file for file in groups[0] if file.resolve() not in elsewhere)
+    if not groups[0]:
+        raise UserError("inputs: every file is named for valid or test; name others for training")
+    whole = open_log([file.name for group in groups for file in group], source)
     logs, first = [], 0
     for group in groups:
         last = first + len(group)

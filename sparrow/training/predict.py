@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ def predict(
     The rows pass through the transforms fitted for training. out: Parquet with the columns `keep` of the log and
     float32 `score`, a click probability (and `score_NAME` for every further label); it appears whole or not at all.
     which, device: see `restore`.
-    Raises UserError for a log that lacks a feature, an `out` that exists, or a run that cannot be restored.
+    Raises UserError for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run that cannot be restored.
     """
     out = Path(out)
     if out.suffix != ".parquet":
@@ -41,7 +42,7 @@ def predict(
     refuse_existing(out, overwrite)
     require(least=1, batch_size=batch_size)
     found = restore(run_dir, which=which, device=device)
-    log = data.open_log(inputs, found.schema.source)
+    log = data.open_log(inputs, replace(found.schema.source, bad_rows="stop"))  # a row left out would have no score
     if any(file.resolve() == out.resolve() for file in log.files):
         raise UserError(f"{out}: is the log to be scored; choose another name for the scores")
     types = types_for(found.schema, log)
@@ -56,7 +57,10 @@ def predict(
     columns = pa.schema([*fields, *(pa.field(name, pa.float32()) for name in scored)])
     with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer:
         for rows in log.batches(types):
-            scores_NT = found.score_rows(rows, batch_size, done)
+            try:
+                scores_NT = found.score_rows(rows, batch_size, done)
+            except UserError as error:
+                raise log.located(error, 0) from None
             kept = [rows.column(name) for name in keep]
             writer.write_table(pa.Table.from_arrays([*kept, *map(pa.array, scores_NT.T.copy())], schema=columns))
             done += rows.num_rows

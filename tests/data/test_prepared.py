@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -226,12 +227,29 @@ def test_a_part_that_has_no_files_has_no_rows(tmp_path: Path, kind: str) -> None
     assert made.rows == {"train": 200, "valid": 200, "test": 0}
 
 
+def test_no_file_is_in_two_parts_or_twice_in_one(tmp_path: Path) -> None:
+    for day in (1, 2, 3):
+        pq.write_table(pa.table(log_of(100 * day)), tmp_path / f"{day}.parquet")
+    pattern, last = str(tmp_path / "*.parquet"), str(tmp_path / "3.parquet")
+    made = prepare([pattern], tmp_path / "out", schema=SCHEMA, split=Split(by="file", valid_files=(last,)))
+    assert made.rows == {"train": 300, "valid": 300, "test": 0}
+    with pytest.raises(UserError, match=r"3\.parquet: named twice"):
+        prepare([pattern, last], tmp_path / "twice", schema=SCHEMA)
+    with pytest.raises(UserError, match=r"3\.parquet: named twice"):
+        both = Split(by="file", valid_files=(last,), test_files=(last,))
+        prepare([pattern], tmp_path / "twice", schema=SCHEMA, split=both)
+    with pytest.raises(UserError, match="every file is named for valid or test"):
+        prepare([last], tmp_path / "twice", schema=SCHEMA, split=Split(by="file", valid_files=(last,)))
+
+
 def test_row_groups_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "GROUP_ROWS", 128)
     told: list[tuple[str, int, int]] = []
     split = Split(valid=0, test=0)
     log = written(tmp_path, log_of(1000))
-    prepare([log, log], tmp_path / "out", schema=SCHEMA, split=split, progress=lambda *step: told.append(step))
+    shutil.copy(log, tmp_path / "again.parquet")
+    logs = [log, tmp_path / "again.parquet"]
+    prepare(logs, tmp_path / "out", schema=SCHEMA, split=split, progress=lambda *step: told.append(step))
     meta = pq.ParquetFile(tmp_path / "out" / "train" / "part-00000.parquet").metadata
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [128] * 15 + [80]
     assert [step for step in told if step[1] == step[2]] == [(what, 2000, 2000) for what in ("read", "fit", "write")]

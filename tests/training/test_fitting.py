@@ -11,6 +11,7 @@ import sparrow
 from sparrow import cli, data
 from sparrow.core import UserError
 from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.training.predict import predict
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,19 @@ def test_two_labels_give_two_columns(table: pa.Table) -> None:
     assert scores.shape == (6000, 2)
     assert scores[:, 1].mean() < scores[:, 0].mean()
     assert fitted.evaluate(both, label=1)["base_rate"] < fitted.evaluate(both)["base_rate"]
+
+
+def test_no_row_to_score_is_left_out_without_a_word(table: pa.Table, tmp_path: Path) -> None:
+    from pyarrow import csv
+
+    flat = table.select(["label", "user", "item"])
+    csv.write_csv(flat, tmp_path / "log.csv")
+    with open(tmp_path / "log.csv", "a", encoding="utf-8") as log:
+        log.write("1,2\n")
+    arguments = ["prepare", str(tmp_path / "log.csv"), "--out", str(tmp_path / "data"), "--bad-rows", "repair"]
+    assert cli.main(arguments) == 0
+    run = ["train", str(tmp_path / "data"), "--run_dir", str(tmp_path / "run"), "--loop.max_steps", "2"]
+    assert cli.main(run) == 0
+    with pytest.raises(UserError, match=r"log.csv, line 6002: 2 cells where 3 are expected"):
+        predict(tmp_path / "run", [tmp_path / "log.csv"], tmp_path / "scores.parquet")
+    assert not (tmp_path / "scores.parquet").exists()
