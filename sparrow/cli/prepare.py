@@ -69,14 +69,8 @@ def prepare(
     before = known.split if known else Split()
     if like and before.by == "file":  # its files are not this log's
         before = replace(before, by=None, valid_files=(), test_files=())
-    told: dict[str, Any] = {
-        "by": split,
-        "valid": valid,
-        "test": test,
-        "valid_files": valid_files,
-        "test_files": test_files,
-    }
-    told |= {"negatives": negatives, "seed": seed}
+    told: dict[str, Any] = {"by": split, "valid": valid, "test": test, "negatives": negatives, "seed": seed}
+    told |= {"valid_files": valid_files, "test_files": test_files}
     wanted = replace(before, **_told(told))
     if (valid_files or test_files) and split is None:
         wanted = replace(wanted, by="file")

@@ -1,4 +1,4 @@
-"""Click log -> prepared log -> batches. The schema needs torch alone; the rest is loaded, with pyarrow, when used."""
+"""Click log -> prepared log -> batches. The schema needs no package; the rest is loaded, with pyarrow, when used."""
 
 from __future__ import annotations
 

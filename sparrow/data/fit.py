@@ -240,7 +240,8 @@ class Fitter:
         if numbers == 0 and not is_fitted:
             raise UserError(f"columns.{name}: missing in all {self.rows[0]} training rows; make it kind 'ignore'")
         if name in self._values:
-            return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles or 2))
+            assert column.quantiles is not None
+            return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles))
         if column.kind != "numeric" or column.transform == "none":
             return column
         moments, mean, std = self._moments[name], column.mean, column.std

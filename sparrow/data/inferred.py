@@ -37,6 +37,7 @@ _ID_WORDS = frozenset(
         "region state city zip language lang referrer environment gender hour weekday dow month",
     )
 )
+_DECLARED = (":token", ":float", ":token_seq", ":float_seq")
 _FEW = 64
 
 
@@ -114,16 +115,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
 
 
 def _look(name: str, column: pa.ChunkedArray) -> _Seen:
-    name_, _, declared = (
-        name.rpartition(":")
-        if name.endswith((":token", ":float", ":token_seq", ":float_seq"))
-        else (
-            name,
-            "",
-            "",
-        )
-    )
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name_).lower())
+    stem, _, declared = name.rpartition(":") if name.endswith(_DECLARED) else (name, "", "")
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", stem).lower())
     bare = values = column.combine_chunks()
     kind, spelled = values.type, None
     if is_text(kind) and values.null_count < len(values):

@@ -22,9 +22,7 @@ from sparrow.data.schema import Column, Schema
 from sparrow.data.spool import ahead
 from sparrow.data.transformed import Transforms, weights_of
 
-WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; three windows at most are in memory
-
-_ROWS = ("rows", "rows_before")
+WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; two windows are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,6 @@ class Dataset:
         """Rows of train, valid or test."""
         return int(self.manifest["rows"][_known(split)])
 
-    def rows_before(self, split: str = "train") -> int:
-        """Rows of a part before `negatives` left some out."""
-        return int(self.manifest["rows_before"][_known(split)])
-
     def label_mean(self, split: str = "train", label: str | None = None) -> float:
         """Share of ones among a part's labels, the first one's unless told; NaN for a part without rows.
 
@@ -53,11 +47,6 @@ class Dataset:
         if label not in means:
             raise UserError(f"label: none is named {label!r}{suggest(label, means)}")
         return float("nan") if means[label] is None else float(means[label])
-
-    @property
-    def negatives(self) -> float:
-        """The share w of training rows without a click that were kept; scores p become p / (p + (1 - p) / w)."""
-        return self.schema.split.negatives
 
     @cached_property
     def transforms(self) -> Transforms:
@@ -107,7 +96,7 @@ def open(prepared_dir: str | Path) -> Dataset:
         raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
     try:
         digest, vocabularies, _ = manifest["schema_sha256"], manifest["vocabulary_sha256"], manifest["parts_sha256"]
-        _ = [(int(manifest[rows][part]), manifest["label_mean"][part].items()) for rows in _ROWS for part in PARTS]
+        _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
         files = ("schema.toml", *vocabularies, *(f"{part}/part-00000.parquet" for part in PARTS))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None

@@ -37,10 +37,10 @@ BATCH_BYTES = 1 << 24  # of text that is converted at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What prepare made: the folder, its fitted schema, rows and mean label per part, and what to look at.
+    """What prepare made: the folder, its fitted schema, rows and mean labels per part, and what to look at.
 
-    rows: of each part, as written; left_out: training rows that split.negatives left out; label_mean: of the first
-    label; label_means: part -> label -> mean, NaN for a part without rows.
+    rows: of each part, as written; left_out: training rows that split.negatives left out; label_means: part -> label ->
+    mean, NaN for a part without rows.
     """
 
     out: Path
@@ -49,11 +49,6 @@ class Prepared:
     left_out: int
     label_means: dict[str, dict[str, float]]
     notes: tuple[str, ...]
-
-    @property
-    def label_mean(self) -> dict[str, float]:
-        """The first label's mean in each part."""
-        return {part: next(iter(means.values())) for part, means in self.label_means.items()}
 
 
 def prepare(
@@ -74,8 +69,7 @@ def prepare(
     fitted in it stays, but vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they
     are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
     new rows for this log's new ids, behind the old ones. label: the label's column, for inference. split, source:
-    instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress:
-    told (what, rows, of 0 while the number is not known).
+    instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress: see `Progress`.
 
     Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
     is a time. Memory: about 300 MiB, and 28 bytes an id of the vocabularies; disk beside `out`: the log's size as
@@ -353,11 +347,9 @@ class _PartWriter:
 def _write_manifest(folder: Path, schema: Schema, fitter: Fitter) -> None:
     """What the folder holds, and the digests of its files."""
     vocabularies = [vocabulary_file(schema, n) for n, t in schema.tables.items() if t.encoding == "vocabulary"]
-    rows = {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)}
     manifest = {
         "version": VERSION,
-        "rows": rows,
-        "rows_before": rows | {"train": rows["train"] + fitter.left_out},
+        "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
         "label_mean": _means(fitter, None),
         "schema_sha256": sha256(folder / "schema.toml"),
         "parts_sha256": {part: sha256(folder / part / "part-00000.parquet") for part in PARTS},

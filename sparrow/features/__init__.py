@@ -1,8 +1,8 @@
 """Column -> ids and numbers: arrow and numpy functions that preparing a log and serving call alike."""
 
 from sparrow.features.hashing import hash_ids
-from sparrow.features.ids import as_ids, as_lists, encode, is_text
+from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import Moments, as_numbers, transform
 from sparrow.features.times import as_times
 
-__all__ = ["Moments", "as_ids", "as_lists", "as_numbers", "as_times", "encode", "hash_ids", "is_text", "transform"]
+__all__ = ["Moments", "as_ids", "as_lists", "as_numbers", "as_times", "hash_ids", "is_text", "transform"]

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from sparrow.core.errors import UserError
-from sparrow.features.hashing import hash_ids
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -92,25 +91,6 @@ def as_lists(
     kept = np.concatenate([[0], np.cumsum(lengths)])
     index = np.arange(kept[-1]) + np.repeat(offsets[1:] - kept[1:], lengths)
     return values.take(pa.array(index)), kept, None if w_M is None else w_M[index]
-
-
-def encode(ids: pa.Array, name: str, low: int | None, high: int | None) -> Int64s:
-    """Ids int64 [N] of what `as_ids` gave: low..high become 1..high - low + 1 and the rest 0; or, without low, hashes.
-
-    A missing id is 0 either way. Raises UserError when a range meets text that is no integer.
-    """
-    if low is None or high is None:
-        return hash_ids(ids)
-    if is_text(ids.type):
-        huge = pc.match_substring_regex(ids, r"^[-+]?\d{19,}$")  # beyond any range, as good as missing
-        try:
-            ids = pc.if_else(huge, None, ids).cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            remedy = "prepare the log with encoding = 'hash' for its table"
-            raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
-    values = ids.fill_null(low).to_numpy(zero_copy_only=False)
-    known = (values >= low) & (values <= high) & ids.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(known, values - low + 1, 0)
 
 
 def is_text(kind: pa.DataType) -> bool:

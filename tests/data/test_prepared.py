@@ -333,12 +333,12 @@ def test_a_row_is_what_reading_the_docs_makes_of_it(
 def test_real_logs(real_data: Path, tmp_path: Path) -> None:
     made = prepare([real_data / "criteo" / "train_8000.tsv"], tmp_path / "criteo")
     assert sum(made.rows.values()) == 8000
-    mean = sum(made.rows[p] * made.label_mean[p] for p in made.rows) / 8000
+    mean = sum(made.rows[p] * made.label_means[p]["label"] for p in made.rows) / 8000
     raw = (real_data / "criteo" / "train_8000.tsv").read_text().splitlines()
     assert mean == pytest.approx(sum(line[0] == "1" for line in raw) / 8000, rel=1e-9)
     census = prepare([real_data / "census_kdd" / "census-income.test.gz"], tmp_path / "census", label="c41")
     assert sum(census.rows.values()) == 99_762
-    assert census.label_mean["train"] == pytest.approx(0.062, abs=0.002)
+    assert census.label_means["train"]["c41"] == pytest.approx(0.062, abs=0.002)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

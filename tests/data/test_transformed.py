@@ -61,6 +61,20 @@ def test_types_and_order_follow_the_schema() -> None:
     ]
 
 
+def test_a_range_counts_from_one_and_sends_the_rest_to_zero() -> None:
+    tables = {"x": Table(encoding="range", low=5, high=9, rows=6)}
+    schema = Schema(columns={"x": Column(kind="categorical", table="x")}, tables=tables)
+
+    def rows(values: list | pa.Array) -> list:
+        return transform(schema, pa.table({"x": values}), training=False)["x"].to_pylist()
+
+    assert rows([5, 9, 4, 10, None, -(1 << 63), (1 << 63) - 1]) == [1, 5, 0, 0, 0, 0, 0]
+    assert rows(["5", "9", "12345678901234567890", None]) == [1, 5, 0, 0]
+    assert rows(pa.array([5, 1 << 63, None], pa.uint64())) == [1, 0, 0]
+    with pytest.raises(UserError, match=r"'x'.*numbers integers.*'k'.*hash"):
+        rows(["5", "k"])
+
+
 @pytest.mark.parametrize(
     ("values", "positive", "want"),
     [

@@ -10,24 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import as_ids, as_lists, encode, hash_ids
+from sparrow.features import as_ids, as_lists, hash_ids
 
 
 def row_of(i: int) -> int:
     return 100 + i
-
-
-def test_range_counts_from_one_and_sends_the_rest_to_zero() -> None:
-    ids = as_ids(pa.array([5, 9, 4, 10, None, -(1 << 63), (1 << 63) - 1]), "x", row_of)
-    assert encode(ids, "x", 5, 9).tolist() == [1, 5, 0, 0, 0, 0, 0]
-    assert encode(pa.array(["5", "9", None]), "x", 5, 9).tolist() == [1, 5, 0]
-    with pytest.raises(UserError, match=r"'x'.*numbers integers.*'k'.*hash"):
-        encode(pa.array(["5", "k"]), "x", 5, 9)
-
-
-def test_without_a_range_ids_are_hashed() -> None:
-    ids = pa.array([3, None, 3])
-    assert encode(ids, "x", None, None).tolist() == hash_ids(ids).tolist()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +35,7 @@ def test_kinds_of_ids() -> None:
     assert as_ids(pa.array([True, None]), "x", row_of).to_pylist() == ["true", None]
     assert as_ids(pa.array(["a", None, "a"]).dictionary_encode(), "x", row_of).to_pylist() == ["a", None, "a"]
     assert as_ids(pa.nulls(2, pa.float64()), "x", row_of).to_pylist() == [None, None]
-    assert encode(as_ids(pa.array([], pa.string()), "x", row_of), "x", None, None).tolist() == []
+    assert hash_ids(as_ids(pa.array([], pa.string()), "x", row_of)).tolist() == []
 
 
 LISTS = st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=6)), max_size=12)
@@ -97,7 +84,6 @@ def test_whole_floats_are_the_integers_they_stand_for() -> None:
 def test_integers_beyond_63_bits_are_hashed_as_their_text(kind: pa.DataType) -> None:
     ids = as_ids(pa.array([5, 1 << 63, None], kind), "x", row_of)
     assert hash_ids(ids).tolist() == hash_ids(pa.array(["5", str(1 << 63), None])).tolist()
-    assert encode(ids, "x", 0, 9).tolist() == [6, 0, 0]
     assert as_ids(pa.array([5], kind), "x", row_of).type == pa.int64()
 
 
