@@ -21,10 +21,9 @@ class Outcome(NamedTuple):
     seconds: float
     bytes_peak: int
     processes: int
-    text: str
 
 
-def run(command: Sequence[str | Path], *, memory: bool = False, log: Path | None = None, **environment: str) -> Outcome:
+def run(command: Sequence[str | Path], *, memory: bool = False) -> Outcome:
     """Run a command to its end; RuntimeError with its last lines when it fails.
 
     memory: look 20 times a second at every process that descends from the command, also at those whose parent has
@@ -33,20 +32,17 @@ def run(command: Sequence[str | Path], *, memory: bool = False, log: Path | None
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={**os.environ, **environment},
-    )  # fmt: skip
+        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     watch = _Watch(process.pid) if memory else None
     assert process.stdout is not None
     text = process.stdout.read() if not memory else watch.read(process)  # type: ignore[union-attr]
     code = process.wait()
     seconds = time.perf_counter() - begin
-    if log is not None:
-        log.write_text(text)
     _end_what_is_left()
     if code:
         raise RuntimeError(f"{' '.join(map(str, command))}: exit {code}\n" + "\n".join(text.splitlines()[-15:]))
-    return Outcome(seconds, watch.peak if watch else 0, watch.processes if watch else 0, text)
+    return Outcome(seconds, watch.peak if watch else 0, watch.processes if watch else 0)
 
 
 class _Watch:

@@ -6,13 +6,13 @@ from typing import TypeVar
 import torch
 from torch.optim import Optimizer
 
-O = TypeVar("O", bound=Optimizer)  # noqa: E741
+T = TypeVar("T", bound=Optimizer)
 
 _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-def lean(kind: type[O]) -> type[O]:
-    """The same optimizer without what torch wraps its methods in for `torch.compile`, which Sparrow never compiles.
+def lean(kind: type[T]) -> type[T]:
+    """The same optimizer without what torch wraps its methods in for `torch.compile`: Sparrow compiles models alone.
 
     The first call of a wrapped method imports the compiler: about a second and 70 MB.
     """

@@ -23,6 +23,7 @@ from sparrow.training.run import Run
 from sparrow.training.scored import Rows, label_number, score_part
 
 LEVEL = 0.95
+HEADER = ("", "A", "B", "B - A", "95 % interval", "verdict")
 LOWER_IS_BETTER = ("logloss", "ne")
 OWN = ("run_dir", "seed", "threads", "device", "data.path")  # settings that do not make two runs different in kind
 
@@ -221,9 +222,6 @@ def to_html(found: Comparison) -> str:
     under = f"A: {', '.join(found.names_a)}. B: {', '.join(found.names_b)}. Part: {found.split}. Label: {found.label}."
     cards = [(d.verdict, d.metric) for d in found.differences]
     return _html.page("B against A", under, cards, sections)
-
-
-HEADER = ("", "A", "B", "B - A", "95 % interval", "verdict")
 
 
 def lines(found: Comparison) -> list[tuple[str, ...]]:

@@ -64,7 +64,7 @@ def log_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return [r for r in records if r["event"] == "train"], [r for r in records if r["event"] == "valid"]
 
 
-def svg(paint: Callable[[Any], None], *, width: float = 9.4, height: float) -> str:
+def svg(paint: Callable[[Any], None], *, height: float) -> str:
     """What `paint` puts on an empty figure (inches), as the data URI of an SVG."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def svg(paint: Callable[[Any], None], *, width: float = 9.4, height: float) -> s
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # only measured with matplotlib's font
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(9.4, height), layout="constrained")
         paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()

@@ -34,8 +34,8 @@ def predict(
     The rows pass through the transforms fitted for training. out: Parquet with the columns `keep` of the log and
     float32 `score`, a click probability (and `score_NAME` for every further label); it appears whole or not at all.
     which, device: see `restore`.
-    Raises UserError for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run that
-    cannot be restored.
+    Raises UserError for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run
+    that cannot be restored.
     """
     out = Path(out)
     if out.suffix != ".parquet":

@@ -80,12 +80,12 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
     return Needs(host={**here, **model}, device={}, largest=largest)
 
 
-def check_fits(run: Run, dataset: Dataset) -> Needs:
-    """`estimate`; UserError with the sum and the smallest change that would do when there is not enough memory."""
+def check_fits(run: Run, dataset: Dataset) -> None:
+    """UserError with the sum of `estimate` and the smallest change that would do when there is not enough memory."""
     needs = estimate(run, dataset)
     let_go()
     if _fits(needs, run):
-        return needs
+        return
     host, free = needs.bytes_host, _free_host(needs)
     short, place, parts = host > free, "memory", needs.host
     if not short:

@@ -63,8 +63,8 @@ def report(
 
     split: the part that is looked at closely. label: which of several, the first unless told. by: columns to slice it
     by; the most important ones and the time unless told. rows: how many of the part, drawn at random, permutation
-    importance shuffles; 0 leaves it out. which, device:
-    see `restore`. Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
+    importance shuffles; 0 leaves it out. which, device: see `restore`.
+    Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
     Raises UserError for a run that cannot be restored, an empty part, or a column that the log does not keep.
     """
     require(least=0, rows=rows)

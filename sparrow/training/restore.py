@@ -129,11 +129,6 @@ class Restored:
         return torch.cat([torch.empty(0, len(self.schema.labels) or 1), *scores]).numpy()
 
     @torch.no_grad()
-    def score(self, batch: Batch) -> torch.Tensor:
-        """Click probabilities [B] of a batch on the host: the first label's of `scores`."""
-        return self.scores(batch)[:, 0]
-
-    @torch.no_grad()
     def scores(self, batch: Batch) -> torch.Tensor:
         """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite."""
         score = scoring(self.model, self.run, self.schema)

@@ -1,7 +1,8 @@
-"""What stands between two matrix products: a cross layer's step, and bias with ReLU, forward and backward.
+"""What stands between two matrix products: a cross step, bias with ReLU, numbers' vectors; forward and backward.
 
-All matrices are [B, F] of one dtype, float32 or bfloat16, biases float32 [F]. Each operator computes in float32 and
-rounds once. impl: see `sparrow.kernels`. No autograd here: `interactions/` and `layers/` supply it.
+Matrices are [B, F] of one dtype, float32 or bfloat16, biases float32 [F]; other types go to the reference. Each
+operator computes in float32 and rounds once. impl: see `sparrow.kernels`. No autograd here: `interactions/` and
+`layers/` supply it.
 """
 
 from __future__ import annotations
