@@ -183,12 +183,15 @@ def main() -> None:
     parser.add_argument("--lightgbm-python", type=Path, required=True, help="the Python that has lightgbm")
     parser.add_argument("--data", type=Path, help="the folder of real sets; without it the made log alone")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=tuple(SETS), help="these sets")
     parser.add_argument("--quick", action="store_true", help="a small made log, one seed")
     options = parser.parse_args()
     sides: dict[str, Side] = {"Sparrow, defaults": sparrow}
     sides |= {f"LightGBM, {e}": trees(options.lightgbm_python, e) for e in ("target", "native")}
     verdicts = []
     for name, make in SETS.items():
+        if options.only and name not in options.only:
+            continue
         if name != "made" and (options.quick or options.data is None):
             continue
         with tempfile.TemporaryDirectory() as folder:
