@@ -36,6 +36,12 @@ def missing() -> str:
     return _problem
 
 
+def let_go() -> None:
+    """Give the system back what freed tensors of the compiled kernels leave for the next step."""
+    if not missing():
+        torch.ops.sparrow.let_go()
+
+
 def resolve(impl: Impl, device: torch.device) -> Literal["reference", "cpp"]:
     """The implementation to run for tensors on `device`; UserError when "cpp" is asked for and cannot run.
 
@@ -58,4 +64,4 @@ def resolve(impl: Impl, device: torch.device) -> Literal["reference", "cpp"]:
     return "reference"
 
 
-__all__ = ["Impl", "missing", "resolve"]
+__all__ = ["Impl", "let_go", "missing", "resolve"]

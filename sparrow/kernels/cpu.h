@@ -57,14 +57,19 @@ class Blocks {
       forget_old();
       void* block = mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (block == MAP_FAILED) throw std::bad_alloc();
-      huge_pages(block, bytes + kHuge);
       void* start = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(block) + kHuge - 1) / kHuge * kHuge);
+      huge_pages(start, bytes / kHuge * kHuge);  // not the end: most of its page would never be used
       made_[start] = {block, bytes};
       return start;
     }
     void* block = found->second.memory;
     free_.erase(found);
     return block;
+  }
+
+  void forget_all() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (Place it = free_.begin(); it != free_.end();) it = let_go(it);
   }
 
   void give_back(void* block) {
@@ -83,12 +88,11 @@ class Blocks {
     void* memory;
     int64_t since;
   };
+  using Place = std::multimap<int64_t, Free>::iterator;
   std::mutex mutex_;
   std::multimap<int64_t, Free> free_;
   std::map<void*, Made> made_;
   int64_t now_ = 0;
-
-  using Place = std::multimap<int64_t, Free>::iterator;
 
   Place let_go(Place it) {
     const Made made = made_.at(it->second.memory);

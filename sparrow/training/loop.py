@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparrow import checkpoint, data
+from sparrow import checkpoint, data, kernels
 from sparrow.core import Batch, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
@@ -242,6 +242,7 @@ class Trainer:
     def _evaluate(self) -> None:
         if not self.dataset.rows("valid") or self.last_evaluation.get("step") == self.step:
             return
+        kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
         batches = self.dataset.loader(self.run.data.batch_size, split="valid")
         values = evaluate(self.score, (batch.to(self.device) for batch in batches))

@@ -356,10 +356,13 @@ std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Ten
   return {sums, grad_rest};
 }
 
+void let_go() { sparrow::blocks().forget_all(); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("matrix(int rows, int columns, bool narrow) -> Tensor");
+  m.def("let_go() -> ()");
   m.def("cross(Tensor x0, Tensor x, Tensor product, Tensor bias) -> Tensor");
   m.def(
       "cross_backward(Tensor grad, Tensor x0, Tensor product, Tensor bias, Tensor(a!) grad_x0, bool first, bool last)"
@@ -379,4 +382,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {
   m.impl("relu_backward", TORCH_BOX(&relu_backward_op));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) { m.impl("matrix", TORCH_BOX(&matrix)); }
+STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
+  m.impl("matrix", TORCH_BOX(&matrix));
+  m.impl("let_go", TORCH_BOX(&let_go));
+}
