@@ -17,6 +17,7 @@ PROBES = 2  # steps on small batches that the memory preflight takes before the 
 
 if __name__ == "__main__":
     steps = StepTimes()
-    code = main(sys.argv[2:])
-    Path(sys.argv[1]).write_text(json.dumps({"steps": steps.times[PROBES:]}))
+    out = Path(sys.argv.pop(1))
+    code = main()
+    out.write_text(json.dumps({"steps": steps.times[PROBES:]}))
     sys.exit(code)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 # of glibc's malloc.h
@@ -23,6 +25,17 @@ def keep_freed_memory() -> bool:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1))  # one heap for all threads
     return all(mallopt(*setting) for setting in settings)
+
+
+def leave_out(package: str) -> None:
+    """Make this process a place where the package is not installed, for others' optional imports of it."""
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+            if fullname == package:
+                raise ModuleNotFoundError(f"{package} is left out of this program", name=package)
+
+    sys.meta_path.insert(0, Finder())
 
 
 def let_go() -> None:

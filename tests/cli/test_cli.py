@@ -328,8 +328,8 @@ def stopped(sign: signal.Signals, after: float | None, *flags: str) -> subproces
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def long_log() -> None:
-    Path("long.csv").write_text("label,user_id,x\n" + "".join(f"{i % 2},{i % 999},{i / 7}\n" for i in range(200_000)))
+def long_log(rows: int = 200_000) -> None:
+    Path("long.csv").write_text("label,user_id,x\n" + "".join(f"{i % 2},{i % 999},{i / 7}\n" for i in range(rows)))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def rows_of_new() -> int:
 
 @pytest.mark.parametrize("after", [0.0, 0.15])
 def test_an_interrupted_prepare_says_so_and_leaves_nothing(here: Path, after: float) -> None:
-    long_log()
+    long_log(2_000_000)
     ended = stopped(signal.SIGINT, after)
     assert ended.returncode == 130, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if line.strip()]
