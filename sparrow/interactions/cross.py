@@ -71,7 +71,7 @@ class _Cross(torch.autograd.Function):
             )
             grad_biases.append(grad_bias)
             for i in reversed(range(layer * factors, (layer + 1) * factors)):
-                grad_weights.append(flowing.t() @ inputs[i])
+                grad_weights.append(dense.weight_gradient(flowing, inputs[i]))
                 if i > layer * factors:
                     flowing = dense.product(flowing, weights[i])
             weight = weights[layer * factors]

@@ -57,7 +57,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, grad.t() @ x
+        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, dense.weight_gradient(grad, x)
 
 
 class MLP(nn.Module):
@@ -92,4 +92,4 @@ class _ReluLinear(torch.autograd.Function):
         x, weight, y = ctx.saved_tensors
         flowing, grad_bias = dense.relu_backward(grad, y)
         grad_x = dense.product(flowing, weight) if ctx.needs_input_grad[0] else None
-        return grad_x, flowing.t() @ x, grad_bias
+        return grad_x, dense.weight_gradient(flowing, x), grad_bias

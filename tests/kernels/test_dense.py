@@ -20,6 +20,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 WIDTHS = (1, 15, 16, 17, 624)
 ROWS = (0, 1, 127, 129, 1000)
 SHAPES = [*itertools.product(ROWS, WIDTHS[:-1]), (0, 624), (129, 624)]
+M, V = torch.ones(3, 5), torch.ones(5)
 LARGE = (1 << 20) // 4  # floats from which a tensor's memory is a block
 
 Operator = Callable[[torch.dtype, int, int, Impl], tuple[Tensor, ...]]
@@ -87,6 +88,10 @@ def _product(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Ten
     return dense.product(a, b, impl=impl), dense.product(a, b, plus, impl=impl)
 
 
+def _weight_gradient(dtype: torch.dtype, rows: int, width: int, impl: Impl) -> tuple[Tensor, ...]:
+    return (dense.weight_gradient(random(rows, width, dtype, 0), random(rows, 33, dtype, 1), impl=impl),)
+
+
 OPERATORS: dict[str, Operator] = {
     "cross": _cross,
     "cross_backward": _cross_backward,
@@ -97,6 +102,7 @@ OPERATORS: dict[str, Operator] = {
     "beside_backward": _beside_backward,
     "beside_backward, many columns": _beside_columns_backward,
     "product": _product,
+    "weight_gradient": _weight_gradient,
 }
 
 
@@ -137,7 +143,7 @@ def test_what_is_computed_number_by_number_is_the_same_bits(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "product"])  # which is torch's
+@pytest.mark.parametrize("name", [n for n in OPERATORS if n not in ("product", "weight_gradient")])  # torch's
 def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype, threads) -> None:
     found = []
     for number in (1, 2, 3):
@@ -145,6 +151,33 @@ def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype
         found.append(OPERATORS[name](dtype, 1000, 200, "cpp"))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def has_amx() -> bool:
+    if missing():
+        return False
+    dense.empty_like(M, impl="cpp")  # loads the library
+    return bool(ops.has_amx())
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"), [(1, 16, 16), (255, 17, 33), (257, 32, 31), (600, 100, 16), (31, 640, 200)]
+)
+def test_tiles_sum_in_float32(rows: int, columns: int, width: int, threads) -> None:
+    """Rounded to bfloat16 once; the same bits from any number of threads; NaN reaches its own column only."""
+    grad, x = random(rows, columns, BF16, 0), random(rows, width, BF16, 1)
+    exact = grad.double().t() @ x.double()
+    x[rows // 2, 3] = float("nan")
+    found = []
+    for number in (1, 2, 3, 8):
+        threads(number)
+        found.append(ops.weight_gradient(grad, x))
+    assert found[0][:, 3].isnan().all()
+    others = [c for c in range(width) if c != 3]
+    torch.testing.assert_close(found[0][:, others].double(), exact[:, others], rtol=2**-8, atol=1e-4)
+    for other in found[1:]:
+        assert torch.equal(found[0].view(torch.int16), other.view(torch.int16))
 
 
 # -- numbers that are none ------------------------------------------------------------------------------------------
@@ -219,7 +252,6 @@ def test_gradients_may_lie_in_any_way() -> None:
         assert_near(*both_wide)
 
 
-M, V = torch.ones(3, 5), torch.ones(5)
 WRONG: dict[str, Callable[[], object]] = {
     "cross: rows": lambda: dense.cross(M, M[:2], M, V, impl="cpp"),
     "cross: width": lambda: dense.cross(M, M, M[:, :4].contiguous(), V, impl="cpp"),
@@ -239,6 +271,9 @@ WRONG: dict[str, Callable[[], object]] = {
     "bias_relu_: bias": lambda: dense.bias_relu_(M, V[:4], impl="cpp"),
     "bias_relu_: memory": lambda: dense.bias_relu_(torch.ones(5, 3).t(), V, impl="cpp"),
     "relu_backward: dtypes": lambda: dense.relu_backward(M, M.bfloat16(), impl="cpp"),
+    "weight_gradient: rows": lambda: ops.weight_gradient(M[:2].bfloat16(), M.bfloat16()),
+    "weight_gradient: memory": lambda: ops.weight_gradient(M.t().bfloat16(), torch.ones(5, 3).bfloat16()),
+    "weight_gradient: dtype": lambda: ops.weight_gradient(M, M),
     "relu_backward: rows": lambda: dense.relu_backward(M[:2], M, impl="cpp"),
     "beside: rows": lambda: dense.beside(M, torch.ones(5, 2), M[:2], F32, impl="cpp"),
     "beside: columns": lambda: dense.beside(M, torch.ones(4, 2), M, F32, impl="cpp"),
@@ -260,7 +295,7 @@ WRONG: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|do not fit"):
+    with pytest.raises(ValueError, match=r"expected|do not fit|no AMX"):
         WRONG[name]()
 
 

@@ -38,6 +38,12 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None = None, *, impl: Impl = "a
     return out
 
 
+def weight_gradient(grad: Tensor, x: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """grad^T x, [N, K] of [B, N] and [B, K]: what a product with a weight [N, K] gives back to it."""
+    out: Tensor = _implementation(impl, x).weight_gradient(grad, x)
+    return out
+
+
 def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor, *, impl: Impl = "auto") -> Tensor:
     """x + x0 * (product + bias), [B, F] (arXiv 2008.13535, equation 1)."""
     out: Tensor = _implementation(impl, x0).cross(x0, x, product, bias)
@@ -91,5 +97,5 @@ def beside_backward(
 
 __all__ = [
     "ALIGNED", "beside", "beside_backward", "bias_relu_", "cross", "cross_backward", "empty_like", "product",
-    "relu_backward",
+    "relu_backward", "weight_gradient",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from sparrow.kernels.dense import reference
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
+TILE = 16  # columns
 
 
 def empty_like(x: Tensor) -> Tensor:
@@ -26,6 +27,15 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
         return reference.product(a, b, plus)
     out = ops.matrix(a.shape[0], b.shape[1], a.dtype == torch.bfloat16)
     return torch.mm(a, b, out=out) if plus is None else torch.addmm(plus, a, b, out=out)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """See the package. Where tiles can do it they do: see amx.h."""
+    is_thin = min(grad.shape[1], x.shape[1]) < TILE
+    if x.dtype != torch.bfloat16 or is_thin or torch.compiler.is_compiling() or not ops.has_amx():
+        return reference.weight_gradient(grad, x)
+    out: Tensor = ops.weight_gradient(grad.contiguous(), x.contiguous())
+    return out
 
 
 def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor) -> Tensor:

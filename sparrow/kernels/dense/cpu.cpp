@@ -4,7 +4,9 @@
 // same bits.
 
 #include "../cpu.h"
+#include "amx.h"
 
+#include <cmath>
 #include <tuple>
 #include <vector>
 
@@ -234,6 +236,10 @@ IN_BOTH_TYPES_WITH_SUMS(relu_backward, ReluBackward)
 IN_BOTH_TYPES(beside, Beside)
 IN_BOTH_TYPES_WITH_SUMS(beside_backward, BesideBackward)
 
+FOR_PROCESSORS void narrowed(const float* from, bfloat16* to, int64_t n) {
+  for (int64_t c = 0; c < n; c += W) store(to + c, load(from + c, W), n - c < W ? n - c : W);  // `from` is padded
+}
+
 // -- the operators ---------------------------------------------------------------------------------------------------
 
 // What `like` is, and that all are alike: [B, width], bfloat16 (then true) or float32.
@@ -356,6 +362,42 @@ std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Ten
   return {sums, grad_rest};
 }
 
+bool has_amx() { return amx::available(); }
+
+Tensor weight_gradient_op(const Tensor& grad, const Tensor& x) {
+  check(has_amx(), "this processor has no AMX");
+  for (const Tensor* t : {&grad, &x})
+    check(t->scalar_type() == ScalarType::BFloat16 && t->dim() == 2 && t->is_contiguous() && t->size(0) == x.size(0),
+          "expected contiguous bfloat16 matrices of as many rows");
+  const int64_t rows = x.size(0), columns = grad.size(1), width = x.size(1);
+  Tensor out = matrix(columns, width, true);
+  // A grid of parts, near a square: each part packs its own columns of both matrices.
+  const int64_t team = team_for(rows * columns * width / kRows);
+  int64_t across = static_cast<int64_t>(std::sqrt(static_cast<double>(team)));
+  while (team % across) --across;
+  const int64_t down = team / across;
+  const auto cut = [](int64_t all, int64_t part, int64_t parts) {  // between whole tiles
+    return std::min(amx::up(all) / 32 * part / parts * 32, all);
+  };
+  parallel(team, [&](int64_t part) {
+    const int64_t i = part / across, j = part % across;
+    const int64_t a0 = cut(columns, i, down), a1 = cut(columns, i + 1, down);
+    const int64_t b0 = cut(width, j, across), b1 = cut(width, j + 1, across);
+    const int64_t stride = amx::up(b1 - b0);
+    if (a0 == a1 || b0 == b1) return;
+    const int64_t sums_bytes = amx::up(a1 - a0) * stride * 4;
+    char* block = static_cast<char*>(sparrow::blocks().take(sums_bytes + amx::scratch_bytes(a1 - a0, b1 - b0)));
+    float* sums = reinterpret_cast<float*>(block);
+    __builtin_memset(sums, 0, sums_bytes);
+    amx::add_product(static_cast<const uint16_t*>(grad.data_ptr()) + a0, columns, a1 - a0,
+                     static_cast<const uint16_t*>(x.data_ptr()) + b0, width, b1 - b0, rows, sums, block + sums_bytes);
+    for (int64_t r = a0; r < a1; ++r)
+      narrowed(sums + (r - a0) * stride, static_cast<bfloat16*>(out.data_ptr()) + r * width + b0, b1 - b0);
+    sparrow::blocks().give_back(block);
+  });
+  return out;
+}
+
 void let_go() { sparrow::blocks().forget_all(); }
 
 }  // namespace
@@ -363,6 +405,8 @@ void let_go() { sparrow::blocks().forget_all(); }
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("matrix(int rows, int columns, bool narrow) -> Tensor");
   m.def("let_go() -> ()");
+  m.def("has_amx() -> bool");
+  m.def("weight_gradient(Tensor grad, Tensor x) -> Tensor");
   m.def("cross(Tensor x0, Tensor x, Tensor product, Tensor bias) -> Tensor");
   m.def(
       "cross_backward(Tensor grad, Tensor x0, Tensor product, Tensor bias, Tensor(a!) grad_x0, bool first, bool last)"
@@ -380,9 +424,11 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {
   m.impl("beside", TORCH_BOX(&beside_op));
   m.impl("beside_backward", TORCH_BOX(&beside_backward_op));
   m.impl("relu_backward", TORCH_BOX(&relu_backward_op));
+  m.impl("weight_gradient", TORCH_BOX(&weight_gradient_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("matrix", TORCH_BOX(&matrix));
   m.impl("let_go", TORCH_BOX(&let_go));
+  m.impl("has_amx", TORCH_BOX(&has_amx));
 }

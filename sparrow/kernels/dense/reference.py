@@ -19,6 +19,11 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
     return a @ b if plus is None else torch.addmm(plus, a, b)
 
 
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """See the package."""
+    return grad.t() @ x
+
+
 def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor) -> Tensor:
     """See the package."""
     return (_wide(x) + _wide(x0) * (_wide(product) + bias)).to(x0.dtype)
