@@ -157,8 +157,10 @@ def line(name: str, results: Sequence[Result], bytes_peak: int) -> str:
 
     def spread(metric: str) -> str:
         values = [getattr(result, metric) for result in results]
+        if math.isnan(values[0]):
+            return " " * 16
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return f"{statistics.fmean(values):.4f} +- {deviation:.4f}" if not math.isnan(values[0]) else " " * 16
+        return f"{statistics.fmean(values):.4f} +- {deviation:.4f}"
 
     columns = " | ".join(spread(metric) for metric in ("auc", "gauc", "logloss", "ne"))
     seconds = statistics.median(result.seconds for result in results)

@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 # of glibc's malloc.h
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
@@ -30,12 +30,17 @@ def keep_freed_memory() -> bool:
 def leave_out(package: str) -> None:
     """Make this process a place where the package is not installed, for others' optional imports of it."""
 
-    class Finder(MetaPathFinder):
-        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-            if fullname == package:
-                raise ModuleNotFoundError(f"{package} is left out of this program", name=package)
+    class Without:
+        def __init__(self, finder: Any) -> None:
+            self._finder = finder
 
-    sys.meta_path.insert(0, Finder())
+        def find_spec(self, name: str, *more: Any) -> Any:
+            return None if name == package else self._finder.find_spec(name, *more)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._finder, name)
+
+    sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 
 
 def let_go() -> None:
