@@ -19,8 +19,8 @@ from sparrow.training.restore import tables_of
 from sparrow.training.run import Run
 
 PROBE_ROWS = 256
-# measured on DCNv2 and DLRM of several sizes, with which the sum was within a tenth of what runs took
-_STEP = 2.5  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
+# measured on DCNv2 and DLRM of several sizes, with which the sum was within a seventh of what runs took
+_STEP = 2.2  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
 _FIRST_STEP = 60_000_000  # bytes of operators that load at their first call, and of metrics
 
 
@@ -46,8 +46,8 @@ class Needs:
         return sum(self.device.values())
 
 
-def estimate(run: Run, dataset: Dataset) -> Needs:
-    """What the run will need, from one step of the same model over tables of a few rows.
+def estimate(run: Run, dataset: Dataset, ranks: int = 1) -> Needs:
+    """What the run will need, from one step of the same model over tables of a few rows; of its `ranks`, one.
 
     Tables: rows times the bytes of a row with its optimizer state. Dense weights: with gradients and optimizer state.
     A step: what autograd keeps, found with two batches, and gradients of as many table rows as a batch can touch.
@@ -59,7 +59,7 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
     fixed = max(2 * _probe(run, dataset.schema, half)[2] - kept, 0) if half.batch_size else 0  # whatever the batch
     rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
     each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
-    scale = run.data.batch_size / batch.batch_size
+    scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys(tables, 0.0)
     for feature in dataset.schema.sparse:
         table = dataset.schema.columns[feature].table
@@ -67,7 +67,7 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
         ids[table] += batch.ids[feature].values_N.numel() * scale
     gradients = sum(2 * 4 * dim * min(ids[name], rows[name]) for name, (_, dim) in tables.items())
     model = {
-        "tables": sum(each.values()),
+        "tables": sum(each.values()) // ranks,
         "dense weights, gradients and optimizer": 2 * weights + state,
         "a step": int(_STEP * ((kept - fixed) * scale + fixed) + gradients),
     }
@@ -80,44 +80,53 @@ def estimate(run: Run, dataset: Dataset) -> Needs:
     return Needs(host={**here, **model}, device={}, largest=largest)
 
 
-def check_fits(run: Run, dataset: Dataset) -> None:
-    """UserError with the sum of `estimate` and the smallest change that would do when there is not enough memory."""
-    needs = estimate(run, dataset)
+def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> None:
+    """UserError with the sum of `estimate` and the smallest change that would do when there is not enough memory.
+
+    ranks, per_host: of the job, and those that share a host's memory.
+    """
+    needs = estimate(run, dataset, ranks)
     let_go()
-    if _fits(needs, run):
+    if _fits(needs, run, per_host):
         return
-    host, free = needs.bytes_host, _free_host(needs)
+    host, free = needs.bytes_host, _free_host(needs, per_host)
     short, place, parts = host > free, "memory", needs.host
     if not short:
         host, free, place, parts = needs.bytes_device, _free_device(run), f"memory of {run.device}", needs.device
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
-    raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {_remedy(run, dataset)}")
+    raise UserError(
+        f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {_remedy(run, dataset, ranks, per_host)}"
+    )
 
 
-def _remedy(run: Run, dataset: Dataset) -> str:
+def _remedy(run: Run, dataset: Dataset, ranks: int, per_host: int) -> str:
     """The first of smaller batches, smaller vectors and a smaller largest table with which it fits."""
     size = run.data.batch_size
     while (size := size // 2) >= 64:
         smaller = dataclasses.replace(run, data=dataclasses.replace(run.data, batch_size=size))
-        if _fits(estimate(smaller, dataset), smaller):
+        if _fits(estimate(smaller, dataset, ranks), smaller, per_host):
             return f"--data.batch_size {size} fits"
     dim = next((f.name for f in dataclasses.fields(run.model) if f.name == "dim"), None)  # type: ignore[arg-type]
     width = getattr(run.model, dim) if dim else 0
     while (width := width // 2) >= 1:
         smaller = dataclasses.replace(run, model=dataclasses.replace(run.model, dim=width))  # type: ignore[type-var]
-        if _fits(estimate(smaller, dataset), smaller):
+        if _fits(estimate(smaller, dataset, ranks), smaller, per_host):
             return f"--model.dim {width} fits"
     name, size = estimate(run, dataset).largest
     return f"its largest table, {name!r}, takes {_gb(size)}: raise its min_count, or hash it to fewer rows, and prepare"
 
 
-def _fits(needs: Needs, run: Run) -> bool:
-    return needs.bytes_host <= _free_host(needs) and (not needs.device or needs.bytes_device <= _free_device(run))
+def _fits(needs: Needs, run: Run, per_host: int) -> bool:
+    return needs.bytes_host <= _free_host(needs, per_host) and (
+        not needs.device or needs.bytes_device <= _free_device(run)
+    )
 
 
-def _free_host(needs: Needs) -> float:
+def _free_host(needs: Needs, per_host: int) -> float:
     free = available_bytes()
-    return math.inf if free is None else free + needs.host["program"] - _FIRST_STEP  # which has its memory already
+    return (
+        math.inf if free is None else free / per_host + needs.host["program"] - _FIRST_STEP
+    )  # which has its memory already
 
 
 def _free_device(run: Run) -> float:
