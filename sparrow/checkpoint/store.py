@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from sparrow.core.config import flatten
 from sparrow.core.files import write_text
 
 FORMAT = 1
+Place = tuple[str, tuple[int, int], tuple[int, int]]
+"""Table, rows and columns, half-open."""
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -37,11 +39,19 @@ class Checkpoint:
         """The tensors of part `name`; UserError when the file is damaged."""
         return self._read(f"{name}.safetensors")
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The tables' chunks, one file at a time; UserError when one is damaged."""
-        for file, entry in self.files.items():
+    def chunks(self, places: Iterable[Place] | None = None) -> Iterator[Chunk]:
+        """The tables' chunks, one file at a time, those of a row from the left; UserError when one is damaged.
+
+        places: only chunks that have something of these rows and columns of tables.
+        """
+        wanted = None if places is None else list(places)
+        for file, entry in sorted(self.files.items()):
             if "table" in entry:
                 rows, columns = entry["rows"], entry["columns"]
+                if wanted is not None and not any(
+                    name == entry["table"] and _meet(rows, mine) and _meet(columns, of) for name, mine, of in wanted
+                ):
+                    continue
                 fields = self._read(file)
                 yield Chunk(table=entry["table"], rows=tuple(rows), columns=tuple(columns), fields=fields)
 
@@ -87,8 +97,14 @@ def save(
     parts: Mapping[str, Mapping[str, Tensor]],
     chunks: Iterable[Chunk],
     keep: int = 3,
+    rank: int = 0,
+    ranks: int = 1,
+    all_written: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write checkpoint `step` under `directory` and drop all but the last `keep` and the best.
+
+    rank, ranks: who of how many writes; each brings its own chunks, rank 0 the parts too, and gives the folder its
+    name when all have written: all_written comes back then. The folder is on a file system that all ranks share.
 
     state: plain data (JSON). parts: name -> tensors. Atomic: the folder gets its name when every byte is on disk; a
     failure (full disk) removes what was begun, leaves the others alone and raises UserError. A checkpoint that is there
@@ -98,17 +114,28 @@ def save(
     if final.exists():
         return final
     directory.mkdir(parents=True, exist_ok=True)
-    clean(directory)
     writing = directory / f".writing-{step:09d}"
     try:
-        writing.mkdir()
+        if ranks == 1:
+            clean(directory)
+        writing.mkdir(exist_ok=ranks > 1)
         files: dict[str, dict[str, Any]] = {}
-        for name, tensors in parts.items():
+        for name, tensors in parts.items() if rank == 0 else ():
             files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
         for chunk in chunks:
             file = f"table-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
             place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
             files[file] = {**place, **_write(writing / file, chunk.fields)}
+        if rank:
+            write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
+            _sync(writing)
+        all_written()
+        if rank:
+            return final
+        for other in range(1, ranks):
+            theirs = writing / f"rank-{other:06d}.json"
+            files |= json.loads(theirs.read_bytes())
+            theirs.unlink()
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         _sync(writing)
@@ -195,6 +222,10 @@ def clean(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name.endswith(".partial"):
             path.unlink(missing_ok=True)
+
+
+def _meet(one: Sequence[int], other: Sequence[int]) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def _prune(directory: Path, keep: int) -> None:

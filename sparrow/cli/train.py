@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         _help([a for a in arguments if a not in ("-h", "--help")])
     known, rest = parse(Arguments, arguments, "train", unknown=True)
     from sparrow.cli import _show
+    from sparrow.distributed import leads
     from sparrow.training import Run, train
     from sparrow.training.picture import draw
 
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
     finally:
         view.bar.stop()
+    if not leads():  # of many ranks one speaks
+        return 0
     windows = results["progressive"]
     rows = [(f"part {i + 1} of {len(windows)}", window) for i, window in enumerate(windows)]
     if rows:
@@ -127,6 +130,8 @@ def _help(arguments: Sequence[str]) -> None:
         for name, value in leaves.items():
             shown = "(unset)" if value is None else json.dumps(value)
             _show.out.print(f"  --{name:<{width}} {shown}", markup=False, soft_wrap=True)
-        for part, package in (("model", "models"), ("tables", "kernels.rules"), ("dense", "optimizers")):
+        families = {"model": "models", "tables": "kernels.rules", "dense": "optimizers"}
+        families |= dict.fromkeys(("sharding.forward", "sharding.backward"), "distributed.codecs")
+        for part, package in families.items():
             _show.out.print(f"--{part}.name is one of {', '.join(Family(f'sparrow.{package}').names())}", markup=False)
         _show.out.print("what they mean: docs/flow.md and the docstrings in sparrow/training/run.py")

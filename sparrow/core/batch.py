@@ -178,6 +178,20 @@ class KeyedJagged:
             inverse_B={group: move(inverse) for group, inverse in self.inverse_B.items()},
         )
 
+    def part(self, low: int, high: int) -> KeyedJagged:
+        """Samples low to high of every key, without an inverse index."""
+        flat = self.expanded()
+        each = [flat[key] for key in flat.keys]
+        ends = [(int(ids.offsets_B1[low]), int(ids.offsets_B1[high])) for ids in each]
+        values = [ids.values_N[slice(*at)] for ids, at in zip(each, ends, strict=True)]
+        weights = [ids.weights_N[slice(*at)] for ids, at in zip(each, ends, strict=True) if ids.weights_N is not None]
+        return KeyedJagged(
+            keys=flat.keys,
+            values_N=torch.cat([flat.values_N[:0], *values]),
+            lengths=torch.cat([flat.values_N[:0].long(), *(ids.lengths_B[low:high] for ids in each)]),
+            weights_N=None if flat.weights_N is None else torch.cat([flat.weights_N[:0], *weights]),
+        )
+
     @classmethod
     def from_lists(cls, lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJagged:
         """From Python lists: feature -> for each sample its ids. For examples and tests."""
@@ -241,6 +255,20 @@ class Batch:
     def batch_size(self) -> int:
         """B, the number of samples."""
         return self.dense_BC.shape[0]
+
+    def part(self, low: int, high: int) -> Batch:
+        """Samples low to high."""
+
+        def cut(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t[low:high]
+
+        return Batch(
+            dense_BC=self.dense_BC[low:high],
+            ids=self.ids.part(low, high),
+            labels_BT=cut(self.labels_BT),
+            weights_B=cut(self.weights_B),
+            session_B=cut(self.session_B),
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on `device`."""

@@ -44,6 +44,7 @@ class EmbeddingTables(nn.Module):
     specs: the tables. features: who looks into which. seed: of the initial rows; a table's depend on its name and
     the seed alone. mode: "fused" updates rows inside backward; "deferred" collects exact unique-row gradients until
     `update` (accumulation, clipping, skipping a step); "off" leaves the tables alone. impl: see `sparrow.kernels`.
+    records: rows that were made before, for tables that are parts of others; who looks into them gives `Bags`.
     Updates are exact: a row's gradients from the whole batch and all features are summed first, in order of
     occurrence, then the rule runs once (Neo, arXiv 2104.05158, section 4.1). Raises UserError for tables or features
     that do not fit together. Calling the module does prepare, lookup and release.
@@ -57,6 +58,7 @@ class EmbeddingTables(nn.Module):
         seed: int = 0,
         mode: Mode = "fused",
         impl: Impl = "auto",
+        records: Sequence[RowRecords] | None = None,
     ) -> None:
         super().__init__()
         names = [spec.name for spec in specs]
@@ -67,9 +69,10 @@ class EmbeddingTables(nn.Module):
             if feature.table not in names:
                 raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
         self.features = tuple(features)
-        self.records = nn.ModuleList(RowRecords(spec, seed) for spec in specs)  # a module's name may not hold a dot
-        self.mode, self.impl = mode, impl
-        self.lr_T = torch.tensor([spec.rule.lr for spec in specs])
+        made = [RowRecords(spec, seed) for spec in specs] if records is None else records
+        self.records = nn.ModuleList(made)  # a list, since a module's name may not hold a dot
+        self.mode, self.impl, self.seed = mode, impl, seed
+        self.lr_T = torch.tensor([record.spec.rule.lr for record in made])
         self.version = 0  # counts changes of rows, so that a backward through rows that have changed is noticed
         self._specs = {feature.name: specs[names.index(feature.table)] for feature in features}
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
@@ -143,7 +146,7 @@ class EmbeddingTables(nn.Module):
             gradients = []
             for record in self.all_records():
                 none = RowGradients(record.touched.new_empty(0, dtype=torch.int64), record.weight[:0])
-                mine = found.get(record.spec.name, none)
+                mine = found.get(record.name, none)
                 gradients.append((mine.rows_U, mine.grad_UD))
             embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, impl=self.impl)
             self.version += 1
@@ -172,7 +175,7 @@ class EmbeddingTables(nn.Module):
                 bags = embedding_bag.bags_of(slots_N, one_each)
                 merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
                 record.pending = [RowGradients(*merged[0])]
-        return {record.spec.name: record.pending[0] for record in self.all_records() if record.pending}
+        return {record.name: record.pending[0] for record in self.all_records() if record.pending}
 
     def discard(self) -> None:
         """Forget the collected gradients."""
@@ -217,6 +220,10 @@ class EmbeddingTables(nn.Module):
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the chunk's rows and columns; UserError when table, range or fields do not fit."""
         self.record(chunk.table).load_chunk(chunk)
+        self.changed()
+
+    def changed(self) -> None:
+        """Rows were written from outside."""
         self.version += 1
 
     # -- ids that a table does not hold -------------------------------------------------------------------------

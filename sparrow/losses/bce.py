@@ -16,7 +16,7 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
         raise UserError("loss: the batch has no labels; use a log with a label column, or model.score to predict")
     loss_BT = F.binary_cross_entropy_with_logits(logits_BT.float(), batch.labels_BT, reduction="none")
     if batch.weights_B is None:
-        return loss_BT.mean()
+        return loss_BT.mean() if len(loss_BT) else loss_BT.sum()  # a rank may have no samples of a batch
     weights_B1 = batch.weights_B[:, None]
     return (loss_BT * weights_B1).sum() / (weights_B1.sum().clamp(min=1e-12) * loss_BT.shape[1])
 

@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
 from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
-from sparrow.training.restore import build, identity, load_optimizer, load_weights, scoring, tables_of
+from sparrow.training.ranks import Ranks
+from sparrow.training.restore import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.training.run import Run
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
@@ -49,7 +52,11 @@ def train(
     overwrite: begin again where another run's files are. profile: write a trace of some steps, see `Profiler`.
     Raises UserError.
     """
-    return Trainer(run, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
+    ranks = Ranks(run)
+    with ranks.world.watched():
+        results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
+        ranks.world.end()
+    return results
 
 
 class Trainer:
@@ -58,6 +65,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
+        ranks: Ranks | None = None,
         *,
         resume: bool = False,
         overwrite: bool = False,
@@ -66,8 +74,11 @@ class Trainer:
     ) -> None:
         if resume and overwrite:
             raise UserError("resume and overwrite: one goes on with the old run, the other drops it; give one of them")
+        self.ranks = ranks = ranks or Ranks(run)
+        if self.ranks.restarted:  # by torchrun, after a rank had died
+            resume, overwrite = True, False
         self.dir = RunDir(Path(run.run_dir))
-        self.listen = listener or (lambda event, values: None)
+        self.listen = listener if listener and self.ranks.leads else (lambda event, values: None)
         self.dataset = data.open(run.data.path)
         self.identity = identity(run, self.dataset.schema)
         saved = self.dir.find(resume, overwrite)
@@ -75,11 +86,11 @@ class Trainer:
             self.dir.check(saved, self.identity, self.dataset)
             run = self.dir.continued(run, self._say)
         self.run = run = resolved(run, self.dataset)
-        check_fits(run, self.dataset)
+        check_fits(run, self.dataset, ranks.world.size, ranks.world.local_size)
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
-        self.model: Any = build(run.model, self.dataset.schema, run)
+        self.model: Any = self.ranks.build(run, self.dataset.schema)
         self.tables = tables_of(self.model)
         for tables in self.tables:
             tables.mode = run.loop.table_mode
@@ -87,9 +98,9 @@ class Trainer:
         self.optimizer = run.dense.build(self.dense)
         if run.compile:
             self.model.compile()
-        self.score = scoring(self.model, run, self.dataset.schema)
-        self.profiler = Profiler(self.dir.path if profile else None)
-        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler)
+        self.score = self.ranks.scoring(scoring(self.model, run, self.dataset.schema))
+        self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
+        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
         self.loader = self.dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
@@ -101,7 +112,8 @@ class Trainer:
         self.progressive = [Streaming() for _ in range(WINDOWS)]
         self.window = Streaming()  # since the last line of the run log, as is:
         self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
-        self.stop: str | None = None  # the signal that asked for it
+        self.asked: str | None = None  # the signal that came
+        self.stop: str | None = None  # the one that is obeyed
         self._check_monitor()
         self.saved = saved
 
@@ -109,20 +121,27 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Run to the end, to early stopping or to a signal."""
-        with self.dir.locked():
+        with self.dir.locked() if self.ranks.leads else nullcontext():
             if self.saved:
                 self._load(self.saved)
-            else:
-                if self.run.init_from:
-                    warm_start(self.model, self.optimizer, self.run, self.dataset, self._say)
-                self.dir.begin(self.dataset)
-            self.run.save(self.dir.path / "run.toml")
+            elif self.run.init_from:
+                warm_start(self.model, self.optimizer, self.run, self.dataset, self._say)
+            if self.ranks.leads:
+                checkpoint.clean(self.dir.checkpoints)
+            self.ranks.world.barrier("beginning")  # all have read what the first may now drop
+            if self.ranks.leads:
+                if not self.saved:
+                    self.dir.begin(self.dataset)
+                self.run.save(self.dir.path / "run.toml")
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
         evaluated = self.last_evaluation.get("step") == self.step
-        self.log = RunLog(self.dir.path, tensorboard=self.run.log.tensorboard, step=self.step, evaluated=evaluated)
+        self.log = RunLog(
+            self.dir.path if self.ranks.leads else None, tensorboard=self.run.log.tensorboard, step=self.step,
+            evaluated=evaluated,
+        )  # fmt: skip
         self.listen("begin", {"step": self.step, "total": self.total_steps})
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
@@ -146,12 +165,14 @@ class Trainer:
     def _epoch(self) -> None:
         batches = iter(self.loader)
         while not self._finished():
-            with self.profiler.part("load"):
+            self.ranks.world.step = self.step
+            with self.profiler.part("load"), self.ranks.world.at("load"):
                 micro = [batch.to(self.device) for batch in itertools.islice(batches, self.run.loop.accumulate)]
             if not micro:
                 self.epoch += 1
                 return
-            self._train_step(micro)
+            with self.ranks.world.at("computing"):
+                self._train_step(micro)
             self.profiler.stepped()
             if self._time_to_log():
                 self._log()
@@ -181,7 +202,9 @@ class Trainer:
 
     def _train_step(self, micro: list[Batch]) -> None:
         self._set_lr()
-        done = self.take_step(micro)
+        done = self.take_step(micro, self.asked is not None)
+        if done.stop:
+            self.stop = self.asked or "a signal to another rank"
         with self.profiler.part("look"):
             if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
                 for batch, scores_BT in zip(micro, done.scores, strict=True):
@@ -245,7 +268,8 @@ class Trainer:
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
         batches = self.dataset.loader(self.run.data.batch_size, split="valid")
-        values = evaluate(self.score, (batch.to(self.device) for batch in batches))
+        with self.ranks.world.at("evaluation"):
+            values = evaluate(self.score, (batch.to(self.device) for batch in batches))
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
@@ -271,7 +295,8 @@ class Trainer:
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
             self._save()
-            checkpoint.mark_best(self.dir.checkpoints, self.step)
+            if self.ranks.leads:
+                checkpoint.mark_best(self.dir.checkpoints, self.step)
         else:
             self.worse += 1
 
@@ -292,7 +317,8 @@ class Trainer:
             "progressive": [w for w in windows if w["examples"]],
             "calibration": {name: points.tolist() for name, points in curve._asdict().items()},
         }
-        write_text(self.dir.path / "results.json", to_json(results, indent=1))
+        if self.ranks.leads:
+            write_text(self.dir.path / "results.json", to_json(results, indent=1))
         return results
 
     # -- stopping and going on ----------------------------------------------------------------------------------
@@ -308,7 +334,9 @@ class Trainer:
             )
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.stop = signal.Signals(number).name
+        self.asked = signal.Signals(number).name
+        if self.ranks.world.size == 1:  # else all stop behind the same step
+            self.stop = self.asked
 
     def _save(self) -> None:
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
@@ -333,8 +361,11 @@ class Trainer:
         chunks = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
         keep = self.run.checkpoint.keep
         checkpoint.save(
-            self.dir.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep
-        )
+            self.dir.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep,
+            rank=self.ranks.world.rank, ranks=self.ranks.world.size,
+            all_written=partial(self.ranks.world.barrier, "checkpoint"),
+        )  # fmt: skip
+        self.ranks.world.barrier("checkpoint")  # it has its name
 
     def _streams(self) -> list[Streaming]:
         return [*self.progressive, self.window]
@@ -354,7 +385,7 @@ class Trainer:
         for name in _STATE:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])
-        if self.best_step == self.step:  # a kill may have come between the checkpoint and its mark
+        if self.best_step == self.step and self.ranks.leads:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.dir.checkpoints, self.step)
 
 

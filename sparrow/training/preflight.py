@@ -94,9 +94,8 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     if not short:
         host, free, place, parts = needs.bytes_device, _free_device(run), f"memory of {run.device}", needs.device
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
-    raise UserError(
-        f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {_remedy(run, dataset, ranks, per_host)}"
-    )
+    remedy = _remedy(run, dataset, ranks, per_host)
+    raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
 def _remedy(run: Run, dataset: Dataset, ranks: int, per_host: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data import Transforms
 from sparrow.data.schema import Schema
-from sparrow.embeddings import EmbeddingTables
+from sparrow.embeddings import EmbeddingTables, unallocated
 from sparrow.layers import computing
-from sparrow.models import ModelConfig
+from sparrow.sharding import ShardedTables
 from sparrow.training.run import Run
 
+AnyTables = EmbeddingTables | ShardedTables
 Floats = npt.NDArray[np.float32]
 
 
@@ -51,10 +53,17 @@ def check_schema(trained: Schema, log: Schema, place: Path) -> None:
             )
 
 
-def build(config: ModelConfig, schema: Schema, run: Run) -> Any:
-    """The untrained model on the run's device; UserError when it does not fit into memory."""
+def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = None) -> Any:
+    """The untrained model on the run's device; UserError when it does not fit into memory.
+
+    shard: puts others in the place of its tables, which then have no memory of their own.
+    """
     try:
-        return config.build(schema, run.tables, run.seed).to(run.device)
+        with nullcontext() if shard is None else unallocated():
+            model = run.model.build(schema, run.tables, run.seed)
+        if shard is not None:
+            shard(model)
+        return model.to(run.device)
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower() and "allocate" not in str(error) and "overflow" not in str(error):
             raise
@@ -63,9 +72,12 @@ def build(config: ModelConfig, schema: Schema, run: Run) -> Any:
         ) from None
 
 
-def tables_of(model: nn.Module) -> list[EmbeddingTables]:
+def tables_of(model: nn.Module) -> list[AnyTables]:
     """The model's embedding tables."""
-    return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
+    found: list[AnyTables] = []
+    for child in model.children():
+        found += [child] if isinstance(child, EmbeddingTables | ShardedTables) else tables_of(child)
+    return found
 
 
 def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
@@ -88,14 +100,19 @@ def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Ten
 def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
     model.load_state_dict(saved.part("dense"))
-    owners = {record.spec.name: (t, record) for t in tables_of(model) for record in t.all_records()}
-    missing = {name: record.rows for name, (_, record) in owners.items()}
-    for chunk in saved.chunks():
-        owners[chunk.table][0].load_chunk(chunk)
-        missing[chunk.table] -= chunk.rows[1] - chunk.rows[0]
-    for name, rows in missing.items():
-        if rows:
-            raise UserError(f"{saved.path}: damaged checkpoint (table {name!r} lacks {rows} rows); delete the folder")
+    records = [record for tables in tables_of(model) for record in tables.all_records()]
+    missing = {record.name: record.weight.numel() for record in records}
+    for chunk in saved.chunks([record.place for record in records]):
+        for record in records:
+            if record.spec.name == chunk.table:
+                missing[record.name] -= record.load_chunk(chunk)
+    for name, numbers in missing.items():
+        if numbers:
+            raise UserError(
+                f"{saved.path}: damaged checkpoint (table {name!r} lacks {numbers} numbers); delete the folder"
+            )
+    for tables in tables_of(model):
+        tables.changed()
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
@@ -164,7 +181,7 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     step = int(which) if which.isdigit() else checkpoint.latest(directory, best=which == "best")
     saved = checkpoint.load(directory, step)
     saved.check(identity(run, schema))
-    model = build(run.model, schema, run)
+    model = build(run, schema)
     load_weights(model, saved)
     return Restored(model=model.eval(), run=run, transforms=transforms, step=saved.step)
 

@@ -14,6 +14,7 @@ import torch
 from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
+from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings.tables import Mode
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 from sparrow.layers import Precision
@@ -111,6 +112,27 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Where tables live when there are many ranks (`torchrun -m sparrow train`); with one it says nothing.
+
+    plan: "auto", the name of a layout for all tables, or a TOML file, see `sparrow.sharding.plan`. forward, backward:
+    codecs of vectors and of their gradients between ranks. dense: what the dense gradients are rounded to on their way.
+    ranks_per_host: as torchrun says unless told. timeout_s: how long a rank waits for the others before it gives up.
+    """
+
+    plan: str = "auto"
+    forward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(default_factory=cast.Config)
+    backward: Annotated[Codec, Family("sparrow.distributed.codecs")] = dataclasses.field(default_factory=cast.Config)
+    dense: Literal["fp32", "bf16"] = "fp32"
+    ranks_per_host: int | None = None
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        require(least=1, ranks_per_host=self.ranks_per_host)
+        require(above=0, timeout_s=self.timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best."""
 
@@ -154,6 +176,7 @@ class Run:
     schedule: Schedule = Schedule()
     loop: Loop = Loop()
     checkpoint: Checkpoints = Checkpoints()
+    sharding: Sharding = Sharding()
     log: Log = Log()
     seed: int = 0
     device: str = "cpu"

@@ -14,17 +14,20 @@ class RunLog:
     """Appends records {"step": ..., "event": ..., name: number} to `run_dir`/log.jsonl.
 
     step, evaluated: where the run goes on from, and whether that step's evaluation is part of it; what a killed run
-    wrote beyond is cut off. Raises UserError when the disk is full.
+    wrote beyond is cut off. Raises UserError when the disk is full. No run_dir: nothing is written.
     """
 
-    def __init__(self, run_dir: Path, *, tensorboard: bool, step: int, evaluated: bool) -> None:
+    def __init__(self, run_dir: Path | None, *, tensorboard: bool, step: int, evaluated: bool) -> None:
+        self._file: Any = None
+        self._events: Any = None
+        if run_dir is None:
+            return
         self._path = run_dir / "log.jsonl"
         kept = [
             r for r in read(run_dir) if r["step"] < step or (r["step"] == step and (evaluated or r["event"] == "train"))
         ]
         write_text(self._path, "".join(to_json(record) + "\n" for record in kept))
         self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - kept open for the run
-        self._events: Any = None
         if tensorboard and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -32,6 +35,8 @@ class RunLog:
 
     def write(self, event: str, step: int, values: dict[str, float]) -> None:
         """One record; numbers also go to TensorBoard as `event/name`."""
+        if self._file is None:
+            return
         try:
             self._file.write(to_json({"step": step, "event": event, **values}) + "\n")
         except OSError as error:
@@ -42,7 +47,8 @@ class RunLog:
 
     def close(self) -> None:
         """Flush everything."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._events is not None:
             self._events.close()
 

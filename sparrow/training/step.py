@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparrow.core import Batch
-from sparrow.embeddings import EmbeddingTables
 from sparrow.layers import computing
 from sparrow.training.profiling import Profiler
+from sparrow.training.ranks import Ranks
+from sparrow.training.restore import AnyTables
 from sparrow.training.run import Run
 
 
@@ -23,41 +25,57 @@ class Outcome:
     """What a step found.
 
     scores: the probabilities of each batch before the step, [B, T]. losses: float64 [2], the sums of loss * mass and of
-    mass. norm: of all gradients together, None when nobody asks; left_out: the step changed nothing.
+    mass. norm: of all gradients together, None when nobody asks; left_out: the step changed nothing. stop: whether any
+    rank was asked to.
     """
 
     scores: list[Tensor]
     losses: Tensor
     norm: float | None
     left_out: bool
+    stop: bool
 
 
 class Step:
     """Called with the batches of one step, changes the model once."""
 
     def __init__(
-        self, run: Run, model: Any, tables: Sequence[EmbeddingTables], optimizer: Optimizer, profiler: Profiler
+        self,
+        run: Run,
+        model: Any,
+        tables: Sequence[AnyTables],
+        optimizer: Optimizer,
+        profiler: Profiler,
+        ranks: Ranks,
     ) -> None:
-        self.model, self.tables, self.optimizer, self.part = model, tables, optimizer, profiler.part
+        self.learn, self.ranks = ranks.learner(model, run), ranks
+        self.tables, self.optimizer, self.part = tables, optimizer, profiler.part
         self.loop, self.precision, self.device = run.loop, run.precision, torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def __call__(self, micro: Sequence[Batch]) -> Outcome:
-        """Train on the mean over all examples of these batches, or leave them out when it is not finite."""
+    def __call__(self, micro: Sequence[Batch], stop: bool = False) -> Outcome:
+        """Train on the mean over all examples of these batches, or leave them out when it is not finite.
+
+        stop: whether this rank was asked to stop.
+        """
         guarded = self.loop.nonfinite != "off"
         masses = [_mass(batch) for batch in micro]
         total = sum(masses) or 1.0  # weights may all be 0
-        scores, finite, losses = [], True, torch.zeros(2, dtype=torch.float64)
-        for batch, mass in zip(micro, masses, strict=True):
-            with self.part("forward"), computing(self.precision, self.device):
-                loss, probabilities = self.model.learn(batch)
-                value = loss.item()
-            scores.append(probabilities)
-            finite = finite and (not guarded or math.isfinite(value))
-            if finite:
-                with self.part("backward"):
-                    (loss * (mass / total)).backward()  # together: the mean over all of the step's examples
-                losses += torch.tensor([value * mass, mass], dtype=torch.float64)
+        scores, finite, losses, stops = [], True, torch.zeros(2, dtype=torch.float64), 0.0
+        for whole, mass in zip(micro, masses, strict=True):
+            batch = self.ranks.share(whole)
+            own = _mass(batch)
+            with nullcontext() if whole is micro[-1] else self.ranks.apart():
+                with self.part("forward"), computing(self.precision, self.device):
+                    loss, mine = self.learn(batch)
+                    value = loss.item() * own
+                probabilities, (value, stops) = self.ranks.together(mine, whole.batch_size, value, float(stop))
+                scores.append(probabilities)
+                finite = finite and (not guarded or math.isfinite(value))
+                if finite:
+                    with self.part("backward"):
+                        (loss * (own / total)).backward()  # together: the mean over all of the step's examples
+                    losses += torch.tensor([value, mass], dtype=torch.float64)
         with self.part("guard and clip"):
             norm = self._gradient_norm() if finite else math.nan
             left_out = guarded and norm is not None and not math.isfinite(norm)
@@ -73,7 +91,7 @@ class Step:
                 for tables in self.tables:
                     tables.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Outcome(scores=scores, losses=losses, norm=norm, left_out=left_out)
+        return Outcome(scores=scores, losses=losses, norm=norm, left_out=left_out, stop=stops > 0)
 
     def _gradients(self) -> list[Tensor]:
         tables = [g.grad_UD for tables in self.tables for g in tables.gradients().values()]
@@ -83,7 +101,7 @@ class Step:
         """The norm of all gradients together, or None when nobody asks for it."""
         if self.loop.nonfinite == "off" and self.loop.clip_norm is None:
             return None
-        return float(torch.nn.utils.get_total_norm(self._gradients()))
+        return self.ranks.norm([p.grad for p in self.dense if p.grad is not None], self.tables)
 
     def _clip(self, norm: float | None) -> None:
         bound = self.loop.clip_norm

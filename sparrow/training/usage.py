@@ -59,7 +59,7 @@ def usage(
 
     Memory: 8 bytes a row of the tables.
     """
-    modules = [tables for tables in tables_of(found.model) if tables.features]
+    modules = [t for t in tables_of(found.model) if isinstance(t, EmbeddingTables) and t.features]
     records = {record.spec.name: record for tables in modules for record in tables.all_records()}
     hits = {name: torch.zeros(record.rows, dtype=torch.int64) for name, record in records.items()}
     columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}

@@ -41,18 +41,16 @@ def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say
     model.load_state_dict(saved.part("dense"))
     load_optimizer(optimizer, saved)
     moves = {name: _moved(name, then, dataset.transforms) for name in dataset.schema.tables}
-    owners = {record.spec.name: record for tables in tables_of(model) for record in tables.all_records()}
-    carried = dict.fromkeys(owners, 0)
+    records = [record for tables in tables_of(model) for record in tables.all_records()]
     for chunk in saved.chunks():
-        record, to_R = owners[chunk.table], moves[chunk.table][slice(*chunk.rows)]
-        kept = to_R >= 0
-        for name, values in chunk.fields.items():
-            record.fields[name][to_R[kept]] = values[kept].to(record.weight.device)
-        carried[chunk.table] += int(kept.sum())
+        for record in records:
+            if record.spec.name == chunk.table:
+                record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)])
     for tables in tables_of(model):
-        tables.version += 1
-    rows = sum(record.rows for record in owners.values())
-    say(f"begun with {place}, step {saved.step}: {sum(carried.values()):,} of {rows:,} table rows come from there")
+        tables.changed()
+    rows = sum(table.rows or 0 for table in dataset.schema.tables.values())
+    carried = sum(int((to_R >= 0).sum()) for to_R in moves.values())
+    say(f"begun with {place}, step {saved.step}: {carried:,} of {rows:,} table rows come from there")
     for name in (*dataset.schema.dense, *dataset.schema.sparse):
         one, other = dataset.schema.columns[name], then.schema.columns[name]
         fitted = (one.mean, one.std, one.transform, one.boundaries)

@@ -451,7 +451,7 @@ def test_fewer_negatives_are_corrected_for(prepared: Path, tmp_path: Path) -> No
     """A model whose training log lacks negatives still says the click rate of the whole log."""
     log = data.open(prepared)
     schema = dataclasses.replace(log.schema, split=dataclasses.replace(log.schema.split, negatives=0.25))
-    model = build(dlrm.Config(dim=4), log.schema, make(prepared, tmp_path))
+    model = build(make(prepared, tmp_path, model=dlrm.Config(dim=4)), log.schema)
     batch = next(iter(log.loader(64)))
     raw, corrected = (scoring(model, make(prepared, tmp_path), s)(batch) for s in (log.schema, schema))
     odds = raw / (1 - raw)

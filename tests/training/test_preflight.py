@@ -36,7 +36,7 @@ def make(prepared: Path, **changes: object) -> Run:
 def test_tables_are_counted_to_the_byte(prepared: Path, model: object, rule: object) -> None:
     run = make(prepared, model=model, **({"tables": rule} if rule else {}))
     log = data.open(prepared)
-    built = build(run.model, log.schema, run)
+    built = build(run, log.schema)
     held = sum(t.nbytes for one in tables_of(built) for r in one.all_records() for t in r.fields.values())
     needs = preflight.estimate(run, log)
     assert needs.host["tables"] == held

@@ -1,0 +1,7 @@
+"""Ranks, and what they send each other: mechanism only. What to send where is `sharding/`'s business."""
+
+from sparrow.distributed.codecs import Codec
+from sparrow.distributed.collectives import Meter, Pending
+from sparrow.distributed.world import World, leads
+
+__all__ = ["Codec", "Meter", "Pending", "World", "leads"]

@@ -1,0 +1,34 @@
+"""How vectors travel between ranks. One file per codec: its `Config` is the codec.
+
+A codec's gradient is straight through: what is sent back is the gradient of what arrived, by the codec chosen for the
+way back.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Codec(Protocol):
+    """What a member's `Config` offers."""
+
+    def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
+        """The bytes, uint8 [any], of one table's float32 vectors [N, D] for one rank; step and direction may matter."""
+        ...
+
+    def decode(self, data: Tensor, rows: int, dim: int) -> Tensor:
+        """The vectors float32 [rows, dim] of such bytes, from them alone."""
+        ...
+
+    def size(self, rows: int, dim: int) -> int | None:
+        """Bytes of every block of this shape; None when they depend on the numbers (sizes then travel first)."""
+        ...
+
+    def error(self, block_ND: Tensor) -> Tensor:
+        """A bound on |decoded - block|, [N, D] or what broadcasts to it."""
+        ...
+
+
+__all__ = ["Codec"]

@@ -1,0 +1,20 @@
+"""The same model on many ranks: plans, and the tables that a plan puts in the place of a model's own."""
+
+from sparrow.sharding.layout import (
+    Layout,
+    Shard,
+    column_wise,
+    data_parallel,
+    grid,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)  # fmt: skip
+from sparrow.sharding.plan import plan
+from sparrow.sharding.tables import ShardedTables, shard
+
+__all__ = [
+    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "plan", "row_wise", "shard",
+    "table_column_wise", "table_row_wise", "table_wise",
+]  # fmt: skip

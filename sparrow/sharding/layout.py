@@ -1,0 +1,103 @@
+"""Where a table's rows and columns live. One record says it all; the field's names for some of them are functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparrow.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Rows [first, last) and columns [first, last) of a table, on a rank."""
+
+    table: str
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A table cut into `columns` x `rows` blocks of nearly equal size; block (c, r) is on rank ranks[c * rows + r].
+
+    No ranks: every rank has the whole table. through_host: the ranks that hold the same columns are all of one host,
+    which adds their partial sums up before they leave it. UserError when blocks and ranks do not match.
+    """
+
+    ranks: tuple[int, ...] = ()
+    columns: int = 1
+    rows: int = 1
+    through_host: bool = False
+
+    def __post_init__(self) -> None:
+        if self.columns < 1 or self.rows < 1 or (self.ranks and len(self.ranks) != self.columns * self.rows):
+            blocks = f"{self.columns} x {self.rows} blocks"
+            raise UserError(f"layout: {blocks} on ranks {list(self.ranks)}; name one rank for each block")
+        hosts = [self.ranks[c * self.rows : (c + 1) * self.rows] for c in range(self.columns)]
+        if self.through_host and any(list(r) != list(range(r[0], r[0] + self.rows)) or r[0] % self.rows for r in hosts):
+            raise UserError(f"layout: through_host, but ranks {list(self.ranks)} are not all those of a host, in order")
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has the whole table."""
+        return not self.ranks
+
+    def shards(self, table: str, rows: int, dim: int) -> list[Shard]:
+        """The blocks, columns first; some are empty where there are fewer rows than blocks. UserError for dim."""
+        if self.columns > dim:
+            raise UserError(f"table {table!r}: {dim} columns cannot be cut into {self.columns}; use fewer")
+        rows_at = cuts(rows, self.rows)
+        columns_at = [(dim * c // self.columns, dim * (c + 1) // self.columns) for c in range(self.columns)]
+        return [
+            Shard(table=table, rows=rows_at[r], columns=columns_at[c], rank=self.ranks[c * self.rows + r])
+            for c in range(self.columns)
+            for r in range(self.rows)
+            if self.ranks
+        ]
+
+
+def cuts(size: int, parts: int) -> list[tuple[int, int]]:
+    """[first, last) of blocks of ceil(size / parts), as torchrec cuts rows; the last ones may be shorter or empty."""
+    block = -(-size // parts)
+    return [(min(i * block, size), min((i + 1) * block, size)) for i in range(parts)]
+
+
+def data_parallel() -> Layout:
+    """The whole table everywhere; gradients are exchanged instead of vectors."""
+    return Layout()
+
+
+def table_wise(rank: int) -> Layout:
+    """The whole table on one rank."""
+    return Layout(ranks=(rank,))
+
+
+def row_wise(world: int) -> Layout:
+    """Rows over all ranks."""
+    return Layout(ranks=tuple(range(world)), rows=world)
+
+
+def column_wise(ranks: tuple[int, ...]) -> Layout:
+    """Columns over ranks; a rule that keeps one number a row keeps one for each part."""
+    return Layout(ranks=ranks, columns=len(ranks))
+
+
+def table_row_wise(host: int, local_size: int) -> Layout:
+    """Rows over the ranks of one host."""
+    return Layout(ranks=_of_host(host, local_size), rows=local_size, through_host=True)
+
+
+def table_column_wise(host: int, local_size: int) -> Layout:
+    """Columns over the ranks of one host."""
+    return Layout(ranks=_of_host(host, local_size), columns=local_size)
+
+
+def grid(hosts: tuple[int, ...], local_size: int) -> Layout:
+    """Columns over hosts, rows over the ranks of each."""
+    ranks = tuple(rank for host in hosts for rank in _of_host(host, local_size))
+    return Layout(ranks=ranks, columns=len(hosts), rows=local_size, through_host=True)
+
+
+def _of_host(host: int, local_size: int) -> tuple[int, ...]:
+    return tuple(host * local_size + i for i in range(local_size))

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
+from sparrow.core.errors import suggest
+from sparrow.distributed import Codec, World
+from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
+from sparrow.embeddings.tables import Mode
+from sparrow.sharding.exchange import Exchange, Sent
+from sparrow.sharding.layout import Layout
+
+
+class ShardedTables(nn.Module):
+    """`EmbeddingTables` over many ranks: ids go to the shards, pooled vectors come back, gradients go there again.
+
+    whole: the tables they stand for, whose rows may be unallocated. plan: table -> layout. forward, backward: codecs of
+    vectors and of their gradients. The gradients of all ranks are summed: each rank's loss must be its share of the
+    global one. A shard sums a row's gradients over features, ranks and samples in that order, as one process does with
+    the ranks' batches one behind the other. Every call is one of all ranks together. Raises UserError for a plan that
+    does not fit the tables.
+    """
+
+    def __init__(
+        self, whole: EmbeddingTables, plan: Mapping[str, Layout], world: World, forward: Codec, backward: Codec
+    ) -> None:
+        super().__init__()
+        specs = {record.spec.name: record.spec for record in whole.all_records()}
+        for name, layout in plan.items():
+            if name not in specs:
+                raise UserError(f"plan: no table {name!r}{suggest(name, list(specs))}")
+            if any(rank not in range(world.size) for rank in layout.ranks):
+                raise UserError(f"plan: table {name!r} on ranks {list(layout.ranks)}; there are {world.size}")
+        if missing := [name for name in specs if name not in plan]:
+            raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
+        self.world, self.features = world, whole.features
+        self._whole = (whole,)  # in a tuple: not a module of this one
+        shards = {name: plan[name].shards(name, s.addressing.rows, s.dim) for name, s in specs.items()}
+        mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
+        records = [RowRecords(specs[s.table], whole.seed, s.rows, s.columns) for s in mine]
+        self.local = EmbeddingTables([], [], impl=whole.impl, seed=whole.seed, records=records)
+        copied = [spec for name, spec in specs.items() if plan[name].is_replicated]
+        everywhere = [f for f in self.features if plan[f.table].is_replicated]
+        self.copies = EmbeddingTables(copied, everywhere, impl=whole.impl, seed=whole.seed)
+        self.apart = tuple(f for f in self.features if not plan[f.table].is_replicated)
+        self.exchange = Exchange(world, self.local, self.apart, plan, shards, mine, forward, backward)
+        self.mode = whole.mode
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, Sent] = weakref.WeakKeyDictionary()
+
+    # -- the lifecycle ------------------------------------------------------------------------------------------
+
+    def prefetch(self, ids: KeyedJagged) -> None:
+        """Send a batch's ids on their way before anyone looks them up."""
+        if self.apart:
+            self._ahead[ids] = self._send(ids.expanded())
+
+    def pooled(self, ids: KeyedJagged) -> Tensor:
+        """As `EmbeddingTables.pooled`."""
+        if any(feature.pooling == "none" for feature in self.features):
+            raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
+        found = self(ids)
+        return torch.cat([found[feature.name] for feature in self.features], 1)
+
+    def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
+        """Feature -> vectors, as `EmbeddingTables.lookup`."""
+        begun = self._ahead.pop(ids, None)
+        ids = ids.expanded()
+        out: dict[str, Tensor | Jagged] = {}
+        if self.apart:
+            sent = begun or self._send(ids)
+            vectors = _Lookup.apply(self.anchor, self, sent)
+            for feature, values in zip(self.apart, vectors, strict=True):
+                jagged = Jagged(values_N=values, offsets_B1=ids[feature.name].offsets_B1)
+                out[feature.name] = jagged if feature.pooling == "none" else values
+        if self.copies.features:
+            out |= self.copies(ids)
+        return {feature.name: out[feature.name] for feature in self.features}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what was collected: in "deferred" mode everything, in "fused" mode that of copied tables."""
+        self._share()
+        self.local.update()
+        self.copies.update()
+        self.discard()
+        self.exchange.step += 1
+
+    def gradients(self) -> dict[str, RowGradients]:
+        """Exact unique-row gradients of the rows that are here; those of copied tables are the same on every rank."""
+        self._share()
+        return {**self.local.gradients(), **self.copies.gradients()}
+
+    def discard(self) -> None:
+        """Forget the collected gradients."""
+        self.local.discard()
+        self.copies.discard()
+        self._shared = False
+
+    def scale_lr(self, factor: float) -> None:
+        """As `EmbeddingTables.scale_lr`."""
+        self.local.scale_lr(factor)
+        self.copies.scale_lr(factor)
+
+    @property
+    def mode(self) -> Mode:
+        """How gradients reach the rows; copied tables learn in `update` in any case."""
+        return self.local.mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self.local.mode = mode
+        self.copies.mode = "off" if mode == "off" else "deferred"
+        self._shared = False
+
+    def _share(self) -> None:
+        """Give copied tables everyone's gradients, rank by rank, so that all ranks add them in the same order."""
+        if self._shared or self.mode == "off":
+            return
+        self._shared = True
+        mine = self.copies.gradients()
+        for record in self.copies.all_records():
+            none = RowGradients(record.touched.new_empty(0, dtype=torch.int64), record.weight[:0])
+            found = mine.get(record.name, none)
+            rows = self.world.all_gather("rows of copied tables", found.rows_U)
+            grads = self.world.all_gather("gradients of copied tables", found.grad_UD)
+            record.pending = [RowGradients(r, g) for r, g in zip(rows, grads, strict=True) if len(r)]
+
+    def _send(self, ids: KeyedJagged) -> Sent:
+        if ids.weights_N is not None and ids.weights_N.requires_grad:
+            raise UserError("tables: weights that learn cannot be sharded; keep them out of the graph")
+        numbers = {feature.name: number for number, feature in enumerate(self.features)}
+        named = [numbers.get(key, -1) for key in ids.keys]
+        return self.exchange.send(ids, self._whole[0].slots(ids.values_N, ids.bounds, named))
+
+    # -- rows in and out, and the rest --------------------------------------------------------------------------
+
+    def all_records(self) -> Iterator[RowRecords]:
+        """The rows that are here."""
+        yield from self.local.all_records()
+        yield from self.copies.all_records()
+
+    def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
+        """The rows that are this rank's to save; copied tables are rank 0's."""
+        yield from self.local.chunks(max_bytes)
+        if self.world.rank == 0:
+            yield from self.copies.chunks(max_bytes)
+
+    def changed(self) -> None:
+        """As `EmbeddingTables.changed`."""
+        self.local.changed()
+        self.copies.changed()
+
+    def oov_counts(self) -> dict[str, int]:
+        """As `EmbeddingTables.oov_counts`, of this rank's samples."""
+        return {**self._whole[0].oov_counts(), **self.copies.oov_counts()}
+
+    def raise_bad_ids(self) -> None:
+        """As `EmbeddingTables.raise_bad_ids`."""
+        self._whole[0].raise_bad_ids()
+        self.copies.raise_bad_ids()
+
+
+class _Lookup(torch.autograd.Function):
+    """All sharded features at once."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: Sent) -> tuple[Tensor, ...]:
+        ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.version
+        return tuple(tables.exchange.lookup(sent))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        if ctx.tables.mode != "off":
+            ctx.tables.exchange.learn(ctx.sent, grads, ctx.version)
+        return None, None, None
+
+
+def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, forward: Codec, backward: Codec) -> None:
+    """Put sharded tables in the place of every `EmbeddingTables` of a model, in place; UserError as theirs."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, EmbeddingTables) and not isinstance(parent, ShardedTables):
+                names = [record.spec.name for record in child.all_records()]
+                mine = {table: plan[table] for table in names if table in plan}
+                setattr(parent, name, ShardedTables(child, mine, world, forward, backward))

@@ -1,0 +1,154 @@
+"""What the ranks of a pool do; each function runs on every one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow import checkpoint
+from sparrow.core import Jagged, KeyedJagged
+from sparrow.distributed import Codec, World
+from sparrow.distributed.codecs import cast
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
+from sparrow.kernels.rules import RowRule
+from sparrow.sharding import Layout, ShardedTables
+from sparrow.training import Run
+from sparrow.training.loop import Trainer
+from sparrow.training.restore import load_weights
+
+ROWS, DIMS = (50, 7, 33), (8, 12, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse:
+    """A codec of variable size: how many numbers are not 0, where, and which."""
+
+    def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
+        places = block_ND.flatten().nonzero()[:, 0]
+        numbers = block_ND.flatten()[places]
+        return torch.cat([places.view(torch.uint8), numbers.contiguous().view(torch.uint8)])
+
+    def decode(self, data: Tensor, rows: int, dim: int) -> Tensor:
+        count = len(data) // 12
+        out = torch.zeros(rows * dim)
+        out[data[: 8 * count].clone().view(torch.int64)] = data[8 * count :].clone().view(torch.float32)
+        return out.view(rows, dim)
+
+    def size(self, rows: int, dim: int) -> int | None:
+        return None
+
+    def error(self, block_ND: Tensor) -> Tensor:
+        return torch.zeros_like(block_ND)
+
+
+def tables(rule: RowRule, poolings: tuple[str, ...], mode: str, dims: tuple[int, ...] = DIMS) -> EmbeddingTables:
+    """Three tables, four features: two share the first table."""
+    specs = [
+        TableSpec(name="a", dim=dims[0], addressing=Direct(ROWS[0]), rule=rule),
+        TableSpec(name="b", dim=dims[1], addressing=Hashed(ROWS[1]), rule=rule),
+        TableSpec(name="c", dim=dims[2], addressing=Direct(ROWS[2]), rule=rule, oov_row=0),
+    ]
+    of = zip(("f1", "f2", "f3", "f4"), ("a", "b", "a", "c"), poolings, strict=True)
+    features = [Feature(name=name, table=table, pooling=pooling) for name, table, pooling in of]  # type: ignore[arg-type]
+    return EmbeddingTables(specs, features, seed=3, mode=mode)  # type: ignore[arg-type]
+
+
+def ids(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
+    """Random bags of 0 to `most` ids (1 each for most = 1); some beyond the third table."""
+    random = torch.Generator().manual_seed(seed)
+    low = 1 if most == 1 else 0
+    lengths = torch.randint(low, most + 1, (4 * batch,), generator=random)
+    ends = [0, *lengths.view(4, batch).sum(1).cumsum(0).tolist()] if batch else [0] * 5
+    limits = (ROWS[0], 1 << 40, ROWS[0], ROWS[2] + 5)
+    values = [torch.randint(0, n, (ends[i + 1] - ends[i],), generator=random) for i, n in enumerate(limits)]
+    weights_N = torch.rand(int(lengths.sum()), generator=random) if weighted else None
+    return KeyedJagged(
+        keys=("f1", "f2", "f3", "f4"), values_N=torch.cat(values), lengths=lengths, weights_N=weights_N
+    )  # fmt: skip
+
+
+def upstream(shape: torch.Size, seed: int) -> Tensor:
+    """A gradient."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def flat(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
+    """Vectors, sequences' too."""
+    return {name: v.values_N if isinstance(v, Jagged) else v for name, v in found.items()}
+
+
+def train(
+    world: World, plan: dict[str, Layout], rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int],
+    most: int, weighted: bool, steps: int, codecs: tuple[Codec, Codec] = (cast.Config(), cast.Config()),
+    ahead: bool = False, dims: tuple[int, ...] = DIMS,
+) -> dict[str, Any]:  # fmt: skip
+    """Some steps of the tables alone: each step's vectors, then the rows that are here."""
+    with unallocated():
+        whole = tables(rule, poolings, mode, dims)
+    sharded = ShardedTables(whole, plan, world, *codecs)
+    found = []
+    before = world.meter.bytes.copy()
+    for step in range(steps):
+        mine = ids(100 * step + world.rank, batches[world.rank], most, weighted)
+        if ahead:
+            sharded.prefetch(mine)
+        out = flat(sharded(mine))
+        found.append({name: v.detach().clone() for name, v in out.items()})
+        loss = sum((v * upstream(v.shape, 7 * step + 31 * world.rank + i)).sum() for i, v in enumerate(out.values()))
+        torch.as_tensor(loss).backward()
+        sharded.update()
+    chunks = plain(sharded.chunks())
+    return {"vectors": found, "chunks": chunks, "bytes": world.meter.bytes - before, "oov": sharded.oov_counts()}
+
+
+def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:
+    """A training job; with `again` one rank is told to stop in the middle, all do, and another job goes on."""
+    run = Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes})
+    if again:
+        first = Trainer(run)
+        take, middle = first.take_step, first.total_steps // 2
+        first.take_step = lambda micro, stop: take(micro, world.rank == 1 and first.step == middle)  # type: ignore
+        assert first.fit()["step"] == middle + 1 < first.total_steps
+        trainer = Trainer(run, resume=True)
+    else:
+        trainer = Trainer(run)
+    results = trainer.fit()
+    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    return {"results": results, "dense": dense}
+
+
+def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -> list[Any]:
+    """Train a little and save; the chunks that are here."""
+    with unallocated():
+        whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
+    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
+    out = flat(sharded(ids(world.rank, 6, 4, False)))
+    torch.as_tensor(sum(v.square().sum() for v in out.values())).backward()
+    sharded.update()
+    chunks = list(sharded.chunks())
+    checkpoint.save(
+        Path(directory), 1, identity={}, state={}, parts={"dense": {}}, chunks=chunks, rank=world.rank,
+        ranks=world.size, all_written=lambda: world.barrier("checkpoint"),
+    )  # fmt: skip
+    world.barrier("checkpoint")
+    return plain(chunks)
+
+
+def load(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -> list[Any]:
+    """What is here of a checkpoint, by another plan."""
+    with unallocated():
+        whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
+    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
+    model = torch.nn.ModuleList([sharded])
+    model.load_state_dict({})
+    load_weights(model, checkpoint.load(Path(directory)))
+    return plain(sharded.chunks())
+
+
+def plain(chunks: Any) -> list[Any]:
+    """Chunks as plain values."""
+    return [(c.table, c.rows, c.columns, {n: t.clone() for n, t in c.fields.items()}) for c in chunks]

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.equivalence.pool import Pool
+
+HOSTS = {2: 2, 4: 2}  # ranks: ranks a host
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Pool]]:
+    """Ranks by number, started when first asked for."""
+    pools: dict[int, Pool] = {}
+
+    def of(size: int) -> Pool:
+        if size not in pools:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            pools[size] = Pool(size, HOSTS[size], port)
+        return pools[size]
+
+    yield of
+    for pool in pools.values():
+        pool.close()

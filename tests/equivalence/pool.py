@@ -1,0 +1,66 @@
+"""Ranks as processes that stay for many cases: starting one takes seconds, a case milliseconds."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from sparrow.distributed import World
+
+
+class Pool:
+    """`size` ranks on hosts of `local_size`, over Gloo on loopback."""
+
+    def __init__(self, size: int, local_size: int, port: int) -> None:
+        context = mp.get_context("spawn")
+        self.size, self.pipes, self.processes = size, [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            environment = {
+                "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(local_size),
+                "LOCAL_RANK": str(rank % local_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            process = context.Process(target=_serve, args=(theirs, environment), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, case: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """`case(world, *arguments)` on every rank; what each gave. The first failure is raised here."""
+        for pipe in self.pipes:
+            pipe.send((case, arguments))
+        found = []
+        for rank, pipe in enumerate(self.pipes):
+            assert pipe.poll(20), f"rank {rank}: nothing for 20 s"
+            found.append(pipe.recv())
+        for rank, (failed, value) in enumerate(found):
+            assert not failed, f"rank {rank}:\n{value}"
+        return [value for _, value in found]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    world = World.begin()
+    while (work := pipe.recv()) is not None:
+        case, arguments = work
+        try:
+            pipe.send((False, case(world, *arguments)))
+        except Exception:
+            pipe.send((True, traceback.format_exc()))
+    world.end()

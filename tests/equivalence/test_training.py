@@ -1,0 +1,101 @@
+"""Sharded = single, end to end: the same commands on many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.distributed import World
+from sparrow.training import restore
+from tests.equivalence import cases
+from tests.equivalence.pool import Pool
+
+pytestmark = pytest.mark.multi
+PLANS = ("auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid")
+SETTINGS: dict[str, Any] = {"data.batch_size": 500, "model.dim": 8, "model.deep": [16]}
+SCORES = ("auc", "logloss", "ne", "calibration")
+
+
+@pytest.fixture(scope="module")
+def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+
+    def run(**changes: Any) -> dict[str, Any]:
+        key = repr(changes)
+        if key not in found:
+            place = tmp_path_factory.mktemp("alone") / "run"
+            before = torch.get_num_threads()
+            found[key] = cases.fit(World(), str(prepared), str(place), {**SETTINGS, **changes}, False)
+            torch.set_num_threads(before)
+        return found[key]
+
+    return run
+
+
+def assert_near(got: list[dict[str, Any]], want: dict[str, Any]) -> None:
+    """To 1e-5: products of other shapes, and gradients of shares added up, sum in another order."""
+    for mine in got:
+        for one, other in zip(mine["results"]["progressive"], want["results"]["progressive"], strict=True):
+            for name in SCORES:
+                assert one[name] == pytest.approx(other[name], rel=2e-5, nan_ok=True)
+        for name in SCORES:
+            assert mine["results"]["valid"][name] == pytest.approx(want["results"]["valid"][name], rel=2e-5)
+        for name, value in mine["dense"].items():
+            torch.testing.assert_close(value, want["dense"][name], rtol=1e-4, atol=1e-5)
+            assert torch.equal(value, got[0]["dense"][name])  # all ranks have the same
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_training_on_many_ranks_is_training_on_one(
+    ranks: Callable[[int], Pool], alone: Callable[..., dict[str, Any]], prepared: Path, tmp_path: Path, plan: str
+) -> None:
+    changes = {"tables.name": "sgd"} if "column" in plan or plan == "grid" else {}
+    got = ranks(4).run(
+        cases.fit, str(prepared), str(tmp_path / "run"), {**SETTINGS, **changes, "sharding.plan": plan}, False
+    )
+    assert_near(got, alone(**changes))
+    model = restore(tmp_path / "run")  # in one process
+    loader = data.open(prepared).loader(500, split="valid")
+    from sparrow.metrics import evaluate
+
+    assert evaluate(model.scores, loader)["ne"] == pytest.approx(got[0]["results"]["valid"]["ne"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loop.accumulate": 3}, {"loop.clip_norm": 0.05}, {"loop.nonfinite": "off"},
+        {"loop.epochs": 2, "data.shuffle": True}, {"model.name": "dlrm", "model.bottom": [8], "model.top": [8]},
+        {"data.batch_size": 3, "loop.max_steps": 20},  # fewer samples than ranks
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings(
+    ranks: Callable[[int], Pool], alone: Callable[..., dict[str, Any]], prepared: Path, tmp_path: Path,
+    changes: dict[str, Any],
+) -> None:  # fmt: skip
+    settings = {**SETTINGS, **changes}
+    if "model.name" in changes:
+        del settings["model.deep"]
+    got = ranks(4).run(
+        cases.fit, str(prepared), str(tmp_path / "run"), {**settings, "sharding.plan": "row_wise"}, False
+    )
+    assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
+
+
+def test_resumed_is_uninterrupted(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "sharding.plan": "row_wise", "sharding.forward.dtype": "bf16", "sharding.dense": "bf16"}
+    whole = ranks(2).run(cases.fit, str(prepared), str(tmp_path / "whole"), settings, False)
+    again = ranks(2).run(cases.fit, str(prepared), str(tmp_path / "again"), settings, True)
+    for name, value in whole[0]["dense"].items():
+        assert torch.equal(value, again[0]["dense"][name])
+    files = sorted(p.name for p in (tmp_path / "whole/checkpoints").glob("step-*/*.safetensors"))
+    last = max((tmp_path / "whole/checkpoints").glob("step-*")).name
+    assert files
+    for file in (tmp_path / "whole/checkpoints" / last).glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "again/checkpoints" / last / file.name).read_bytes()
