@@ -107,6 +107,9 @@ class EmbeddingTables(nn.Module):
         )  # fmt: skip
         return Handle(ids, bags)
 
+    def prefetch(self, ids: KeyedJagged) -> None:
+        """Begin to get a batch's rows before anyone looks them up; in plain memory they are there."""
+
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
         dims = self.dims

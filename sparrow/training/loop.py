@@ -20,6 +20,7 @@ from sparrow import checkpoint, data, kernels
 from sparrow.core import Batch, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
+from sparrow.training.feed import Feed, Portion
 from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
@@ -102,6 +103,7 @@ class Trainer:
         self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
         self.loader = self.dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed)
+        self.feed = Feed(self.loader, run.loop.accumulate, partial(self.ranks.portion, device=self.device))
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
         self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
@@ -163,11 +165,10 @@ class Trainer:
         return results
 
     def _epoch(self) -> None:
-        batches = iter(self.loader)
         while not self._finished():
             self.ranks.world.step = self.step
             with self.profiler.part("load"), self.ranks.world.at("load"):
-                micro = [batch.to(self.device) for batch in itertools.islice(batches, self.run.loop.accumulate)]
+                micro = self.feed.take()
             if not micro:
                 self.epoch += 1
                 return
@@ -197,24 +198,31 @@ class Trainer:
 
     def _time_to_evaluate(self) -> bool:
         every = self.run.loop.evaluate_every
-        due = self.step % every == 0 if every else self.loader.exhausted
+        due = self.step % every == 0 if every else self.feed.exhausted
         return due or self.step >= self.total_steps
 
-    def _train_step(self, micro: list[Batch]) -> None:
+    def _train_step(self, micro: list[Portion]) -> None:
         self._set_lr()
-        done = self.take_step(micro, self.asked is not None)
+        done = self.take_step(micro, self.asked is not None, self._look_ahead)
         if done.stop:
             self.stop = self.asked or "a signal to another rank"
         with self.profiler.part("look"):
             if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
-                for batch, scores_BT in zip(micro, done.scores, strict=True):
-                    self._judge(batch, scores_BT)
+                for portion, scores_BT in zip(micro, done.scores, strict=True):
+                    self._judge(portion.whole, scores_BT)
             self.losses += done.losses
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)
         self.step += 1
-        self.examples += sum(batch.batch_size for batch in micro)
+        self.examples += sum(portion.whole.batch_size for portion in micro)
+
+    def _look_ahead(self) -> None:
+        """Send the next step's ids to their shards while this one's backward runs."""
+        if self.ranks.world.size > 1 and self.step + 1 < self.total_steps:
+            for portion in self.feed.peek():
+                for tables in self.tables:
+                    tables.prefetch(portion.mine.ids)
 
     def _set_lr(self) -> None:
         factor = self.run.schedule.factor(self.step, self.total_steps)
@@ -342,7 +350,7 @@ class Trainer:
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
         state = {name: getattr(self, name) for name in _STATE} | {
-            "loader": self.loader.state_dict(),
+            "loader": self.feed.state_dict(),
             "data": self.dataset.fingerprint,
         }
         parts: dict[str, dict[str, Tensor]] = {

@@ -18,6 +18,7 @@ from sparrow.data.schema import Schema
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
 from sparrow.sharding import ShardedTables
+from sparrow.training.feed import Portion
 from sparrow.training.restore import build, tables_of
 from sparrow.training.run import Run
 
@@ -68,6 +69,13 @@ class Ranks:
         if self.world.size == 1:
             return batch
         return batch.part(*self._cut(batch.batch_size, self.world.rank))
+
+    def portion(self, batch: Batch, device: torch.device) -> Portion:
+        """A batch with this rank's share of it on its device."""
+        if self.world.size == 1:
+            batch = batch.to(device)
+            return Portion(batch, batch)
+        return Portion(batch, self.share(batch).to(device))
 
     def _cut(self, samples: int, rank: int) -> tuple[int, int]:
         return samples * rank // self.world.size, samples * (rank + 1) // self.world.size

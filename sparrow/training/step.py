@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from sparrow.core import Batch
 from sparrow.layers import computing
+from sparrow.training.feed import Portion
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.restore import AnyTables
@@ -53,24 +54,26 @@ class Step:
         self.loop, self.precision, self.device = run.loop, run.precision, torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def __call__(self, micro: Sequence[Batch], stop: bool = False) -> Outcome:
+    def __call__(self, micro: Sequence[Portion], stop: bool, ahead: Callable[[], None]) -> Outcome:
         """Train on the mean over all examples of these batches, or leave them out when it is not finite.
 
-        stop: whether this rank was asked to stop.
+        stop: whether this rank was asked to stop. ahead: called before the last backward, unless a rank was.
         """
         guarded = self.loop.nonfinite != "off"
-        masses = [_mass(batch) for batch in micro]
+        masses = [_mass(portion.whole) for portion in micro]
         total = sum(masses) or 1.0  # weights may all be 0
         scores, finite, losses, stops = [], True, torch.zeros(2, dtype=torch.float64), 0.0
-        for whole, mass in zip(micro, masses, strict=True):
-            batch = self.ranks.share(whole)
-            own = _mass(batch)
-            with nullcontext() if whole is micro[-1] else self.ranks.apart():
+        for portion, mass in zip(micro, masses, strict=True):
+            own, is_last = _mass(portion.mine), portion is micro[-1]
+            with nullcontext() if is_last else self.ranks.apart():
                 with self.part("forward"), computing(self.precision, self.device):
-                    loss, mine = self.learn(batch)
+                    loss, mine = self.learn(portion.mine)
                     value = loss.item() * own
-                probabilities, (value, stops) = self.ranks.together(mine, whole.batch_size, value, float(stop))
+                found = self.ranks.together(mine, portion.whole.batch_size, value, float(stop))
+                probabilities, (value, stops) = found
                 scores.append(probabilities)
+                if is_last and not stops:
+                    ahead()
                 finite = finite and (not guarded or math.isfinite(value))
                 if finite:
                     with self.part("backward"):

@@ -111,7 +111,7 @@ def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], agai
     if again:
         first = Trainer(run)
         take, middle = first.take_step, first.total_steps // 2
-        first.take_step = lambda micro, stop: take(micro, world.rank == 1 and first.step == middle)  # type: ignore
+        first.take_step = lambda micro, stop, ahead: take(micro, world.rank == 1 and first.step == middle, ahead)  # type: ignore
         assert first.fit()["step"] == middle + 1 < first.total_steps
         trainer = Trainer(run, resume=True)
     else:

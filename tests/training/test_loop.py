@@ -26,6 +26,7 @@ from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, profiling, restore, runlog, train
+from sparrow.training.feed import Portion
 from sparrow.training.restore import build, scoring
 
 
@@ -89,6 +90,11 @@ VARIANTS = {
     "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": sgd.Config(lr=0.1)},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
 }
+
+
+def portions(*batches: Batch) -> list[Portion]:
+    """A step's batches as one rank takes them."""
+    return [Portion(batch, batch) for batch in batches]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -246,7 +252,7 @@ def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path
     trainer = Trainer(make(prepared, tmp_path / "run"))
     before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
     next(trainer.model.head.parameters()).register_hook(lambda g: g * float("inf"))
-    trainer._train_step([next(iter(data.open(prepared).loader(256)))])
+    trainer._train_step(portions(next(iter(data.open(prepared).loader(256)))))
     after = [r.weight for t in trainer.tables for r in t.all_records()]
     assert trainer.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -258,7 +264,7 @@ def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
     weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
     before = [w.detach().clone() for w in weights]
-    trainer._train_step([next(iter(data.open(prepared).loader(256)))])
+    trainer._train_step(portions(next(iter(data.open(prepared).loader(256)))))
     moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
 
@@ -278,7 +284,7 @@ def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -
     trainer = Trainer(make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=sgd.Config(lr=1.0)))
     before = [p.detach().clone() for p in trainer.dense]
     batch = next(iter(data.open(prepared).loader(256)))
-    trainer._train_step([dataclasses.replace(batch, weights_B=torch.zeros(256))])
+    trainer._train_step(portions(dataclasses.replace(batch, weights_B=torch.zeros(256))))
     assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
 
 
@@ -289,8 +295,8 @@ def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: 
     parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
     plain = {"dense": dense_sgd.Config(lr=0.1), "tables": sgd.Config(lr=0.1)}
     one, four = (Trainer(make(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
-    one._train_step([dataclasses.replace(batch, weights_B=weights_B)])
-    four._train_step(parts)
+    one._train_step(portions(dataclasses.replace(batch, weights_B=weights_B)))
+    four._train_step(portions(*parts))
     for a, b in zip(one.dense, four.dense, strict=True):
         torch.testing.assert_close(a, b)
 
