@@ -41,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.training.picture import draw
 
     given = overrides(rest)
+    if known.run.is_file() and known.run.suffix != ".toml":
+        remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
+        raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
     run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
     view = _show.TrainView()
     try:

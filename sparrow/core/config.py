@@ -83,7 +83,7 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     return value
 
 
-def _convert_dataclass(cls: Any, value: Any, place: str) -> Any:
+def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] = ()) -> Any:
     if not isinstance(value, dict):
         raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -91,7 +91,7 @@ def _convert_dataclass(cls: Any, value: Any, place: str) -> Any:
     at = f"{place}." if place else ""
     for key in value:
         if key not in fields:
-            raise UserError(f"{at}{key}: unknown key{suggest(key, fields)}")
+            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
     for name, f in fields.items():
         missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if missing and name not in value:
@@ -124,7 +124,7 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
     if "name" not in value:
         raise UserError(f"{place}.name: missing; one of {', '.join(family.names())}")
     rest = {k: v for k, v in value.items() if k != "name"}
-    return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place)
+    return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place, ("name",))
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:

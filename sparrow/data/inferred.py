@@ -285,6 +285,10 @@ def _text(seen: _Seen, repair: bool) -> Column:
                 return Column(
                     kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing"
                 )
+            if share >= 0.995:  # prepare will stop at the first that is none, and say where
+                return Column(
+                    kind="numeric", note=f"text, but {share:.2%} are numbers; categorical if {other!r} is meant"
+                )
             note = f"text, though most are numbers ({other!r} is not); numeric with --bad-rows repair"
         elif count > 100 and count > 0.5 * len(seen.values):
             note = f"text of {count} values in {len(seen.values)} rows; ignore it if it is prose"

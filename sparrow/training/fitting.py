@@ -117,7 +117,11 @@ def as_table(frame: Any) -> pa.Table:
     except (TypeError, ValueError, pa.ArrowException) as error:
         kind = f"{type(frame).__module__}.{type(frame).__name__}"
         remedy = "give a pandas or polars data frame, or an arrow table"
-        raise UserError(f"frame: a {kind} cannot be read ({str(error).splitlines()[0]}); {remedy}") from None
+        if isinstance(error, pa.ArrowException):  # pandas columns of mixed types: two sentences
+            told, remedy = "; ".join(map(str, error.args)), "give each column values of one type"
+        else:
+            told = str(error).splitlines()[0]
+        raise UserError(f"frame: a {kind} cannot be read ({told}); {remedy}") from None
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
     try:
         return pa.table({name: _without_views(table[name]) for name in names})

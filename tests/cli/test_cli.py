@@ -454,3 +454,19 @@ def test_ids_of_any_kind(here: Path, ids: Callable[[int], str]) -> None:
         assert [x == 0 for x in got] == [i % 7 == 0 for i in range(100)]  # a missing id is 0
     else:
         assert schema.columns["user_id"].kind == "ignore"
+
+
+def test_one_word_among_numbers_stops_prepare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The column is not taken for one of words."""
+    rows = [f"{i % 2},{i % 9},{i * 0.5}" for i in range(1000)]
+    rows[700] = "1,3,cheap"
+    Path("bad.csv").write_text("\n".join(["label,user_id,price", *rows]))
+    assert main(["prepare", "bad.csv", "--out", "new"]) == 2
+    assert re.search(r"bad\.csv, line 702: .*price.*cheap", capsys.readouterr().err)
+    assert main(["prepare", "bad.csv", "--out", "new", "--bad-rows", "repair"]) == 0
+
+
+def test_a_raw_log_is_not_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("raw.csv").write_text("label,x\n1,2\n")
+    assert main(["train", "raw.csv"]) == 2
+    assert "sparrow prepare raw.csv" in capsys.readouterr().err
