@@ -1,7 +1,8 @@
 """Sparrow: large recommendation models, from a laptop to a cluster.
 
 The folders, in the order in which the data meets them: data, features, embeddings, interactions, models, losses,
-optimizers, training, checkpoint; under them core, layers, metrics and kernels; on top cli. Needs torch alone to import.
+optimizers, training, checkpoint, and sharding for many ranks; under them core, layers, metrics, kernels and
+distributed; on top cli. Needs torch alone to import.
 """
 
 from importlib import import_module
