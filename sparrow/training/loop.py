@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint, data, kernels
-from sparrow.core import Batch, UserError
+from sparrow.core import Batch, Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
 from sparrow.training.feed import Feed, Portion
@@ -28,6 +29,7 @@ from sparrow.training.restore import identity, load_optimizer, load_weights, sco
 from sparrow.training.run import Run
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
+from sparrow.training.saver import Saver
 from sparrow.training.step import Step
 from sparrow.training.warm import warm_start
 
@@ -103,6 +105,7 @@ class Trainer:
         self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
         self.loader = self.dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed)
+        self.saver = Saver(self.ranks.world)
         self.feed = Feed(self.loader, run.loop.accumulate, partial(self.ranks.portion, device=self.device))
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
@@ -145,6 +148,7 @@ class Trainer:
             evaluated=evaluated,
         )  # fmt: skip
         self.listen("begin", {"step": self.step, "total": self.total_steps})
+        self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
@@ -155,6 +159,7 @@ class Trainer:
             while self.epoch < self.run.loop.epochs and not self._finished():
                 self._epoch()
             self._save()
+            self.saver.finish()
             self.profiler.finish()
         finally:
             self.log.close()
@@ -203,9 +208,12 @@ class Trainer:
 
     def _train_step(self, micro: list[Portion]) -> None:
         self._set_lr()
-        done = self.take_step(micro, self.asked is not None, self._look_ahead)
-        if done.stop:
+        done = self.take_step(micro, (self.asked is not None, self.saver.waits), self._look_ahead)
+        stops, waiting = done.flags
+        if stops:
             self.stop = self.asked or "a signal to another rank"
+        if waiting == self.ranks.world.size:
+            self.saver.all_wait()
         with self.profiler.part("look"):
             if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
                 for portion, scores_BT in zip(micro, done.scores, strict=True):
@@ -302,9 +310,7 @@ class Trainer:
         value = value if monitor in ("ne", "logloss") else -value
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
-            self._save()
-            if self.ranks.leads:
-                checkpoint.mark_best(self.dir.checkpoints, self.step)
+            self._save(best=True)
         else:
             self.worse += 1
 
@@ -346,7 +352,7 @@ class Trainer:
         if self.ranks.world.size == 1:  # else all stop behind the same step
             self.stop = self.asked
 
-    def _save(self) -> None:
+    def _save(self, best: bool = False) -> None:
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
         state = {name: getattr(self, name) for name in _STATE} | {
@@ -366,14 +372,21 @@ class Trainer:
             "progressive": {f"{i}.{k}": v for i, w in enumerate(self._streams()) for k, v in w.state_dict().items()}
             | {"losses": self.losses},
         }
-        chunks = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
-        keep = self.run.checkpoint.keep
-        checkpoint.save(
-            self.dir.checkpoints, self.step, identity=self.identity, state=state, parts=parts, chunks=chunks, keep=keep,
-            rank=self.ranks.world.rank, ranks=self.ranks.world.size,
-            all_written=partial(self.ranks.world.barrier, "checkpoint"),
-        )  # fmt: skip
-        self.ranks.world.barrier("checkpoint")  # it has its name
+        chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
+        background, step, world = self.run.checkpoint.background, self.step, self.ranks.world
+        if background:
+            chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
+            parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
+
+        def work(all_written: Callable[[], None]) -> None:
+            checkpoint.save(
+                self.dir.checkpoints, step, identity=self.identity, state=state, parts=parts, chunks=chunks,
+                keep=self.run.checkpoint.keep, rank=world.rank, ranks=world.size, all_written=all_written,
+            )  # fmt: skip
+            if best and self.ranks.leads:
+                checkpoint.mark_best(self.dir.checkpoints, step)
+
+        self.saver.save(work, background)
 
     def _streams(self) -> list[Streaming]:
         return [*self.progressive, self.window]

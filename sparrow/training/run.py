@@ -134,10 +134,14 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best."""
+    """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best.
+
+    background: written while training goes on, for which tables are in memory twice meanwhile.
+    """
 
     every: int | None = None
     keep: int = 3
+    background: bool = False
 
     def __post_init__(self) -> None:
         require(least=1, every=self.every, keep=self.keep)

@@ -26,15 +26,15 @@ class Outcome:
     """What a step found.
 
     scores: the probabilities of each batch before the step, [B, T]. losses: float64 [2], the sums of loss * mass and of
-    mass. norm: of all gradients together, None when nobody asks; left_out: the step changed nothing. stop: whether any
-    rank was asked to.
+    mass. norm: of all gradients together, None when nobody asks; left_out: the step changed nothing. flags: how many
+    ranks raised each.
     """
 
     scores: list[Tensor]
     losses: Tensor
     norm: float | None
     left_out: bool
-    stop: bool
+    flags: list[float]
 
 
 class Step:
@@ -54,25 +54,27 @@ class Step:
         self.loop, self.precision, self.device = run.loop, run.precision, torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def __call__(self, micro: Sequence[Portion], stop: bool, ahead: Callable[[], None]) -> Outcome:
+    def __call__(self, micro: Sequence[Portion], flags: tuple[bool, bool], ahead: Callable[[], None]) -> Outcome:
         """Train on the mean over all examples of these batches, or leave them out when it is not finite.
 
-        stop: whether this rank was asked to stop. ahead: called before the last backward, unless a rank was.
+        flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'. ahead: called
+        before the last backward, unless a rank was asked to stop.
         """
         guarded = self.loop.nonfinite != "off"
         masses = [_mass(portion.whole) for portion in micro]
         total = sum(masses) or 1.0  # weights may all be 0
-        scores, finite, losses, stops = [], True, torch.zeros(2, dtype=torch.float64), 0.0
+        scores, finite, losses = [], True, torch.zeros(2, dtype=torch.float64)
+        counts = [0.0, 0.0]
         for portion, mass in zip(micro, masses, strict=True):
             own, is_last = _mass(portion.mine), portion is micro[-1]
             with nullcontext() if is_last else self.ranks.apart():
                 with self.part("forward"), computing(self.precision, self.device):
                     loss, mine = self.learn(portion.mine)
                     value = loss.item() * own
-                found = self.ranks.together(mine, portion.whole.batch_size, value, float(stop))
-                probabilities, (value, stops) = found
+                found = self.ranks.together(mine, portion.whole.batch_size, value, *map(float, flags))
+                probabilities, (value, *counts) = found
                 scores.append(probabilities)
-                if is_last and not stops:
+                if is_last and not counts[0]:
                     ahead()
                 finite = finite and (not guarded or math.isfinite(value))
                 if finite:
@@ -94,7 +96,7 @@ class Step:
                 for tables in self.tables:
                     tables.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return Outcome(scores=scores, losses=losses, norm=norm, left_out=left_out, stop=stops > 0)
+        return Outcome(scores=scores, losses=losses, norm=norm, left_out=left_out, flags=counts)
 
     def _gradients(self) -> list[Tensor]:
         tables = [g.grad_UD for tables in self.tables for g in tables.gradients().values()]

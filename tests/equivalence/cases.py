@@ -111,7 +111,11 @@ def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], agai
     if again:
         first = Trainer(run)
         take, middle = first.take_step, first.total_steps // 2
-        first.take_step = lambda micro, stop, ahead: take(micro, world.rank == 1 and first.step == middle, ahead)  # type: ignore
+
+        def told(micro: Any, flags: tuple[bool, bool], ahead: Any) -> Any:
+            return take(micro, (world.rank == 1 and first.step == middle, flags[1]), ahead)
+
+        first.take_step = told  # type: ignore[assignment]
         assert first.fit()["step"] == middle + 1 < first.total_steps
         trainer = Trainer(run, resume=True)
     else:

@@ -111,6 +111,17 @@ def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> 
     assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
 
 
+def test_checkpoints_in_the_background_are_the_same(prepared: Path, tmp_path: Path) -> None:
+    for place, background in (("now", False), ("beside", True)):
+        train(make(prepared, tmp_path / place, checkpoint=Checkpoints(every=3, background=background)))
+    assert same(tensors(tmp_path / "now"), tensors(tmp_path / "beside"))
+    now, beside = (checkpoint.steps(tmp_path / place / "checkpoints") for place in ("now", "beside"))
+    assert now == beside
+    for step in now:
+        one, other = (checkpoint.load(tmp_path / place / "checkpoints", step) for place in ("now", "beside"))
+        assert one.files == other.files
+
+
 @pytest.mark.parametrize("step", [6, 19, 38])
 def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Path, step: int) -> None:
     """In the middle of an epoch, at the end of one (19 steps each) and at the end of all."""

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from sparrow.distributed import World
+
+Work = Callable[[Callable[[], None]], None]
+"""Saves; calls what it is given when this rank's files are written, which comes back when everyone's are."""
+
+
+class Saver:
+    """Writes checkpoints at once, or in a thread while training goes on; never two at a time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, work: Work, background: bool) -> None:
+        """Do the work. In the background it must hold copies of what training changes."""
+        self.finish()
+        if not background:
+            work(partial(self._world.barrier, "checkpoint"))
+            self._world.barrier("checkpoint")  # it has its name
+            return
+        self._written, self._everyone = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="checkpoint")
+        self._thread.start()
+
+    @property
+    def waits(self) -> bool:
+        """Whether this rank's files are written, and others' may not be."""
+        return self._thread is not None and self._written.is_set() and not self._everyone.is_set()
+
+    def all_wait(self) -> None:
+        """Everyone's files are written."""
+        self._everyone.set()
+
+    def finish(self) -> None:
+        """Until what is under way has its name; raises what went wrong."""
+        if self._thread is None:
+            return
+        self._written.wait()
+        if self._error is None and not self._everyone.is_set():
+            self._world.barrier("checkpoint")
+            self._everyone.set()
+        if self._error is None:
+            self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+        self._world.barrier("checkpoint")
+
+    def _run(self, work: Work) -> None:
+        try:
+            work(self._ready)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._written.set()
+
+    def _ready(self) -> None:
+        self._written.set()
+        self._everyone.wait()
