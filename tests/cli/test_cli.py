@@ -313,7 +313,9 @@ def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str])
 
 def stopped(sign: signal.Signals, after: float | None, *flags: str) -> subprocess.CompletedProcess[str]:
     """`sparrow prepare long.csv --out new` in a process that gets a signal so many seconds after it began to work."""
-    command = [sys.executable, "-c", "import sys; from sparrow.cli import main; sys.exit(main())"]
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background jobs ignore it
+    program = f"import signal, sys; {heard}; from sparrow.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program]
     command += ["prepare", "long.csv", "--out", "new", *flags]
     locks = ".new.*/sparrow-prepare.lock"
     before = set(Path().glob(locks))

@@ -19,7 +19,7 @@ class Pool:
 
     def __init__(self, size: int, local_size: int, port: int) -> None:
         context = mp.get_context("spawn")
-        self.size, self.pipes, self.processes = size, [], []
+        self.size, self.pipes, self.processes, self.broken = size, [], [], ""
         for rank in range(size):
             ours, theirs = context.Pipe()
             environment = {
@@ -33,11 +33,14 @@ class Pool:
 
     def run(self, case: Callable[..., Any], *arguments: Any) -> list[Any]:
         """`case(world, *arguments)` on every rank; what each gave. The first failure is raised here."""
+        assert not self.broken, self.broken
         for pipe in self.pipes:
             pipe.send((case, arguments))
         found = []
         for rank, pipe in enumerate(self.pipes):
-            assert pipe.poll(20), f"rank {rank}: nothing for 20 s"
+            if not pipe.poll(120):
+                self.broken = f"rank {rank} said nothing for two minutes"
+            assert not self.broken, self.broken
             found.append(pipe.recv())
         for rank, (failed, value) in enumerate(found):
             assert not failed, f"rank {rank}:\n{value}"
