@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-GROUPS = Path("/sys/fs/cgroup/cpu")
+GROUPS, FOLDERS = Path("/sys/fs/cgroup/cpu"), Path(tempfile.gettempdir())
 PREFIX = "sparrow-box-"
 PERIOD_US = 10_000
 # enter the control group and the host's namespace; die with the box
@@ -56,7 +56,7 @@ class Box:
         self.size = hosts * ranks_per_host
         self.cores_each = (cores or os.cpu_count() or 1) / (parts or self.size)
         self.name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
-        self.group = GROUPS / self.name
+        self.group, self._folder = GROUPS / self.name, FOLDERS / self.name
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port = 29500
 
@@ -65,7 +65,7 @@ class Box:
         remove_left()
         self._old = signal.signal(signal.SIGTERM, _exit)
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix=self.name)
+            self._folder.mkdir()
             self._make()
         except BaseException:
             self._remove()
@@ -154,7 +154,7 @@ class Box:
             except subprocess.TimeoutExpired:
                 late.append(rank)
         if late:
-            _end(self.group)
+            self._end()
             raise TimeoutError(f"box: ranks {late} were still there after {timeout_s:g} s")
         return [
             Outcome(
@@ -165,6 +165,7 @@ class Box:
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a rank a signal: SIGKILL, SIGSTOP, ..."""
+        self._processes[rank].send_signal(number)  # it may not have entered its group yet
         _signal(self._group(rank), number)
 
     def kill_host(self, host: int) -> None:
@@ -179,16 +180,20 @@ class Box:
         return f"{self.name}-{host}"
 
     def _file(self, rank: int, stream: str) -> Path:
-        return Path(self._folder.name) / f"{rank}.{stream}"
+        return self._folder / f"{rank}.{stream}"
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        _end(self.group)
+        for process in self._processes:
+            process.wait()
 
     def _remove(self) -> None:
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # a second one waits
         try:
-            _end(self.group)
-            for process in self._processes:
-                process.wait()
+            self._end()
             _drop(self.name)
-            self._folder.cleanup()
         finally:
             signal.signal(signal.SIGTERM, self._old)
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
@@ -213,7 +218,9 @@ def require() -> None:
 def remove_left() -> None:
     """Remove what boxes whose process is gone have left."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split("\n")
-    names = [line.split()[0] for line in spaces if line] + [path.name for path in GROUPS.glob(f"{PREFIX}*")]
+    names = [line.split()[0] for line in spaces if line] + [
+        path.name for folder in (GROUPS, FOLDERS) for path in folder.glob(f"{PREFIX}*")
+    ]
     for name in sorted({"-".join(n.split("-")[:4]) for n in names if n.startswith(PREFIX)}):
         if not Path(f"/proc/{name.split('-')[2]}").exists():
             _end(GROUPS / name)
@@ -221,13 +228,14 @@ def remove_left() -> None:
 
 
 def _drop(name: str) -> None:
-    """Namespaces and control groups of a box; a namespace takes its links along."""
+    """Namespaces, control groups and files of a box; a namespace takes its links along."""
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split("\n")
     for space in [line.split()[0] for line in spaces if line.startswith(f"{name}-")]:
         subprocess.run(["ip", "netns", "del", space], check=False)
     for group in [*(GROUPS / name).glob("*/"), GROUPS / name]:
         if group.exists():
             group.rmdir()
+    shutil.rmtree(FOLDERS / name, ignore_errors=True)
 
 
 def _end(group: Path) -> None:

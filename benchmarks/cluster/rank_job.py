@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/cluster/rank_job.py --cases table_wise:fp32,row_wise:bf16
 
 First the losses of some steps must be those of one process; then the cases take turns, some steps each. Prints a line
-of JSON: {"rank", "link", "cases": {case: {"ms", "cpu_ms", "parts", "bytes", "wire"}}}, all per step. ms: the median.
+of JSON: {"rank", "link", "cases": {case: {"ms", "cpu_ms", "main_ms", "parts", ...}}}, all per step. ms: the median.
+cpu_ms: of CPU, main_ms: of that in the main thread (the rest is Gloo's and the kernel's for it).
 parts: milliseconds by what the rank was at: "compute", "tables" (lookups and updates), "exchange" (cutting, packing,
 unpacking) and "wait: WHAT" of what was sent. bytes: [what, link, bytes] as `World.meter` counts them; wire: bytes that
 left by each device of the host, headers included.
@@ -140,7 +141,7 @@ class Case:
         self.tables = tables
         self.dense = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.ms: list[float] = []
-        self.cpu_s, self.parts = 0.0, Counter[str]()
+        self.cpu_s, self.main_s, self.parts = 0.0, 0.0, Counter[str]()
         self.bytes: Counter[tuple[str, str]] = Counter()
         self.wire: Counter[str] = Counter()
 
@@ -152,7 +153,7 @@ class Case:
                 if isinstance(one, ShardedTables):
                     one.prefetch(following.mine.ids)
 
-        return self.take_step([portion], False, ahead)
+        return self.take_step([portion], (False, False), ahead)
 
     def losses(self, batches: list[Batch]) -> list[float]:
         """The global loss of a step on each batch."""
@@ -168,7 +169,7 @@ class Case:
         world.barrier("beginning")
         clock.turn("compute")
         clock.spent.clear()
-        meter, wire, cpu = world.meter.bytes.copy(), sent(), time.process_time()
+        meter, wire, cpu, main = world.meter.bytes.copy(), sent(), time.process_time(), time.thread_time()
         for portion, following in zip(portions, [*portions[1:], portions[-1]], strict=True):
             begin = time.perf_counter()
             self.step(portion, following)
@@ -176,6 +177,7 @@ class Case:
         clock.turn("compute")
         self.parts.update(clock.spent)
         self.cpu_s += time.process_time() - cpu
+        self.main_s += time.thread_time() - main
         self.bytes.update(world.meter.bytes - meter)
         world.barrier("end")  # what other ranks of the host have sent is sent
         self.wire.update({name: count - wire[name] for name, count in sent().items()})
@@ -184,7 +186,8 @@ class Case:
         """Everything per step."""
         steps = len(self.ms)
         return {
-            "ms": statistics.median(self.ms), "cpu_ms": 1000 * self.cpu_s / steps, "dense": self.dense,
+            "ms": statistics.median(self.ms), "cpu_ms": 1000 * self.cpu_s / steps,
+            "main_ms": 1000 * self.main_s / steps, "dense": self.dense,
             "parts": {name: 1000 * s / steps for name, s in self.parts.items()},
             "bytes": [[what, link, count / steps] for (what, link), count in sorted(self.bytes.items())],
             "wire": {name: count / steps for name, count in self.wire.items()},
