@@ -309,3 +309,22 @@ def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tenso
             else:
                 fields[table][name][slice(*rows)] = values
     return fields
+
+
+def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:
+    """Rounded vectors and exact gradients, and the reverse; what is rounded is rounded once."""
+    rule, poolings, bf16 = RULES["sgd"], ("sum", "mean", "sum", "none"), cast.Config(dtype="bf16")
+    vectors, rows = single(rule, poolings, "fused", BATCHES, 1, False, 1)
+    forward, backward = (
+        ranks(4).run(cases.train, plan_of("table_wise", 4), rule, poolings, "fused", BATCHES, 1, False, 1, codecs)
+        for codecs in ((bf16, FP32), (FP32, bf16))
+    )
+    for rank, (one, other) in enumerate(zip(forward, backward, strict=True)):
+        for name, exact in vectors[0].items():
+            assert torch.equal(one["vectors"][0][name], exact[rank].bfloat16().float())
+            assert torch.equal(other["vectors"][0][name], exact[rank])
+        for table, _, _, fields in one["chunks"]:
+            assert torch.equal(fields["weight"], rows[table]["weight"])
+        for table, _, _, fields in other["chunks"]:
+            torch.testing.assert_close(fields["weight"], rows[table]["weight"], rtol=0.02, atol=0.02)
+            assert not torch.equal(fields["weight"], rows[table]["weight"])
