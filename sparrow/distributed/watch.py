@@ -8,12 +8,26 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 EVERY_S = 0.5
-PATIENCE_S = 4 * EVERY_S  # without a word for so long a rank is gone, or stopped
+STORE = timedelta(seconds=10)
+PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
+
+
+def attempt() -> int:
+    """How often torchrun has started this job again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def store(name: str) -> dist.Store:
+    """A client of the job's store, of its own: others may be waiting. It outlives the ranks when torchrun holds it."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE)
+    return dist.PrefixStore(f"sparrow/{name}", client)
 
 
 class Watch:
@@ -24,46 +38,60 @@ class Watch:
 
     def __init__(self, rank: int, size: int, where: Callable[[], str]) -> None:
         self.rank, self.size, self._where = rank, size, where
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # its own: the job's may be waiting
-        self._store = dist.PrefixStore(f"sparrow/watch/{attempt}", client)
+        self._store = store(f"watch/{attempt()}")
         self._beats = 0
         self._done = threading.Event()
         self._tell()
-        threading.Thread(target=self._run, daemon=True, name="watch").start()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        self._thread.start()
 
     def _run(self) -> None:
         with suppress(Exception):  # the store goes with the job
             while not self._done.wait(EVERY_S):
                 self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, **more: Any) -> None:
         self._beats += 1
-        self._store.set(str(self.rank), json.dumps({"beat": self._beats, "at": self._where()}))
+        self._store.set(str(self.rank), json.dumps({"beat": self._beats, "at": self._where(), **more}))
+
+    def end(self, why: str, waited: bool = False) -> None:
+        """Tell the others that this rank ends, and why. waited: because of another."""
+        self._done.set()
+        self._thread.join(STORE.total_seconds())
+        with suppress(Exception):
+            self._tell(why=why, waited=waited)
 
     def stop(self) -> None:
         """No more."""
         self._done.set()
 
-    def explain(self, error: Exception) -> str:
-        """One line on a failed collective: which ranks are gone, or else which are elsewhere than this one."""
+    def explain(self, why: str) -> str:
+        """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere."""
         mine = self._where()
-        text = str(error).strip().splitlines()
-        why = text[0][:200] if text else type(error).__name__
         try:
             before = self._all()
-            time.sleep(PATIENCE_S)
+            if not any(self._failed(told) for told in before):
+                time.sleep(PATIENCE_S)
             now = self._all()
         except Exception:
             return f"rank {self.rank} at {mine}: the job's store is gone, with the host that had it ({why})"
-        gone = [r for r in range(self.size) if r != self.rank and now[r].get("beat") == before[r].get("beat")]
+        others = [r for r in range(self.size) if r != self.rank]
+        for r in others:
+            if self._failed(now[r]):
+                return f"rank {r} ended at {now[r]['at']}: {now[r]['why']}; rank {self.rank} was at {mine}"
+        gone = [r for r in others if "why" not in now[r] and now[r].get("beat") == before[r].get("beat")]
         if gone:
             told = ", ".join(f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone)
             return f"{told} {'is' if len(gone) == 1 else 'are'} gone or stopped; rank {self.rank} was at {mine} ({why})"
-        late = [r for r in range(self.size) if now[r].get("at") != mine]
+        for r in others:
+            if "why" in now[r]:
+                return f"rank {r} gave up: {now[r]['why']}; rank {self.rank} was at {mine}"
+        late = [r for r in others if now[r].get("at") != mine]
         told = ", ".join(f"rank {r} is at {now[r].get('at')}" for r in late) or "all ranks are there"
         return f"rank {self.rank} waited in vain at {mine}: {told} ({why})"
+
+    def _failed(self, told: dict[str, Any]) -> bool:
+        return "why" in told and not told["waited"]
 
     def _all(self) -> list[dict[str, Any]]:
         found = []

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from sparrow.core.errors import UserError
 from sparrow.distributed.collectives import Meter, Pending, all_to_all
-from sparrow.distributed.watch import Watch
+from sparrow.distributed.watch import Watch, attempt
 
 # what Gloo and NCCL say when another rank does not answer
 SIGNS = ("Connection closed", "Connection reset", "Timed out", "timed out", "timeout", "Broken pipe", "NCCL", "gloo")
@@ -31,8 +34,8 @@ class World:
     by the dim they run over, or "all"; `what` names the purpose for the meter and for errors.
     """
 
-    def __init__(self, mesh: DeviceMesh | None = None) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: DeviceMesh | None = None, timeout_s: float = 600) -> None:
+        self.mesh, self.timeout = mesh, timedelta(seconds=timeout_s)
         self.rank = mesh.get_rank() if mesh is not None else 0
         self.hosts, self.local_size = mesh.shape if mesh is not None else (1, 1)
         self.size = self.hosts * self.local_size
@@ -55,11 +58,22 @@ class World:
         local = local_size or int(os.environ.get("LOCAL_WORLD_SIZE", size))
         if size % local:
             raise UserError(f"{size} ranks do not divide into hosts of {local}; start as many on every host")
-        kind = torch.device(device).type
-        if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-        return cls(init_device_mesh(kind, (size // local, local), mesh_dim_names=("host", "local")))
+        kind, timeout = torch.device(device).type, timedelta(seconds=timeout_s)
+        grid = torch.arange(size).view(-1, local)
+        try:
+            if not dist.is_initialized():
+                store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout, rank=rank, world_size=size,
+                    store=dist.PrefixStore(f"sparrow/{attempt()}", store),
+                )  # fmt: skip
+            # made here and not by the mesh, whose groups would wait for half an hour
+            groups = [dist.new_subgroups_by_enumeration(part.tolist(), timeout=timeout)[0] for part in (grid.T, grid)]
+        except RuntimeError as error:
+            if not _lost(error):
+                raise
+            raise UserError(f"not all of {size} ranks came within {timeout_s:g} s ({_line(error)})") from error
+        return cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -70,12 +84,21 @@ class World:
         watch = Watch(self.rank, self.size, lambda: f"step {self.step}, {self.stage}")
         try:
             yield
-        except RuntimeError as error:
-            if not any(sign in str(error) for sign in SIGNS):
-                raise
-            raise UserError(watch.explain(error)) from error
+        except Exception as error:
+            with _undisturbed():
+                if not _lost(error):
+                    watch.end(_line(error))
+                    raise
+                why = watch.explain(_line(error))
+                watch.end(why, waited=True)
+                raise UserError(why) from error
         finally:
             watch.stop()
+
+    def group(self) -> dist.ProcessGroup:
+        """Another group of all ranks, whose collectives overlap those of the first."""
+        made: dist.ProcessGroup = dist.new_group(timeout=self.timeout)
+        return made
 
     def ranks(self, dim: str) -> list[int]:
         """The members of this rank's group along a dim, in order; "host" runs across hosts, "local" within one."""
@@ -167,3 +190,27 @@ class World:
         """Count a collective on all ranks of so many phases, such as 2 of an all-reduce."""
         count = values.numel() * values.element_size() * phases * (self.size - 1) // self.size
         self.meter.add(what, "network" if self.hosts > 1 else "host", count)
+
+
+def _lost(error: Exception) -> bool:
+    """Whether a collective failed because another rank did."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+
+
+def _line(error: Exception) -> str:
+    """What an error says, without Gloo's places in its source and its advice."""
+    text = re.sub(r"\[/\S*\] |\. This is typically.*", "", str(error).strip())
+    return next(iter(text.splitlines()), type(error).__name__)[:300]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """In which a SIGTERM does not end this process: torchrun sends one as soon as it sees another rank end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -138,6 +138,7 @@ class Trainer:
                 if not self.saved:
                     self.dir.begin(self.dataset)
                 self.run.save(self.dir.path / "run.toml")
+                self.ranks.begun()
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:

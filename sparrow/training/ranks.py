@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparrow import sharding
 from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
-from sparrow.distributed import World
+from sparrow.distributed import World, watch
 from sparrow.embeddings import EmbeddingTables
 from sparrow.sharding import ShardedTables
 from sparrow.training.feed import Portion
@@ -30,7 +30,8 @@ class Ranks:
         setting = run.sharding
         self.world = World.begin(run.device, setting.ranks_per_host, setting.timeout_s)
         self.leads = self.world.rank == 0
-        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        # what an earlier attempt began is gone on with; what it found here is not
+        self.restarted = watch.attempt() > 0 and watch.store("run").check(["begun"])
         if self.world.size > 1 and run.compile:
             raise UserError("compile: not on many ranks yet; leave it out")
         self._dense: dist.ProcessGroup | None = None
@@ -51,7 +52,7 @@ class Ranks:
         if self.world.size == 1:
             learn: Callable[[Batch], tuple[Tensor, Tensor]] = model.learn
             return learn
-        self._dense = dist.new_group()  # of its own: its sums overlap the tables' exchange
+        self._dense = self.world.group()  # of its own: its sums overlap the tables' exchange
         learner = _Learner(model)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
@@ -59,6 +60,11 @@ class Ranks:
         narrow = torch.bfloat16 if run.sharding.dense == "bf16" else None
         self._ddp.register_comm_hook((self.world, self._dense, narrow), _sum)
         return self._ddp
+
+    def begun(self) -> None:
+        """The run directory holds this job's run: when torchrun starts the ranks again, they go on with it."""
+        if self.leads and "TORCHELASTIC_RESTART_COUNT" in os.environ:
+            watch.store("run").set("begun", "")
 
     def apart(self) -> AbstractContextManager[None]:
         """In which dense gradients stay where they are, for all but the last of a step's batches."""

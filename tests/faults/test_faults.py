@@ -1,0 +1,332 @@
+"""What befalls a job of many ranks, started as users start it: by torchrun, on a small log."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow import checkpoint
+from sparrow.training import Run
+from sparrow.training.loop import Trainer
+from sparrow.training.restore import load_weights
+from tests.faults.job import Job
+
+pytestmark = pytest.mark.multi
+EVERY = 5
+SETTINGS: dict[str, Any] = {
+    "sharding.plan": "row_wise", "threads": 1, "data.batch_size": 48, "model.dim": 8, "model.deep": [16],
+    "checkpoint.every": EVERY, "loop.evaluate_every": 40, "log.tensorboard": False,
+}  # fmt: skip
+NAMED = 10.0  # seconds after a kill in which the job is to end
+
+
+class Training:
+    """A run directory and the jobs that train there."""
+
+    def __init__(self, prepared: Path, place: Path) -> None:
+        self.prepared, self.dir, self.said = prepared, place / "run", place / "said"
+
+    @contextmanager
+    def job(self, ranks: int, *arguments: str, restarts: int = 0, **settings: Any) -> Iterator[Job]:
+        """A job that runs, and is ended if the test did not."""
+        chosen = {**SETTINGS, **{name.replace("__", "."): value for name, value in settings.items()}}
+        options = [text for name, value in chosen.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
+        command = ["-m", "sparrow", "train", str(self.prepared), "--run_dir", str(self.dir), *options, *arguments]
+        job = Job(ranks, command, self.said, restarts)
+        try:
+            yield job
+        finally:
+            job.close()
+
+    def trainer(self, **how: Any) -> Trainer:
+        """The same on one rank, in this process."""
+        return Trainer(Run.of(str(self.prepared), {"run_dir": str(self.dir), **SETTINGS}), **how)
+
+    @property
+    def step(self) -> int:
+        """The last checkpoint's step."""
+        return checkpoint.latest(self.dir / "checkpoints") or 0
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What the job found."""
+        found: dict[str, Any] = json.loads((self.dir / "results.json").read_text())
+        del found["run_dir"]
+        return found
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The last checkpoint, and which is best."""
+        last = self.dir / "checkpoints" / f"step-{self.step:09d}"
+        found = {path.name: path.read_bytes() for path in sorted(last.iterdir())}
+        return found | {"best": (self.dir / "checkpoints" / "best.json").read_bytes()}
+
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any((self.dir / "checkpoints").glob(".writing-*"))
+
+    def assert_same(self, other: Training) -> None:
+        """The same bits."""
+        mine, theirs = self.files, other.files
+        assert mine.keys() == theirs.keys()
+        assert [name for name in mine if mine[name] != theirs[name]] == []
+        assert self.results == other.results
+
+
+@pytest.fixture
+def training(prepared: Path, tmp_path: Path) -> Training:
+    return Training(prepared, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Training]:
+    """What nothing befell, by the number of ranks."""
+    found: dict[int, Training] = {}
+
+    def of(ranks: int) -> Training:
+        if ranks not in found:
+            found[ranks] = Training(prepared, tmp_path_factory.mktemp("whole"))
+            with found[ranks].job(ranks) as job:
+                assert job.end() == 0, job.output
+        return found[ranks]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """One rank that nothing befell."""
+    found, before = Training(prepared, tmp_path_factory.mktemp("alone")), torch.get_num_threads()
+    found.trainer().fit()
+    torch.set_num_threads(before)
+    return found
+
+
+def assert_named(job: Job, rank: int, killed_at: float) -> None:
+    """It ended soon enough; torchrun and the ranks that were left say who was the first."""
+    assert job.end() == 1
+    assert time.monotonic() - killed_at < NAMED
+    cause = job.output.split("Root Cause")[-1]
+    assert re.search(rf"rank +: {rank} ", cause) and "Signal 9 (SIGKILL)" in cause
+    assert job.errors, job.output
+    for line in job.errors:
+        assert re.match(rf"rank {rank} \(last at step \d+, .+\) is gone or stopped; rank \d was at step \d+, ", line), (
+            line
+        )
+    assert job.output.count("Traceback") == 1  # torchrun's
+
+
+def assert_near(one: Training, other: Training) -> None:
+    """To 1e-5: products of other shapes, and gradients of shares added up, sum in another order."""
+    assert one.results["step"] == other.results["step"]
+    for name in ("logloss", "ne", "auc", "calibration"):
+        assert one.results["valid"][name] == pytest.approx(other.results["valid"][name], rel=2e-5)
+    for mine, theirs in zip(one.results["progressive"], other.results["progressive"], strict=True):
+        assert mine["logloss"] == pytest.approx(theirs["logloss"], rel=1e-5)
+
+
+def test_killed_stopped_and_restarted_is_uninterrupted(whole: Callable[[int], Training], training: Training) -> None:
+    """One run, three jobs: a rank is killed, a rank is told to stop, a rank is killed in a checkpoint."""
+    with training.job(2) as job:
+        job.until(lambda: training.step >= 2 * EVERY)
+        job.send(signal.SIGKILL, 1)
+        assert_named(job, 1, time.monotonic())
+    with training.job(2, "--resume") as job:
+        before = training.step
+        job.until(lambda: training.step > before)
+        job.send(signal.SIGTERM, 1)
+        assert job.end() == 0, job.output
+        assert training.results["stopped_by"] == "a signal to another rank"
+        assert before < training.results["step"] == training.step < whole(2).step
+    with training.job(2, "--resume", restarts=1) as job:
+        before = training.step
+        job.until(lambda: training.step > before)
+        job.until(training.writing)
+        job.send(signal.SIGKILL, 0)
+        assert job.end() == 0, job.output
+        assert len(job.errors) == 1 and job.errors[0].startswith("rank 0 (last at "), job.output
+    training.assert_same(whole(2))
+
+
+def in_a_collective(training: Training, job: Job, rank: int) -> None:
+    """While it waits for another, which is stopped for so long."""
+    other = job.pid((rank + 1) % job.ranks)
+    os.kill(other, signal.SIGSTOP)
+    time.sleep(0.2)
+    job.send(signal.SIGKILL, rank)
+    os.kill(other, signal.SIGCONT)
+
+
+def in_a_checkpoint(training: Training, job: Job, rank: int) -> None:
+    """While a checkpoint is being written."""
+    pid = job.pid(rank)
+    job.until(training.writing)
+    time.sleep(random.random() * 0.01)
+    os.kill(pid, signal.SIGKILL)
+
+
+def anywhere(training: Training, job: Job, rank: int) -> None:
+    """At any time."""
+    pid = job.pid(rank)
+    time.sleep(random.random() * 0.1)
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("kill", [in_a_collective, in_a_checkpoint, anywhere])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_restarts_end_with_the_same_bits(
+    whole: Callable[[int], Training], training: Training, ranks: int, again: int,
+    kill: Callable[[Training, Job, int], None],
+) -> None:  # fmt: skip
+    """A kill of any rank at any step; torchrun starts all of them again. The point is printed when it fails."""
+    last, rank = whole(ranks).step, random.randrange(ranks)
+    at = random.randrange(0, last - 4 * EVERY) if kill is anywhere else random.randrange(EVERY, last - 4 * EVERY)
+    print(f"rank {rank} after step {at}, {kill.__name__}")
+    with training.job(ranks, restarts=1) as job:
+        job.until(lambda: training.step >= at // EVERY * EVERY)
+        kill(training, job, rank)
+        assert job.end() == 0, job.output
+        assert "exitcode: -9" in job.output  # it came in time
+    training.assert_same(whole(ranks))
+
+
+@pytest.mark.slow
+def test_a_restart_does_not_go_on_with_an_older_run(training: Training) -> None:
+    """Torchrun starts a refused job again; that must not make a --resume of it, nor forget an --overwrite."""
+    with training.job(2, loop__max_steps=10) as job:
+        assert job.end() == 0, job.output
+    with training.job(2, restarts=1, loop__max_steps=10) as job:
+        assert job.end() == 1
+        assert len(job.errors) == 4 and all("holds a run up to step 10" in line for line in job.errors), job.output
+    with training.job(2, "--overwrite", restarts=1, loop__max_steps=15) as job:
+        job.send(signal.SIGKILL, 1)  # it has read nothing yet
+        assert job.end() == 0, job.output
+        assert training.results["step"] == 15 and "resumed with" not in job.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stopped_rank_is_named(training: Training, rank: int) -> None:
+    with training.job(2, sharding__timeout_s=5) as job:
+        job.until(lambda: training.step >= 2 * EVERY)
+        job.send(signal.SIGSTOP, rank)
+        begun = time.monotonic()
+        job.until(lambda: bool(job.errors))
+        assert time.monotonic() - begun < 5 + NAMED
+        job.send(signal.SIGCONT, rank)
+        assert job.end() == 1
+        pattern = (
+            rf"rank {rank} \(last at step \d+, .+\) is gone or stopped; rank {1 - rank} was at step \d+, .* \(Timed out"
+        )
+        assert re.match(pattern, job.errors[0]), job.errors
+        assert time.monotonic() - begun < 5 + 2 * NAMED
+
+
+SLEEPER = """
+import sys, time
+from sparrow.core import UserError
+from sparrow.distributed import World
+
+world = World.begin(timeout_s=2)
+try:
+    with world.watched():
+        world.barrier("beginning")
+        world.step = 7
+        if world.rank == 1:
+            with world.at("reading a slow disk"):
+                time.sleep(12)
+        world.barrier("checkpoint")
+except UserError as error:
+    sys.exit(f"sparrow: error: {error}")
+"""
+
+
+def test_late_rank_is_named(tmp_path: Path) -> None:
+    """It lives, but is not where the other waits for it."""
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    job = Job(2, [str(tmp_path / "sleeper.py")], tmp_path)
+    try:
+        assert job.end() == 1
+        pattern = r"rank 0 waited in vain at step 7, checkpoint: rank 1 is at step 7, reading a slow disk \(Timed out"
+        assert re.match(pattern, job.errors[0]), job.output
+    finally:
+        job.close()
+
+
+FAILING = """
+import sys
+from sparrow.cli import main
+from sparrow.embeddings import EmbeddingTables
+from sparrow.core import UserError
+from sparrow.distributed import World
+from sparrow.training.ranks import Ranks
+
+together = Ranks.together
+def fail(self, *arguments):
+    if self.world.rank == 1 and self.world.step == 8:
+        raise UserError("feature 'user': id 99 in a table of 60 rows; prepare the log again")
+    return together(self, *arguments)
+Ranks.together = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_mistake_on_one_rank_is_told_by_all(training: Training, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    command = [str(tmp_path / "failing.py"), "train", str(training.prepared), "--run_dir", str(training.dir)]
+    job = Job(4, [*command, "--log.tensorboard", "false", "--sharding.plan", "row_wise"], tmp_path / "said")
+    try:
+        begun = time.monotonic()
+        assert job.end() == 1
+        assert time.monotonic() - begun < 60
+    finally:
+        job.close()
+    said = "feature 'user': id 99 in a table of 60 rows; prepare the log again"
+    assert said in job.errors
+    for line in job.errors:
+        assert line == said or line.startswith(f"rank 1 ended at step 8, computing: {said}; rank "), line
+    assert job.output.count("Traceback") == 1, job.output  # torchrun's
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2), (4, 2), (2, 4)])
+def test_goes_on_with_another_number_of_ranks(training: Training, alone: Training, first: int, then: int) -> None:
+    with training.job(first) as job:
+        job.until(lambda: training.step >= 6 * EVERY)
+        job.send(signal.SIGTERM, first - 1)
+        assert job.end() == 0, job.output
+    assert training.step < alone.step
+    with training.job(then, "--resume") as job:
+        assert job.end() == 0, job.output
+    assert_near(training, alone)
+
+
+def test_one_process_reads_what_many_wrote(whole: Callable[[int], Training], alone: Training) -> None:
+    """Each table's bytes are those of the shards, side by side."""
+    many, before = whole(2), torch.get_num_threads()
+    saved = checkpoint.load(many.dir / "checkpoints")
+    trainer = many.trainer(resume=True)
+    load_weights(trainer.model, saved)
+    torch.set_num_threads(before)
+    rows = {r.name: r for tables in trainer.tables for r in tables.all_records()}
+    seen = dict.fromkeys(rows, 0)
+    for chunk in saved.chunks():
+        for name, values in chunk.fields.items():
+            assert torch.equal(values, rows[chunk.table].fields[name][slice(*chunk.rows)])
+        seen[chunk.table] += chunk.rows[1] - chunk.rows[0]
+    assert seen == {name: record.rows for name, record in rows.items()}
+    assert_near(many, alone)
