@@ -56,7 +56,11 @@ class Ranks:
         learner = _Learner(model)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
-        self._ddp = DistributedDataParallel(learner, process_group=self._dense, init_sync=False)
+        # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an order
+        # that depends on the place in the bucket; a resumed run has a first step too
+        self._ddp = DistributedDataParallel(
+            learner, process_group=self._dense, init_sync=False, find_unused_parameters=True
+        )
         narrow = torch.bfloat16 if run.sharding.dense == "bf16" else None
         self._ddp.register_comm_hook((self.world, self._dense, narrow), _sum)
         return self._ddp
@@ -95,7 +99,7 @@ class Ranks:
         mine = torch.zeros(len(numbers) + most * tasks, dtype=torch.float64)
         mine[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         mine[len(numbers) : len(numbers) + scores_BT.numel()] = scores_BT.detach().flatten().double().cpu()
-        everyone = self.world.all_gather("scores", mine)
+        everyone = self.world.all_gather("scores", mine, same=True)
         scores = [one[len(numbers) :][: (high - low) * tasks] for one, (low, high) in zip(everyone, parts, strict=True)]
         sums = torch.stack([one[: len(numbers)] for one in everyone]).sum(0).tolist()
         return torch.cat(scores).view(samples, tasks).to(scores_BT.dtype), sums

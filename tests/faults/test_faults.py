@@ -184,18 +184,18 @@ def anywhere(training: Training, job: Job, rank: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("kill", [in_a_collective, in_a_checkpoint, anywhere])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_restarts_end_with_the_same_bits(
-    whole: Callable[[int], Training], training: Training, ranks: int, again: int,
+    whole: Callable[[int], Training], training: Training, ranks: int, background: bool,
     kill: Callable[[Training, Job, int], None],
 ) -> None:  # fmt: skip
     """A kill of any rank at any step; torchrun starts all of them again. The point is printed when it fails."""
     last, rank = whole(ranks).step, random.randrange(ranks)
     at = random.randrange(0, last - 4 * EVERY) if kill is anywhere else random.randrange(EVERY, last - 4 * EVERY)
     print(f"rank {rank} after step {at}, {kill.__name__}")
-    with training.job(ranks, restarts=1) as job:
+    with training.job(ranks, restarts=1, checkpoint__background=background) as job:
         job.until(lambda: training.step >= at // EVERY * EVERY)
         kill(training, job, rank)
         assert job.end() == 0, job.output
@@ -210,7 +210,7 @@ def test_a_restart_does_not_go_on_with_an_older_run(training: Training) -> None:
         assert job.end() == 0, job.output
     with training.job(2, restarts=1, loop__max_steps=10) as job:
         assert job.end() == 1
-        assert len(job.errors) == 4 and all("holds a run up to step 10" in line for line in job.errors), job.output
+        assert len(job.errors) >= 2 and all("holds a run up to step 10" in line for line in job.errors), job.output
     with training.job(2, "--overwrite", restarts=1, loop__max_steps=15) as job:
         job.send(signal.SIGKILL, 1)  # it has read nothing yet
         assert job.end() == 0, job.output
