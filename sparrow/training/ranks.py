@@ -56,8 +56,8 @@ class Ranks:
         learner = _Learner(model)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
-        # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an order
-        # that depends on the place in the bucket; a resumed run has a first step too
+        # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an
+        # order that depends on the place in the bucket; a resumed run has a first step too
         self._ddp = DistributedDataParallel(
             learner, process_group=self._dense, init_sync=False, find_unused_parameters=True
         )
