@@ -42,10 +42,6 @@ class Meter:
         """Count some more."""
         self.bytes[what, link] += count
 
-    def total(self, link: str, what: str | None = None) -> int:
-        """Bytes over one kind of link, of everything unless told."""
-        return sum(n for (name, kind), n in self.bytes.items() if kind == link and what in (None, name))
-
 
 def all_to_all(parts: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None) -> Pending[list[Tensor]]:
     """Part i [n_i] to member i of the group, from whom sizes[i] elements come back; all of one dtype."""

@@ -152,13 +152,14 @@ class World:
                 dist.all_reduce(values)
         return values
 
-    def all_gather(self, what: str, values: Tensor) -> list[Tensor]:
-        """Every rank's tensor [n_r, ...], in the ranks' order; the first sizes may differ."""
+    def all_gather(self, what: str, values: Tensor, same: bool = False) -> list[Tensor]:
+        """Every rank's tensor [n_r, ...], in the ranks' order; the first sizes may differ unless they are the same."""
         if self.size == 1:
             return [values]
         with self.at(what):
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(values)]))
+            sizes = [torch.tensor([len(values)]) for _ in range(self.size)]
+            if not same:
+                dist.all_gather(sizes, torch.tensor([len(values)]))
             most = max(int(n) for n in sizes)
             padded = torch.cat([values, values.new_zeros(most - len(values), *values.shape[1:])])
             parts = [torch.empty_like(padded) for _ in range(self.size)]

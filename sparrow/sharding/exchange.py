@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +16,19 @@ from sparrow.sharding import messages
 from sparrow.sharding.layout import Layout, Shard
 from sparrow.sharding.messages import Shape
 
+Road = tuple[str, int, int]
+"""An output: "straight" or "sums" for a rank, or the "sequence" of a rank and job."""
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A feature that is looked up in a shard. feature: its number. block: the shard's number among `blocks`, which
-    hold the same columns, in the order of rows.
+    """A feature that is looked up in a shard. feature: its number; is_sequence: whether it is not pooled.
+
+    block: the shard's number among `blocks`, which hold the same columns, in the order of rows.
     """
 
     feature: int
+    is_sequence: bool
     shard: Shard
     block: int
     blocks: tuple[Shard, ...]
@@ -32,6 +37,15 @@ class Job:
     def width(self) -> int:
         """Columns."""
         return self.shard.columns[1] - self.shard.columns[0]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Columns [first, last) of pooled vectors that lie together at home and there. block: as a job's."""
+
+    block: int
+    home: tuple[int, int]
+    there: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class Sent:
     """A local batch whose ids are under way. batches: samples of every rank.
 
     By feature: counts, ids for each row block; order_N, their places in the batch, block by block; scale_B1 of a mean.
-    Once they have come: bags, what the shards here look up; outputs, the number of each road's output.
+    bags: what the shards here look up, once ids have come.
     """
 
     batches: list[int]
@@ -58,7 +72,6 @@ class Sent:
     order_N: dict[int, Tensor]
     scale_B1: dict[int, Tensor]
     bags: Bags | None = None
-    outputs: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
 
 class Exchange:
@@ -85,15 +98,40 @@ class Exchange:
             for c in range(layout.columns):
                 blocks = tuple(of_table[c * layout.rows : (c + 1) * layout.rows])
                 for block, shard in enumerate(blocks):
-                    roads[shard.rank].append(Job(number, shard, block, blocks))
+                    roads[shard.rank].append(Job(number, feature.pooling == "none", shard, block, blocks))
+        dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
+        self._widths = [0 if f.pooling == "none" else dims[f.table] for f in features]
+        self._begins = [sum(self._widths[:number]) for number in range(len(features))]
+        self.width = sum(self._widths)
+        self._lookups, self._outputs = self._make_lookups()
+        self._runs = [self._runs_of(jobs) for jobs in self._straight]
+        self._sum_runs = [self._runs_of(self._sums[h * world.local_size], whole=True) for h in range(world.hosts)]
         rows = max((shard.rows[1] for of_table in shards.values() for shard in of_table), default=0)
         self._integers = torch.int32 if rows < 1 << 31 else torch.int64
+
+    def _runs_of(self, jobs: Sequence[Job], whole: bool = False) -> list[Run]:
+        """Where the columns of a rank's pooled vectors belong at home. whole: their sums over rows are made before."""
+        runs: list[Run] = []
+        at = 0
+        for job in jobs:
+            if job.is_sequence:
+                continue
+            begin = self._begins[job.feature] + job.shard.columns[0]
+            run = Run(0 if whole else job.block, (begin, begin + job.width), (at, at + job.width))
+            last = runs[-1] if runs else None
+            if last is not None and (last.block, last.home[1]) == (run.block, run.home[0]):
+                runs[-1] = Run(run.block, (last.home[0], run.home[1]), (last.there[0], run.there[1]))
+            else:
+                runs.append(run)
+            at += job.width
+        return runs
 
     # -- ids out ------------------------------------------------------------------------------------------------
 
     def send(self, ids: KeyedJagged, slots_N: Tensor) -> Sent:
         """Begin to send every rank the bags of its jobs. slots_N: the rows of the batch's ids."""
         size, places = self.world.size, {key: i for i, key in enumerate(ids.keys)}
+        slots_N = slots_N.to(self._integers)
         sent = Sent([], Pending(list), None, {}, {}, {})
         pieces = []
         for number, feature in enumerate(self.features):
@@ -103,8 +141,7 @@ class Exchange:
         messages_R, weights_R = [], []
         for rank in range(size):
             mine = [pieces[job.feature][job.block] for job in self._jobs(rank)]
-            parts = [slots_N[:0], *(p.lengths_B for p in mine), *(p.rows_N for p in mine)]
-            messages_R.append(torch.cat([part.to(self._integers) for part in parts]))
+            messages_R.append(torch.cat([slots_N[:0], *(p.lengths_B for p in mine), *(p.rows_N for p in mine)]))
             weights_R.append(torch.cat([slots_N.new_empty(0, dtype=torch.float32), *(p.weights_N for p in mine)]))
         heads = [torch.tensor([ids.batch_size, part.numel()]) for part in messages_R]
         found = [head.tolist() for head in self.world.all_to_all("sizes of ids", heads, [2] * size).wait()]
@@ -118,12 +155,9 @@ class Exchange:
     def _jobs(self, rank: int) -> list[Job]:
         return [*self._straight[rank], *self._sums[rank]]
 
-    def _is_sequence(self, job: Job) -> bool:
-        return self.features[job.feature].pooling == "none"
-
     def _bags(self, rank: int, batch: int) -> list[int]:
         """Bags of each of a rank's jobs for a batch; a sequence is one bag."""
-        return [1 if self._is_sequence(job) else batch for job in self._jobs(rank)]
+        return [1 if job.is_sequence else batch for job in self._jobs(rank)]
 
     def _cut(self, number: int, ids: Jagged, rows_N: Tensor, sent: Sent) -> list[Piece]:
         """A feature's ids for each row block of its table."""
@@ -137,12 +171,12 @@ class Exchange:
         blocks = len(job.blocks)
         if blocks == 1:
             sent.counts[number] = [rows_N.numel()]
-            return [Piece(lengths_B, rows_N, weights_N)]
+            return [Piece(lengths_B.to(self._integers), rows_N, weights_N)]
         block_N = rows_N // max(job.blocks[0].rows[1], 1)
         order_N = block_N.to(torch.int16).argsort(stable=True)  # radix-sorted: ten times as fast as of int64
         bag_N = torch.arange(len(lengths_B), device=rows_N.device).repeat_interleave(lengths_B)
         lengths = torch.bincount(block_N * len(lengths_B) + bag_N, minlength=blocks * len(lengths_B)).view(blocks, -1)
-        counts = lengths.sum(1).tolist()
+        counts, lengths = lengths.sum(1).tolist(), lengths.to(self._integers)
         sent.order_N[number], sent.counts[number] = order_N, counts
         rows = rows_N[order_N].split(counts)
         weights = weights_N[order_N].split(counts) if ids.weights_N is not None else [weights_N] * blocks
@@ -151,7 +185,7 @@ class Exchange:
     # -- lookup -------------------------------------------------------------------------------------------------
 
     def lookup(self, sent: Sent) -> list[Tensor]:
-        """Every feature's vectors: [B, D], or [N, D] of a sequence."""
+        """See `_assemble`."""
         here, size = self.world.rank, self.world.size
         bags = sent.bags = self._receive(sent)
         outputs = self.local.run_lookup(bags) if bags.lookups else []
@@ -163,10 +197,8 @@ class Exchange:
         return self._assemble(sent, straight.wait(), sums)
 
     def _receive(self, sent: Sent) -> Bags:
-        """What the shards here look up: a key for every rank and job; for every rank an output of the pooled vectors
-        that go straight, one of sums, and one for each sequence.
-        """
-        jobs, lengths, rows, bags = self._jobs(self.world.rank), [], [], []
+        """What the shards here look up."""
+        lengths, rows, bags = [], [], []
         for batch, data in zip(sent.batches, sent.ids.wait(), strict=True):
             mine = self._bags(self.world.rank, batch)
             lengths.append(data[: sum(mine)])
@@ -176,14 +208,24 @@ class Exchange:
         offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
         torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
         ends = torch.tensor([0, *bags]).cumsum(0).to(offsets_B1.device)
+        return Bags(
+            slots_N=torch.cat(rows), offsets_B1=offsets_B1, bags=bags, bounds=offsets_B1[ends].tolist(),
+            lookups=self._lookups, weights_N=None if sent.weights is None else torch.cat(sent.weights.wait()),
+        )  # fmt: skip
+
+    def _make_lookups(self) -> tuple[Lookups, dict[Road, int]]:
+        """A key for every rank and job; for every rank an output of the pooled vectors that go straight, one of sums,
+        and one for each sequence: the lookups, and the number of each output.
+        """
+        jobs, straight = self._jobs(self.world.rank), len(self._straight[self.world.rank])
         lookups: list[Lookup] = []
-        columns: dict[tuple[str, int, int], int] = {}
-        straight = len(self._straight[self.world.rank])
+        outputs: dict[Road, int] = {}
+        columns: dict[Road, int] = {}
         for j in sorted(range(len(jobs)), key=lambda j: (jobs[j].feature, j)):  # the order of gradients
-            sequence = self._is_sequence(jobs[j])
+            sequence = jobs[j].is_sequence
             for rank in range(self.world.size):
                 road = ("sequence", rank, j) if sequence else ("straight" if j < straight else "sums", rank, 0)
-                output = sent.outputs.setdefault(road, len(sent.outputs))
+                output = outputs.setdefault(road, len(outputs))
                 lookups.append(
                     Lookup(
                         table=self._number[jobs[j].shard], pooling="none" if sequence else "sum",
@@ -191,28 +233,25 @@ class Exchange:
                     )
                 )  # fmt: skip
                 columns[road] = columns.get(road, 0) + jobs[j].width
-        return Bags(
-            slots_N=torch.cat(rows), offsets_B1=offsets_B1, bags=bags, bounds=offsets_B1[ends].tolist(),
-            lookups=Lookups(lookups), weights_N=None if sent.weights is None else torch.cat(sent.weights.wait()),
-        )  # fmt: skip
+        return Lookups(lookups), outputs
 
-    def _roads(self, rank: int) -> list[tuple[str, int, int]]:
+    def _roads(self, rank: int) -> list[Road]:
         """The outputs for a rank: pooled, sequences, sums."""
         jobs = self._straight[self.world.rank]
-        sequences = [("sequence", rank, j) for j, job in enumerate(jobs) if self._is_sequence(job)]
+        sequences: list[Road] = [("sequence", rank, j) for j, job in enumerate(jobs) if job.is_sequence]
         return [("straight", rank, 0), *sequences, ("sums", rank, 0)]
 
     def _of_output(self, sent: Sent, outputs: Sequence[Tensor], rank: int) -> list[Tensor]:
         nothing = torch.zeros(sent.batches[rank], 0)
-        return [outputs[sent.outputs[road]] if road in sent.outputs else nothing for road in self._roads(rank)]
+        return [outputs[self._outputs[road]] if road in self._outputs else nothing for road in self._roads(rank)]
 
     def _straight_shapes(self, sent: Sent, asker: int, owner: int) -> list[Shape]:
         """Of what an owner sends straight to who asked, one of whom is this rank: pooled vectors, then sequences."""
         jobs = self._straight[owner]
-        pooled = tuple(job.width for job in jobs if not self._is_sequence(job))
+        pooled = tuple(job.width for job in jobs if not job.is_sequence)
         shapes: list[Shape] = [(sent.batches[asker], pooled)]
         for j, job in enumerate(jobs):
-            if self._is_sequence(job):
+            if job.is_sequence:
                 if asker == self.world.rank:
                     count = sent.counts[job.feature][job.block]
                 else:
@@ -254,81 +293,87 @@ class Exchange:
         return [matrix for (matrix,) in done.wait()]
 
     def _assemble(self, sent: Sent, straight: Sequence[Sequence[Tensor]], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Features' vectors of what came from every rank (straight) and from every host (sums)."""
-        blocks: list[dict[tuple[int, int], list[Tensor]]] = [{} for _ in self.features]  # by columns, in row order
-        found: list[tuple[Job, Tensor]] = []
-        for rank in range(self.world.size):
-            pooled, *sequences = straight[rank]
-            jobs = self._straight[rank]
-            whole = [job for job in jobs if not self._is_sequence(job)]
-            found += zip(whole, pooled.split([job.width for job in whole], 1), strict=True)
-            found += zip([job for job in jobs if self._is_sequence(job)], sequences, strict=True)
+        """Pooled vectors side by side, [B, sum of dims], of what came from every rank (straight) and from every host
+        (sums); then each sequence.
+        """
+        pooled = torch.empty(sent.batches[self.world.rank], self.width)
+        sources = [matrices[0] for matrices in straight]
+        runs = [(run, sources[rank]) for rank in range(self.world.size) for run in self._runs[rank]]
         for host in range(self.world.hosts if any(self._sums) else 0):
-            jobs = self._sums[host * self.world.local_size]  # the same columns on each of its ranks
-            found += zip(jobs, sums[host].split([job.width for job in jobs], 1), strict=True)
-        for job, values in sorted(found, key=lambda pair: (pair[0].feature, pair[0].shard.columns, pair[0].block)):
-            blocks[job.feature].setdefault(job.shard.columns, []).append(values)
+            runs += [(run, sums[host]) for run in self._sum_runs[host]]
+        for run, matrix in sorted(runs, key=lambda pair: pair[0].block):  # parts of a sum in the order of rows
+            here, part = pooled[:, slice(*run.home)], matrix[:, slice(*run.there)]
+            here.copy_(part) if run.block == 0 else here.add_(part)
+        for number, scale_B1 in sent.scale_B1.items():
+            pooled[:, self._columns_of(number)] *= scale_B1
+        return [pooled, *self._sequences(sent, straight)]
+
+    def _sequences(self, sent: Sent, straight: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        parts: dict[int, list[tuple[Job, Tensor]]] = {n: [] for n, f in enumerate(self.features) if f.pooling == "none"}
+        for rank, (_, *sequences) in enumerate(straight):
+            jobs = [job for job in self._straight[rank] if job.is_sequence]
+            for job, values in zip(jobs, sequences, strict=True):
+                parts[job.feature].append((job, values))
         out = []
-        for number, feature in enumerate(self.features):
-            columns = []
-            for parts in blocks[number].values():
-                if feature.pooling == "none" and len(parts) > 1:
-                    together = torch.cat(parts)
-                    columns.append(torch.empty_like(together).index_copy_(0, sent.order_N[number], together))
-                else:
-                    total = parts[0]
-                    for part in parts[1:]:
-                        total = total + part
-                    columns.append(total)
-            vectors = torch.cat(columns, 1) if len(columns) > 1 else columns[0]
-            out.append(vectors * sent.scale_B1[number] if number in sent.scale_B1 else vectors.contiguous())
+        for number, found in parts.items():
+            found.sort(key=lambda pair: (pair[0].shard.columns, pair[0].block))
+            count = len(found[0][0].blocks)
+            columns = [torch.cat([v for _, v in found[i : i + count]]) for i in range(0, len(found), count)]
+            vectors = torch.cat(columns, 1)
+            order_N = sent.order_N.get(number)
+            out.append(vectors if order_N is None else torch.empty_like(vectors).index_copy_(0, order_N, vectors))
         return out
+
+    def _columns_of(self, number: int) -> slice:
+        """Where a pooled feature's vectors are among all."""
+        return slice(self._begins[number], self._begins[number] + self._widths[number])
 
     # -- gradients back -----------------------------------------------------------------------------------------
 
     def learn(self, sent: Sent, grads: Sequence[Tensor], version: int) -> None:
-        """Send the features' gradients to the shards, which learn."""
+        """Send the gradients of what `lookup` gave to the shards, which learn."""
         world, here = self.world, self.world.rank
         assert sent.bags is not None
-        scaled = [g * sent.scale_B1[number] if number in sent.scale_B1 else g for number, g in enumerate(grads)]
-        matrices = [self._gradients(sent, scaled, rank) for rank in range(world.size)]
+        pooled, *sequences = grads
+        if sent.scale_B1:
+            pooled = pooled.clone()
+            for number, scale_B1 in sent.scale_B1.items():
+                pooled[:, self._columns_of(number)] *= scale_B1
+        matrices = [
+            [_gather(pooled, self._runs[rank]), *self._cut_up(sent, sequences, rank)] for rank in range(world.size)
+        ]
         out = [self._straight_shapes(sent, here, rank) for rank in range(world.size)]
         back = [self._straight_shapes(sent, rank, here) for rank in range(world.size)]
         begun = self._go("gradients", "all", False, matrices, out, back)
-        sums = self._sums_out(sent, scaled) if any(self._sums) else [torch.empty(0)] * world.size
+        sums = self._sums_out(sent, pooled) if any(self._sums) else [torch.empty(0)] * world.size
         outputs: dict[int, Tensor] = {}
         for rank, straight in enumerate(begun.wait()):
             for road, matrix in zip(self._roads(rank), [*straight, sums[rank]], strict=True):
-                if road in sent.outputs:
-                    outputs[sent.outputs[road]] = matrix
+                if road in self._outputs:
+                    outputs[self._outputs[road]] = matrix
         if sent.bags.lookups:
             ordered = [outputs[number] for number in range(len(outputs))]
             self.local.run_backward(ordered, sent.bags, version, False)
 
-    def _columns(self, grads: Sequence[Tensor], jobs: Sequence[Job], rows: int) -> Tensor:
-        parts = [grads[job.feature][:, slice(*job.shard.columns)] for job in jobs]
-        return torch.cat(parts, 1) if parts else torch.zeros(rows, 0)
-
-    def _gradients(self, sent: Sent, grads: Sequence[Tensor], owner: int) -> list[Tensor]:
-        jobs = self._straight[owner]
-        pooled = [job for job in jobs if not self._is_sequence(job)]
-        matrices = [self._columns(grads, pooled, sent.batches[self.world.rank])]
-        for job in jobs:
-            if self._is_sequence(job):
-                grad_ND = grads[job.feature][:, slice(*job.shard.columns)]
+    def _cut_up(self, sent: Sent, sequences: Sequence[Tensor], owner: int) -> list[Tensor]:
+        """A rank's parts of the sequences' gradients."""
+        numbers = [n for n, f in enumerate(self.features) if f.pooling == "none"]
+        parts = []
+        for job in self._straight[owner]:
+            if job.is_sequence:
+                grad_ND = sequences[numbers.index(job.feature)][:, slice(*job.shard.columns)]
                 if job.feature in sent.order_N:
                     counts = sent.counts[job.feature]
                     begin = sum(counts[: job.block])
                     grad_ND = grad_ND[sent.order_N[job.feature][begin : begin + counts[job.block]]]
-                matrices.append(grad_ND)
-        return matrices
+                parts.append(grad_ND)
+        return parts
 
-    def _sums_out(self, sent: Sent, grads: Sequence[Tensor]) -> list[Tensor]:
+    def _sums_out(self, sent: Sent, pooled: Tensor) -> list[Tensor]:
         """Gradients of the samples here to every host, there to all its ranks; gives those of every rank's samples."""
         world, local, here = self.world, self.world.local_size, self.world.rank
         owners = world.ranks("host")
-        batch = sent.batches[here]
-        matrices = [[self._columns(grads, self._sums[owner], batch)] for owner in owners]
+        matrices = [[_gather(pooled, self._sum_runs[host])] for host in range(world.hosts)]
         out = [[self._sums_shape(sent, here, owner)] for owner in owners]
         back = [[self._sums_shape(sent, asker, here)] for asker in owners]
         mine = [matrix for (matrix,) in self._go("gradients of sums", "host", False, matrices, out, back).wait()]
@@ -336,3 +381,9 @@ class Exchange:
         theirs = [[self._sums_shape(sent, h * local + i, here) for h in range(world.hosts)] for i in range(local)]
         found = self._go("gradients of partial sums", "local", False, [mine] * local, [shapes] * local, theirs).wait()
         return [found[rank % local][rank // local] for rank in range(world.size)]
+
+
+def _gather(pooled: Tensor, runs: Sequence[Run]) -> Tensor:
+    """What belongs there of the vectors at home, in its order."""
+    parts = [pooled[:, slice(*run.home)] for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat([pooled[:, :0], *parts], 1)

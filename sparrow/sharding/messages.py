@@ -15,7 +15,8 @@ Shape = tuple[int, tuple[int, ...]]
 
 def pack(codec: Codec, matrices: Sequence[Tensor], shapes: Sequence[Shape], step: int, forward: bool) -> Tensor:
     """The bytes of matrices; where the codec's blocks have no fixed size, their sizes come first, int64."""
-    blocks = [b for m, (_, widths) in zip(matrices, shapes, strict=True) for b in m.split(list(widths), 1) if b.numel()]
+    cut = _cut(codec, shapes)
+    blocks = [b for m, (_, widths) in zip(matrices, cut, strict=True) for b in m.split(list(widths), 1) if b.numel()]
     parts = [codec.encode(block, step, forward) for block in blocks]
     if not is_fixed(codec):
         parts.insert(0, torch.tensor([part.numel() for part in parts]).view(torch.uint8))
@@ -29,11 +30,12 @@ def is_fixed(codec: Codec) -> bool:
 
 def size(codec: Codec, shapes: Sequence[Shape]) -> int:
     """Bytes of the message of such matrices, by a codec for which that is known."""
-    return sum(codec.size(*shape) or 0 for shape in _blocks(shapes))
+    return sum(codec.size(*shape) or 0 for shape in _blocks(_cut(codec, shapes)))
 
 
 def unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     """The matrices, float32."""
+    shapes = _cut(codec, shapes)
     blocks = _blocks(shapes)
     if is_fixed(codec):
         sizes = [codec.size(*shape) or 0 for shape in blocks]
@@ -45,8 +47,14 @@ def unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     matrices = []
     for rows, widths in shapes:
         columns = [next(found) for width in widths if rows and width]
-        matrices.append(torch.cat(columns, 1) if columns else torch.zeros(rows, sum(widths)))
+        whole = columns[0] if len(columns) == 1 else torch.cat([torch.zeros(rows, 0), *columns], 1)
+        matrices.append(whole if columns else torch.zeros(rows, sum(widths)))
     return matrices
+
+
+def _cut(codec: Codec, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    """The blocks that a codec is given: whole matrices where numbers do not depend on each other."""
+    return [(rows, (sum(widths),)) for rows, widths in shapes] if codec.elementwise else shapes
 
 
 def _blocks(shapes: Sequence[Shape]) -> list[tuple[int, int]]:

@@ -50,6 +50,7 @@ class ShardedTables(nn.Module):
         self.copies = EmbeddingTables(copied, everywhere, impl=whole.impl, seed=whole.seed)
         self.apart = tuple(f for f in self.features if not plan[f.table].is_replicated)
         self.exchange = Exchange(world, self.local, self.apart, plan, shards, mine, forward, backward)
+        self._dims = {feature.name: specs[feature.table].dim for feature in self.features}
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
         self._ahead: weakref.WeakKeyDictionary[KeyedJagged, Sent] = weakref.WeakKeyDictionary()
@@ -65,23 +66,35 @@ class ShardedTables(nn.Module):
         """As `EmbeddingTables.pooled`."""
         if any(feature.pooling == "none" for feature in self.features):
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
+        if not self.copies.features:
+            return self._lookup(ids, whole=True)[""]
         found = self(ids)
         return torch.cat([found[feature.name] for feature in self.features], 1)
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors, as `EmbeddingTables.lookup`."""
+        found = self._lookup(ids, whole=False)
+        return {feature.name: found[feature.name] for feature in self.features}
+
+    def _lookup(self, ids: KeyedJagged, whole: bool) -> dict[str, Any]:
+        """By feature; whole: what is sharded, all side by side."""
         begun = self._ahead.pop(ids, None)
         ids = ids.expanded()
-        out: dict[str, Tensor | Jagged] = {}
+        out: dict[str, Any] = {}
         if self.apart:
             sent = begun or self._send(ids)
-            vectors = _Lookup.apply(self.anchor, self, sent)
-            for feature, values in zip(self.apart, vectors, strict=True):
-                jagged = Jagged(values_N=values, offsets_B1=ids[feature.name].offsets_B1)
-                out[feature.name] = jagged if feature.pooling == "none" else values
+            pooled, *sequences = _Lookup.apply(self.anchor, self, sent)
+            if whole:
+                return {"": pooled}
+            names = [feature.name for feature in self.apart if feature.pooling != "none"]
+            widths = [self._dims[name] for name in names]
+            out |= dict(zip(names, pooled.split(widths, 1), strict=True))
+            others = [feature.name for feature in self.apart if feature.pooling == "none"]
+            for name, values in zip(others, sequences, strict=True):
+                out[name] = Jagged(values_N=values, offsets_B1=ids[name].offsets_B1)
         if self.copies.features:
             out |= self.copies(ids)
-        return {feature.name: out[feature.name] for feature in self.features}
+        return out
 
     @torch.no_grad()
     def update(self) -> None:

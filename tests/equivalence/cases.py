@@ -27,6 +27,8 @@ ROWS, DIMS = (50, 7, 33), (8, 12, 5)
 class Sparse:
     """A codec of variable size: how many numbers are not 0, where, and which."""
 
+    elementwise = False
+
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         places = block_ND.flatten().nonzero()[:, 0]
         numbers = block_ND.flatten()[places]

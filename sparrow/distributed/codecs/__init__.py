@@ -14,6 +14,11 @@ from torch import Tensor
 class Codec(Protocol):
     """What a member's `Config` offers."""
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether each number is encoded by itself, so that blocks may come together as one."""
+        ...
+
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         """The bytes, uint8 [any], of one table's float32 vectors [N, D] for one rank; step and direction may matter."""
         ...

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ class Config:
     """
 
     dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    elementwise: ClassVar[bool] = True
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         """See `Codec`."""
