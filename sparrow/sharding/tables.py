@@ -137,13 +137,23 @@ class ShardedTables(nn.Module):
         if self._shared or self.mode == "off":
             return
         self._shared = True
-        mine = self.copies.gradients()
-        for record in self.copies.all_records():
-            none = RowGradients(record.touched.new_empty(0, dtype=torch.int64), record.weight[:0])
-            found = mine.get(record.name, none)
-            rows = self.world.all_gather("rows of copied tables", found.rows_U)
-            grads = self.world.all_gather("gradients of copied tables", found.grad_UD)
-            record.pending = [RowGradients(r, g) for r, g in zip(rows, grads, strict=True) if len(r)]
+        records, mine = list(self.copies.all_records()), self.copies.gradients()
+        if not records:
+            return
+        none = records[0].touched.new_empty(0, dtype=torch.int64)
+        found = [mine.get(record.name, RowGradients(none, record.weight[:0])) for record in records]
+        counts = self.world.all_gather("rows of copied tables", torch.tensor([len(g.rows_U) for g in found]), same=True)
+        rows = self.world.all_gather("rows of copied tables", torch.cat([g.rows_U for g in found]))
+        grads = self.world.all_gather("gradients of copied tables", torch.cat([g.grad_UD.flatten() for g in found]))
+        for record in records:
+            record.pending = []
+        for counts_T, rows_U, grad_N in zip(counts, rows, grads, strict=True):  # a rank's, all tables
+            sizes = counts_T.tolist()
+            numbers = [size * record.spec.dim for size, record in zip(sizes, records, strict=True)]
+            parts = zip(records, rows_U.split(sizes), grad_N.split(numbers), strict=True)
+            for record, part_U, grad_M in parts:
+                if len(part_U):
+                    record.pending.append(RowGradients(part_U, grad_M.view(-1, record.spec.dim)))
 
     def _send(self, ids: KeyedJagged) -> Sent:
         if ids.weights_N is not None and ids.weights_N.requires_grad:
