@@ -136,6 +136,7 @@ def assert_near(one: Training, other: Training) -> None:
         assert mine["logloss"] == pytest.approx(theirs["logloss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_restarted_is_uninterrupted(whole: Callable[[int], Training], training: Training) -> None:
     """One run, three jobs: a rank is killed, a rank is told to stop, a rank is killed in a checkpoint."""
     with training.job(2) as job:
