@@ -180,16 +180,19 @@ class KeyedJagged:
 
     def part(self, low: int, high: int) -> KeyedJagged:
         """Samples low to high of every key, without an inverse index."""
-        flat = self.expanded()
-        each = [flat[key] for key in flat.keys]
-        ends = [(int(ids.offsets_B1[low]), int(ids.offsets_B1[high])) for ids in each]
-        values = [ids.values_N[slice(*at)] for ids, at in zip(each, ends, strict=True)]
-        weights = [ids.weights_N[slice(*at)] for ids, at in zip(each, ends, strict=True) if ids.weights_N is not None]
+        flat, size = self.expanded(), self.batch_size
+        assert flat.lengths is not None and flat.offsets is not None
+        begins = torch.arange(len(flat.keys), device=flat.offsets.device)[:, None] * size
+        ends = flat.offsets[begins + begins.new_tensor([low, high])].tolist()
+
+        def cut(t: Tensor) -> Tensor:
+            return torch.cat([t[:0], *(t[begin:end] for begin, end in ends)])
+
         return KeyedJagged(
             keys=flat.keys,
-            values_N=torch.cat([flat.values_N[:0], *values]),
-            lengths=torch.cat([flat.values_N[:0].long(), *(ids.lengths_B[low:high] for ids in each)]),
-            weights_N=None if flat.weights_N is None else torch.cat([flat.weights_N[:0], *weights]),
+            values_N=cut(flat.values_N),
+            lengths=flat.lengths.view(len(flat.keys), size)[:, low:high].flatten(),
+            weights_N=None if flat.weights_N is None else cut(flat.weights_N),
         )
 
     @classmethod

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparrow.core import Jagged, KeyedJagged
+from sparrow.core import KeyedJagged
 from sparrow.distributed import Codec, Pending, World
 from sparrow.embeddings import EmbeddingTables, Feature
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups
@@ -24,14 +25,13 @@ Road = tuple[str, int, int]
 class Job:
     """A feature that is looked up in a shard. feature: its number; is_sequence: whether it is not pooled.
 
-    block: the shard's number among `blocks`, which hold the same columns, in the order of rows.
+    block: the shard's number among those of the same columns, in the order of rows.
     """
 
     feature: int
     is_sequence: bool
     shard: Shard
     block: int
-    blocks: tuple[Shard, ...]
 
     @property
     def width(self) -> int:
@@ -49,26 +49,26 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one row block gets of a feature's ids: ids per bag, rows within the block, weights."""
+class Part:
+    """The same columns of a feature's table. height: rows of each block but the last; jobs: their numbers, in order."""
 
-    lengths_B: Tensor
-    rows_N: Tensor
-    weights_N: Tensor
+    feature: int
+    height: int
+    jobs: tuple[int, ...]
 
 
 @dataclass(eq=False)
 class Sent:
     """A local batch whose ids are under way. batches: samples of every rank.
 
-    By feature: counts, ids for each row block; order_N, their places in the batch, block by block; scale_B1 of a mean.
-    bags: what the shards here look up, once ids have come.
+    counts: ids for every job. order_N: of a sequence that was cut, by feature, the places of its ids block by block.
+    scale_B1: of a mean, by feature. bags: what the shards here look up, once ids have come.
     """
 
     batches: list[int]
     ids: Pending[list[Tensor]]
     weights: Pending[list[Tensor]] | None
-    counts: dict[int, list[int]]
+    counts: list[int]
     order_N: dict[int, Tensor]
     scale_B1: dict[int, Tensor]
     bags: Bags | None = None
@@ -92,17 +92,27 @@ class Exchange:
         self._number = {shard: number for number, shard in enumerate(mine)}
         self._straight: list[list[Job]] = [[] for _ in range(world.size)]
         self._sums: list[list[Job]] = [[] for _ in range(world.size)]
+        parts: list[list[Job]] = []
         for number, feature in enumerate(features):
             layout, of_table = plan[feature.table], shards[feature.table]
             roads = self._sums if layout.through_host and feature.pooling != "none" else self._straight
             for c in range(layout.columns):
-                blocks = tuple(of_table[c * layout.rows : (c + 1) * layout.rows])
-                for block, shard in enumerate(blocks):
-                    roads[shard.rank].append(Job(number, feature.pooling == "none", shard, block, blocks))
+                blocks = of_table[c * layout.rows : (c + 1) * layout.rows]
+                parts.append([Job(number, feature.pooling == "none", s, block) for block, s in enumerate(blocks)])
+                for job in parts[-1]:
+                    roads[job.shard.rank].append(job)
+        self._jobs = [[*straight, *sums] for straight, sums in zip(self._straight, self._sums, strict=True)]
+        self._first = [0, *itertools.accumulate(len(jobs) for jobs in self._jobs)]  # of each rank's, by number
+        numbers = {job: number for number, job in enumerate(itertools.chain.from_iterable(self._jobs))}
+        made = [Part(p[0].feature, max(p[0].shard.rows[1], 1), tuple(numbers[job] for job in p)) for p in parts]
+        self._parts = sorted(made, key=lambda part: part.jobs)
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self._widths = [0 if f.pooling == "none" else dims[f.table] for f in features]
         self._begins = [sum(self._widths[:number]) for number in range(len(features))]
         self.width = sum(self._widths)
+        self._unpooled = [[(j, job) for j, job in enumerate(jobs) if job.is_sequence] for jobs in self._straight]
+        self._pooled = [tuple(job.width for job in jobs if not job.is_sequence) for jobs in self._straight]
+        self._summed = [tuple(job.width for job in jobs) for jobs in self._sums]
         self._lookups, self._outputs = self._make_lookups()
         self._runs = [self._runs_of(jobs) for jobs in self._straight]
         self._sum_runs = [self._runs_of(self._sums[h * world.local_size], whole=True) for h in range(world.hosts)]
@@ -130,57 +140,62 @@ class Exchange:
 
     def send(self, ids: KeyedJagged, slots_N: Tensor) -> Sent:
         """Begin to send every rank the bags of its jobs. slots_N: the rows of the batch's ids."""
-        size, places = self.world.size, {key: i for i, key in enumerate(ids.keys)}
-        slots_N = slots_N.to(self._integers)
-        sent = Sent([], Pending(list), None, {}, {}, {})
-        pieces = []
+        size, batch, given = self.world.size, ids.batch_size, ids.lengths
+        assert given is not None
+        places = {key: k for k, key in enumerate(ids.keys)}
+        keys = [places[self.features[part.feature].name] for part in self._parts]
+        bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
+        lengths_B = torch.cat([given[:0], *(given[k * batch : (k + 1) * batch] for k in keys)])
+        rows_N = torch.cat([slots_N[:0], *(slots_N[low:high] for low, high in bounds)])
+        weights_N = ids.weights_N
+        if weights_N is not None:
+            weights_N = torch.cat([weights_N[:0], *(weights_N[low:high] for low, high in bounds)])
+        sent = Sent([], Pending(list), None, [high - low for low, high in bounds], {}, {})
         for number, feature in enumerate(self.features):
-            k = places[feature.name]
-            whole = ids[feature.name]
-            pieces.append(self._cut(number, whole, slots_N[ids.bounds[k] : ids.bounds[k + 1]], sent))
-        messages_R, weights_R = [], []
-        for rank in range(size):
-            mine = [pieces[job.feature][job.block] for job in self._jobs(rank)]
-            messages_R.append(torch.cat([slots_N[:0], *(p.lengths_B for p in mine), *(p.rows_N for p in mine)]))
-            weights_R.append(torch.cat([slots_N.new_empty(0, dtype=torch.float32), *(p.weights_N for p in mine)]))
-        heads = [torch.tensor([ids.batch_size, part.numel()]) for part in messages_R]
+            if feature.pooling == "mean":
+                k = places[feature.name]
+                sent.scale_B1[number] = 1.0 / given[k * batch : (k + 1) * batch].clamp(min=1)[:, None]
+        if any(len(part.jobs) > 1 for part in self._parts):
+            lengths_B, rows_N, order_N = self._cut(sent, batch, lengths_B, rows_N)
+            weights_N = None if weights_N is None else weights_N[order_N]
+        lengths_B, rows_N = lengths_B.to(self._integers), rows_N.to(self._integers)
+        ends = [sum(sent.counts[:job]) for job in self._first]
+        lengths = lengths_B.split([batch * len(jobs) for jobs in self._jobs])
+        counts = [last - first for first, last in itertools.pairwise(ends)]
+        messages_R = [torch.cat(pair) for pair in zip(lengths, rows_N.split(counts), strict=True)]
+        heads = [torch.tensor([batch, part.numel()]) for part in messages_R]
         found = [head.tolist() for head in self.world.all_to_all("sizes of ids", heads, [2] * size).wait()]
         sent.batches = [batch for batch, _ in found]
         sent.ids = self.world.all_to_all("ids", messages_R, [count for _, count in found])
-        if ids.weights_N is not None:
-            counts = [count - sum(self._bags(self.world.rank, batch)) for batch, count in found]
-            sent.weights = self.world.all_to_all("weights", weights_R, counts)
+        if weights_N is not None:
+            theirs = [count - batch * len(self._jobs[self.world.rank]) for batch, count in found]
+            sent.weights = self.world.all_to_all("weights", weights_N.split(counts), theirs)
         return sent
 
-    def _jobs(self, rank: int) -> list[Job]:
-        return [*self._straight[rank], *self._sums[rank]]
-
-    def _bags(self, rank: int, batch: int) -> list[int]:
-        """Bags of each of a rank's jobs for a batch; a sequence is one bag."""
-        return [1 if job.is_sequence else batch for job in self._jobs(rank)]
-
-    def _cut(self, number: int, ids: Jagged, rows_N: Tensor, sent: Sent) -> list[Piece]:
-        """A feature's ids for each row block of its table."""
-        feature, lengths_B = self.features[number], ids.lengths_B
-        job = next(job for rank in range(self.world.size) for job in self._jobs(rank) if job.feature == number)
-        weights_N = rows_N.new_empty(0, dtype=torch.float32) if ids.weights_N is None else ids.weights_N
-        if feature.pooling == "mean":
-            sent.scale_B1[number] = 1.0 / lengths_B.clamp(min=1)[:, None]
-        if feature.pooling == "none":
-            lengths_B = lengths_B.sum()[None]
-        blocks = len(job.blocks)
-        if blocks == 1:
-            sent.counts[number] = [rows_N.numel()]
-            return [Piece(lengths_B.to(self._integers), rows_N, weights_N)]
-        block_N = rows_N // max(job.blocks[0].rows[1], 1)
-        order_N = block_N.to(torch.int16).argsort(stable=True)  # radix-sorted: ten times as fast as of int64
-        bag_N = torch.arange(len(lengths_B), device=rows_N.device).repeat_interleave(lengths_B)
-        lengths = torch.bincount(block_N * len(lengths_B) + bag_N, minlength=blocks * len(lengths_B)).view(blocks, -1)
-        counts, lengths = lengths.sum(1).tolist(), lengths.to(self._integers)
-        sent.order_N[number], sent.counts[number] = order_N, counts
-        rows = rows_N[order_N].split(counts)
-        weights = weights_N[order_N].split(counts) if ids.weights_N is not None else [weights_N] * blocks
-        return [Piece(lengths[b], rows[b] - job.blocks[b].rows[0], weights[b]) for b in range(blocks)]
+    def _cut(self, sent: Sent, batch: int, lengths_B: Tensor, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids in the order of jobs instead of parts: lengths of all jobs' bags, rows within blocks, and where the ids
+        were.
+        """
+        device, parts = rows_N.device, self._parts
+        sizes_P = torch.tensor(sent.counts, device=device)
+        most = max(len(part.jobs) for part in parts)
+        jobs = [job for part in parts for job in (*part.jobs, *[0] * (most - len(part.jobs)))]
+        height_N = torch.tensor([part.height for part in parts], device=device).repeat_interleave(sizes_P)
+        part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P)
+        bag_N = torch.arange(batch, device=device).repeat(len(parts)).repeat_interleave(lengths_B)
+        block_N = rows_N // height_N
+        job_N = torch.tensor(jobs, device=device)[part_N * most + block_N]
+        narrow = torch.int16 if self._first[-1] < 1 << 15 else torch.int32  # sorted ten times as fast as int64
+        order_N = job_N.to(narrow).argsort(stable=True)
+        cut_B = torch.bincount(job_N * batch + bag_N, minlength=batch * self._first[-1])
+        begins = [0, *itertools.accumulate(sent.counts)]
+        sent.counts = cut_B.view(self._first[-1], batch).sum(1).tolist()
+        ends = [0, *itertools.accumulate(sent.counts)]
+        for begin, part in zip(begins, parts, strict=False):
+            if len(part.jobs) > 1 and self.features[part.feature].pooling == "none":
+                places = torch.cat([order_N[ends[job] : ends[job + 1]] for job in part.jobs])
+                sent.order_N[part.feature] = places - begin  # the same for every part of the feature
+        return cut_B, (rows_N - block_N * height_N)[order_N], order_N
 
     # -- lookup -------------------------------------------------------------------------------------------------
 
@@ -200,10 +215,10 @@ class Exchange:
         """What the shards here look up."""
         lengths, rows, bags = [], [], []
         for batch, data in zip(sent.batches, sent.ids.wait(), strict=True):
-            mine = self._bags(self.world.rank, batch)
-            lengths.append(data[: sum(mine)])
-            rows.append(data[sum(mine) :])
-            bags += mine
+            jobs = len(self._jobs[self.world.rank])
+            lengths.append(data[: jobs * batch])
+            rows.append(data[jobs * batch :])
+            bags += [batch] * jobs
         lengths_B = torch.cat(lengths)
         offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
         torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
@@ -217,7 +232,7 @@ class Exchange:
         """A key for every rank and job; for every rank an output of the pooled vectors that go straight, one of sums,
         and one for each sequence: the lookups, and the number of each output.
         """
-        jobs, straight = self._jobs(self.world.rank), len(self._straight[self.world.rank])
+        jobs, straight = self._jobs[self.world.rank], len(self._straight[self.world.rank])
         lookups: list[Lookup] = []
         outputs: dict[Road, int] = {}
         columns: dict[Road, int] = {}
@@ -237,8 +252,7 @@ class Exchange:
 
     def _roads(self, rank: int) -> list[Road]:
         """The outputs for a rank: pooled, sequences, sums."""
-        jobs = self._straight[self.world.rank]
-        sequences: list[Road] = [("sequence", rank, j) for j, job in enumerate(jobs) if job.is_sequence]
+        sequences: list[Road] = [("sequence", rank, j) for j, _ in self._unpooled[self.world.rank]]
         return [("straight", rank, 0), *sequences, ("sums", rank, 0)]
 
     def _of_output(self, sent: Sent, outputs: Sequence[Tensor], rank: int) -> list[Tensor]:
@@ -247,22 +261,19 @@ class Exchange:
 
     def _straight_shapes(self, sent: Sent, asker: int, owner: int) -> list[Shape]:
         """Of what an owner sends straight to who asked, one of whom is this rank: pooled vectors, then sequences."""
-        jobs = self._straight[owner]
-        pooled = tuple(job.width for job in jobs if not job.is_sequence)
-        shapes: list[Shape] = [(sent.batches[asker], pooled)]
-        for j, job in enumerate(jobs):
-            if job.is_sequence:
-                if asker == self.world.rank:
-                    count = sent.counts[job.feature][job.block]
-                else:
-                    assert sent.bags is not None
-                    key = asker * len(self._jobs(owner)) + j
-                    count = sent.bags.bounds[key + 1] - sent.bags.bounds[key]
-                shapes.append((count, (job.width,)))
+        shapes: list[Shape] = [(sent.batches[asker], self._pooled[owner])]
+        for j, job in self._unpooled[owner]:
+            if asker == self.world.rank:
+                count = sent.counts[self._first[owner] + j]
+            else:
+                assert sent.bags is not None
+                key = asker * len(self._jobs[owner]) + j
+                count = sent.bags.bounds[key + 1] - sent.bags.bounds[key]
+            shapes.append((count, (job.width,)))
         return shapes
 
     def _sums_shape(self, sent: Sent, asker: int, owner: int) -> Shape:
-        return sent.batches[asker], tuple(job.width for job in self._sums[owner])
+        return sent.batches[asker], self._summed[owner]
 
     def _go(
         self, what: str, dim: str, forward: bool, matrices: Sequence[Sequence[Tensor]],
@@ -311,13 +322,12 @@ class Exchange:
     def _sequences(self, sent: Sent, straight: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         parts: dict[int, list[tuple[Job, Tensor]]] = {n: [] for n, f in enumerate(self.features) if f.pooling == "none"}
         for rank, (_, *sequences) in enumerate(straight):
-            jobs = [job for job in self._straight[rank] if job.is_sequence]
-            for job, values in zip(jobs, sequences, strict=True):
+            for (_, job), values in zip(self._unpooled[rank], sequences, strict=True):
                 parts[job.feature].append((job, values))
         out = []
         for number, found in parts.items():
             found.sort(key=lambda pair: (pair[0].shard.columns, pair[0].block))
-            count = len(found[0][0].blocks)
+            count = 1 + max(job.block for job, _ in found)
             columns = [torch.cat([v for _, v in found[i : i + count]]) for i in range(0, len(found), count)]
             vectors = torch.cat(columns, 1)
             order_N = sent.order_N.get(number)
@@ -359,14 +369,13 @@ class Exchange:
         """A rank's parts of the sequences' gradients."""
         numbers = [n for n, f in enumerate(self.features) if f.pooling == "none"]
         parts = []
-        for job in self._straight[owner]:
-            if job.is_sequence:
-                grad_ND = sequences[numbers.index(job.feature)][:, slice(*job.shard.columns)]
-                if job.feature in sent.order_N:
-                    counts = sent.counts[job.feature]
-                    begin = sum(counts[: job.block])
-                    grad_ND = grad_ND[sent.order_N[job.feature][begin : begin + counts[job.block]]]
-                parts.append(grad_ND)
+        for j, job in self._unpooled[owner]:
+            grad_ND, number = sequences[numbers.index(job.feature)][:, slice(*job.shard.columns)], self._first[owner] + j
+            if job.feature in sent.order_N:
+                blocks = next(part.jobs for part in self._parts if number in part.jobs)[: job.block]
+                begin = sum(sent.counts[block] for block in blocks)
+                grad_ND = grad_ND[sent.order_N[job.feature][begin : begin + sent.counts[number]]]
+            parts.append(grad_ND)
         return parts
 
     def _sums_out(self, sent: Sent, pooled: Tensor) -> list[Tensor]:

@@ -16,8 +16,9 @@ Shape = tuple[int, tuple[int, ...]]
 def pack(codec: Codec, matrices: Sequence[Tensor], shapes: Sequence[Shape], step: int, forward: bool) -> Tensor:
     """The bytes of matrices; where the codec's blocks have no fixed size, their sizes come first, int64."""
     cut = _cut(codec, shapes)
-    blocks = [b for m, (_, widths) in zip(matrices, cut, strict=True) for b in m.split(list(widths), 1) if b.numel()]
-    parts = [codec.encode(block, step, forward) for block in blocks]
+    pairs = zip(matrices, cut, strict=True)
+    blocks = [b for m, (_, widths) in pairs for b in (m.split(list(widths), 1) if len(widths) > 1 else [m])]
+    parts = [codec.encode(block, step, forward) for block in blocks if block.numel()]
     if not is_fixed(codec):
         parts.insert(0, torch.tensor([part.numel() for part in parts]).view(torch.uint8))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
@@ -43,7 +44,7 @@ def unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         head = len(blocks) * 8
         sizes, data = data[:head].clone().view(torch.int64).tolist(), data[head:]  # a clone is aligned
     parts = zip(data.split(sizes), blocks, strict=True) if blocks else ()
-    found = iter([codec.decode(part.clone(), *shape) for part, shape in parts])
+    found = iter([codec.decode(part if part.data_ptr() % 8 == 0 else part.clone(), *s) for part, s in parts])
     matrices = []
     for rows, widths in shapes:
         columns = [next(found) for width in widths if rows and width]

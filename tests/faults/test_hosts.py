@@ -1,0 +1,105 @@
+"""What befalls hosts and the links between them: jobs in a cluster in a box."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cluster.box import Box, Outcome, require
+from tests.faults.test_faults import EVERY, NAMED, SETTINGS, Training
+
+pytestmark = pytest.mark.multi
+TIMEOUT = 5
+
+
+@pytest.fixture
+def training(prepared: Path, tmp_path: Path) -> Training:
+    return Training(prepared, tmp_path)
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    """Two hosts of two ranks."""
+    try:
+        require()
+    except SystemExit as reason:
+        pytest.skip(str(reason))
+    with Box(hosts=2, ranks_per_host=2, mbit=1000) as made:
+        yield made
+
+
+def start(box: Box, training: Training, *arguments: str) -> None:
+    """The training job as every rank."""
+    settings = {**SETTINGS, "sharding.timeout_s": TIMEOUT}
+    options = [text for name, value in settings.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
+    place = ["--run_dir", str(training.dir)]
+    box.start([sys.executable, "-m", "sparrow", "train", str(training.prepared), *place, *options, *arguments])
+
+
+def until(happened: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline, f"nothing in {limit_s} s"
+        time.sleep(0.001)
+
+
+@contextmanager
+def ends_within(box: Box, seconds: float) -> Iterator[list[Outcome]]:
+    """What happens in it ends the job so soon; gives how the ranks ended."""
+    found: list[Outcome] = []
+    begun = time.monotonic()
+    yield found
+    found += box.wait(60)
+    assert time.monotonic() - begun < seconds
+
+
+def error(ended: Outcome) -> str:
+    """A rank's one line."""
+    assert ended.code == 1 and "Traceback" not in ended.err, ended
+    (line,) = re.findall(r"^sparrow: error: (.*)$", ended.err, re.MULTILINE)
+    return str(line)
+
+
+def test_killed_host_is_named(box: Box, training: Training) -> None:
+    start(box, training)
+    until(lambda: training.step >= 2 * EVERY)
+    with ends_within(box, NAMED) as ended:
+        box.kill_host(1)
+    assert [one.code for one in ended[2:]] == [-9, -9]
+    for one in ended[:2]:
+        assert re.match(
+            rf"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; rank {one.rank} was", error(one)
+        )
+
+
+@pytest.mark.slow
+def test_lost_link_is_told_and_the_job_goes_on_from_its_checkpoint(
+    box: Box, training: Training, tmp_path: Path
+) -> None:
+    """A link that is away for a moment changes nothing; one that stays away ends the job; later it goes on."""
+    whole = Training(training.prepared, tmp_path / "whole")
+    start(box, whole)
+    until(lambda: whole.step >= EVERY)
+    box.cut(1)
+    time.sleep(1)
+    box.mend(1)
+    assert [one.code for one in box.wait(120)] == [0] * 4
+    start(box, training)
+    until(lambda: training.step >= 2 * EVERY)
+    with ends_within(box, TIMEOUT + 2 * NAMED) as ended:
+        box.cut(1)
+    for one in ended[:2]:
+        assert re.match(r"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; ", error(one)), one
+    for one in ended[2:]:
+        assert re.match(rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that", error(one))
+    box.mend(1)
+    start(box, training, "--resume")
+    assert [one.code for one in box.wait(120)] == [0] * 4
+    training.assert_same(whole)
