@@ -3,7 +3,7 @@
     python benchmarks/sharded.py           # 4 hosts of 2 ranks; 0.1, 1 and 10 Gbit/s; about six minutes
     python benchmarks/sharded.py --quick   # 2 hosts of 1 rank, one speed, under a minute, the same checks
 
-A DLRM on 13 numbers and 26 tables of dim 16 (six of lists of ten ids), 1024 samples in all, one thread a rank; every
+A DLRM on 13 numbers and 26 tables of dim 16 (six of lists of ten ids), 4096 samples in all, one thread a rank; every
 rank has an eighth of the machine (as many ranks as there are in the largest job), so that one rank is an eighth of it
 too. Batches are cut beforehand. Each rank checks before it is timed that the loss of its first steps is that of one
 process (1e-5; with bf16 between ranks 2e-3), and codecs and plans take turns. Needs Linux, root and cgroup v1, see
@@ -28,7 +28,7 @@ from rank_job import DIM, LENGTH, LISTS, TABLES
 
 JOB = Path(__file__).parent / "cluster" / "rank_job.py"
 PLANS, CODECS = ("table_wise", "row_wise", "table_row_wise"), ("fp32", "bf16")
-BATCH, LINKS = 1024, ("network", "host", "self")
+BATCH, LINKS = 4096, ("network", "host", "self")
 Found = dict[str, Any]
 """What a case's ranks found together: the mean over ranks of times, the sum of bytes."""
 
@@ -36,7 +36,7 @@ Found = dict[str, Any]
 def measure(box: Box, cases: list[str], steps: int, rounds: int) -> tuple[dict[str, Found], dict[str, float]]:
     """The cases on a box, and what rank 0 found of its link; SystemExit with the ranks' words when one fails."""
     program = [sys.executable, "-W", "ignore", str(JOB), "--cases", ",".join(cases), "--batch", str(BATCH)]
-    ended = box.run([*program, "--steps", str(steps), "--rounds", str(rounds)], timeout_s=300)
+    ended = box.run([*program, "--steps", str(steps), "--rounds", str(rounds)], timeout_s=300, begins_free=True)
     if failed := [one for one in ended if one.code]:
         sys.exit("\n".join(f"rank {one.rank} ended with {one.code}: {one.err[-2000:]}" for one in failed))
     ranks = [json.loads(one.out.splitlines()[-1]) for one in ended]

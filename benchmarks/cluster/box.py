@@ -4,8 +4,8 @@
 
 Every host has a veth pair to a switch (a bridge in a namespace of its own) with a token bucket (tc tbf) at both ends,
 and an address 10.77.0.1, 10.77.0.2, ...; ranks of one host talk over its loopback, which is as fast as the machine.
-A rank may use an equal part of the machine's cores (CPU quota of cgroup v1, over periods of 10 ms). Nothing has a
-latency of its own beyond the queues: Debian's tc has no netem. TCP is Reno, which every kernel lets a namespace have
+A rank may use an equal part of the machine's cores (CPU quota of cgroup v1, over periods of 10 ms), if it likes only
+from when all have called `ready`: imports take a minute on an eighth of a small machine. Nothing has a latency of its own beyond the queues: Debian's tc has no netem. TCP is Reno, which every kernel lets a namespace have
 (so near, Cubic does the same). Needs Linux, root, iproute2, util-linux and cgroup v1.
 """
 
@@ -28,6 +28,7 @@ from typing import NamedTuple
 GROUPS, FOLDERS = Path("/sys/fs/cgroup/cpu"), Path(tempfile.gettempdir())
 PREFIX = "sparrow-box-"
 PERIOD_US = 10_000
+READY = "SPARROW_BOX_READY"
 # enter the control group and the host's namespace; die with the box
 ENTER = 'echo $$ > "$1/cgroup.procs" && exec ip netns exec "$2" setpriv --pdeathsig KILL "${@:3}"'
 
@@ -58,7 +59,7 @@ class Box:
         self.name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
         self.group, self._folder = GROUPS / self.name, FOLDERS / self.name
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._port = 29500
+        self._port, self._free = 29500, False
 
     def __enter__(self) -> Box:
         require()
@@ -83,7 +84,6 @@ class Box:
             group = self._group(rank)
             group.mkdir()
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(max(1000, int(PERIOD_US * self.cores_each))))
         switch = self._space("switch")
         _do(f"ip netns add {switch}")
         _do(f"ip -n {switch} link add switch type bridge")
@@ -119,22 +119,31 @@ class Box:
     # -- ranks --------------------------------------------------------------------------------------------------
 
     def run(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 600
-    ) -> list[Outcome]:
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = 600,
+        begins_free: bool = False,
+    ) -> list[Outcome]:  # fmt: skip
         """Start the command as every rank and wait for all; TimeoutError when one is still there after timeout_s."""
-        self.start(command, env)
+        self.start(command, env, begins_free)
         return self.wait(timeout_s)
 
-    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Start the command as every rank, with the variables that torchrun would set."""
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, begins_free: bool = False
+    ) -> None:
+        """Start the command as every rank, with the variables that torchrun would set.
+
+        begins_free: without quotas, until every rank has called `ready`, and somebody waits in `wait`.
+        """
         assert all(process.poll() is not None for process in self._processes), "the last job is still there"
-        self._processes, self._port = [], self._port + 1
+        self._processes, self._port, self._free = [], self._port + 1, begins_free
+        for path in self._folder.glob("*ready"):
+            path.unlink()
+        self._quotas(not begins_free)
         for rank in range(self.size):
             host, local = divmod(rank, self.ranks_per_host)
             job = {
                 "RANK": rank, "WORLD_SIZE": self.size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": self.ranks_per_host,
                 "MASTER_ADDR": address(0), "MASTER_PORT": self._port, "GLOO_SOCKET_IFNAME": "eth0",
-                "OMP_NUM_THREADS": 1,
+                "OMP_NUM_THREADS": 1, **({READY: self._folder} if begins_free else {}),
             }  # fmt: skip
             enter = ["bash", "-c", ENTER, "bash", str(self._group(rank)), self._space(host), *command]
             with open(self._file(rank, "out"), "wb") as out, open(self._file(rank, "err"), "wb") as err:
@@ -148,6 +157,12 @@ class Box:
     def wait(self, timeout_s: float = 600) -> list[Outcome]:
         """Until every rank has ended, however it did; TimeoutError, and none is left."""
         end, late = time.monotonic() + timeout_s, []
+        while self._free and time.monotonic() < end and all(process.poll() is None for process in self._processes):
+            if len(list(self._folder.glob("*.ready"))) == self.size:
+                self._quotas(True)
+                (self._folder / "all-ready").touch()
+                self._free = False
+            time.sleep(0.01)
         for rank, process in enumerate(self._processes):
             try:
                 process.wait(max(end - time.monotonic(), 0))
@@ -173,6 +188,11 @@ class Box:
         for local in range(self.ranks_per_host):
             self.kill(host * self.ranks_per_host + local)
 
+    def _quotas(self, hold: bool) -> None:
+        quota = max(1000, int(PERIOD_US * self.cores_each)) if hold else -1
+        for rank in range(self.size):
+            (self._group(rank) / "cpu.cfs_quota_us").write_text(str(quota))
+
     def _group(self, rank: int) -> Path:
         return self.group / str(rank)
 
@@ -197,6 +217,15 @@ class Box:
         finally:
             signal.signal(signal.SIGTERM, self._old)
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+
+def ready() -> None:
+    """Called by a rank whose job `begins_free`: waits for the others, then quotas hold; elsewhere nothing."""
+    if READY in os.environ:
+        folder = Path(os.environ[READY])
+        (folder / f"{os.environ['RANK']}.ready").touch()
+        while not (folder / "all-ready").exists():
+            time.sleep(0.01)
 
 
 def address(host: int) -> str:

@@ -28,6 +28,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from box import ready
+
 from sparrow.core import Batch, KeyedJagged
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.distributed import World
@@ -257,6 +259,7 @@ def main() -> None:
             for step, (loss, goal) in enumerate(zip(cases[name].losses(batches), want, strict=True)):
                 if abs(loss - goal) > CLOSE[name.split(":")[1]] * goal:
                     raise SystemExit(f"{name}: the loss of step {step} is {loss}, of one process {goal}")
+        ready()
         speed = link(world)
         for _ in range(asked.rounds):
             for case in cases.values():
