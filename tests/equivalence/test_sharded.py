@@ -44,6 +44,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {  # of ranks, ranks a host
 MODES = ("fused", "deferred", "off")
 FP32 = cast.Config()
 BATCHES = [5, 3, 0, 6]  # samples of each rank: uneven, and none
+EIGHT = pytest.param(8, marks=pytest.mark.slow)
 
 
 def pairwise(**choices: list[Any]) -> list[dict[str, Any]]:
@@ -142,7 +143,7 @@ def assert_same(got: list[dict[str, Any]], want: Any, exact: bool, state: bool =
     assert all((count == 1).all() for count in seen.values())  # every number is on one rank
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4, EIGHT])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_id_a_bag(ranks: Callable[[int], Pool], size: int, layout: str) -> None:
     """Where nothing is added up in another order, bits are the same."""
@@ -152,8 +153,9 @@ def test_one_id_a_bag(ranks: Callable[[int], Pool], size: int, layout: str) -> N
         RULES["sgd" if "column" in layout or layout == "grid" else "rowwise_adagrad"],
         ("sum", "mean", "sum", "none"),
     )
-    got = pool.run(cases.train, plan, rule, poolings, "fused", BATCHES[:size], 1, False, 3)
-    assert_same(got, single(rule, poolings, "fused", BATCHES[:size], 1, False, 3), exact=layout != "data_parallel")
+    batches = (2 * BATCHES)[:size]
+    got = pool.run(cases.train, plan, rule, poolings, "fused", batches, 1, False, 3)
+    assert_same(got, single(rule, poolings, "fused", batches, 1, False, 3), exact=layout != "data_parallel")
 
 
 MIXED = {"a": "row_wise", "b": "table_wise", "c": "table_row_wise"}  # roads side by side
@@ -286,7 +288,7 @@ def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
     ("before", "after"),
     [("row_wise", "column_wise"), ("grid", "mixed"), ("data_parallel", "grid"), ("mixed", "row_wise")],
 )
-@pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (4, 1)])
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (4, 1), pytest.param((4, 8), marks=pytest.mark.slow)])
 def test_a_checkpoint_fits_any_plan(
     ranks: Callable[[int], Pool], tmp_path: Path, before: str, after: str, sizes: tuple[int, int]
 ) -> None:

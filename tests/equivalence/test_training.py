@@ -38,15 +38,18 @@ def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def assert_near(got: list[dict[str, Any]], want: dict[str, Any]) -> None:
-    """Scores to 2e-5, weights to 1e-4: products of other shapes and gradients of shares sum in another order."""
+    """Scores to 1e-6, weights to 1e-5 of a matrix's largest: products of other shapes and gradients of shares sum in
+    another order, and Adam makes steps of gradients whatever their size.
+    """
     for mine in got:
         for one, other in zip(mine["results"]["progressive"], want["results"]["progressive"], strict=True):
             for name in SCORES:
-                assert one[name] == pytest.approx(other[name], rel=2e-5, nan_ok=True)
+                assert one[name] == pytest.approx(other[name], rel=1e-6, nan_ok=True)
         for name in SCORES:
-            assert mine["results"]["valid"][name] == pytest.approx(want["results"]["valid"][name], rel=2e-5)
+            assert mine["results"]["valid"][name] == pytest.approx(want["results"]["valid"][name], rel=1e-6)
         for name, value in mine["dense"].items():
-            torch.testing.assert_close(value, want["dense"][name], rtol=1e-4, atol=1e-5)
+            other = want["dense"][name]
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
             assert torch.equal(value, got[0]["dense"][name])  # all ranks have the same
 
 
