@@ -5,8 +5,9 @@
 Every host has a veth pair to a switch (a bridge in a namespace of its own) with a token bucket (tc tbf) at both ends,
 and an address 10.77.0.1, 10.77.0.2, ...; ranks of one host talk over its loopback, which is as fast as the machine.
 A rank may use an equal part of the machine's cores (CPU quota of cgroup v1, over periods of 10 ms), if it likes only
-from when all have called `ready`: imports take a minute on an eighth of a small machine. Nothing has a latency of its own beyond the queues: Debian's tc has no netem. TCP is Reno, which every kernel lets a namespace have
-(so near, Cubic does the same). Needs Linux, root, iproute2, util-linux and cgroup v1.
+from when all have called `ready`: imports take a minute on an eighth of a small machine. Nothing has a latency of its
+own beyond the queues: Debian's tc has no netem. TCP is Reno, which every kernel lets a namespace have (so near, Cubic
+does the same). Needs Linux, root, iproute2, util-linux and cgroup v1.
 """
 
 from __future__ import annotations
@@ -126,9 +127,7 @@ class Box:
         self.start(command, env, begins_free)
         return self.wait(timeout_s)
 
-    def start(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, begins_free: bool = False
-    ) -> None:
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, begins_free: bool = False) -> None:
         """Start the command as every rank, with the variables that torchrun would set.
 
         begins_free: without quotas, until every rank has called `ready`, and somebody waits in `wait`.

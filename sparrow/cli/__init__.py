@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[0] not in _commands():
             raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
         if arguments is None:  # a program of its own
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns of what is meant
             keep_freed_memory()
             leave_out("pandas")  # pyarrow imports it wherever it is installed: 46 MB and a third of a second
         module = importlib.import_module(f"sparrow.cli.{given[0]}")

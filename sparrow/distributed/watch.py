@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+T = TypeVar("T")
 EVERY_S = 0.5
-STORE = timedelta(seconds=10)
+STORE = timedelta(seconds=5)
 PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
 
 
@@ -58,8 +59,9 @@ class Watch:
         """Tell the others that this rank ends, and why. waited: because of another."""
         self._done.set()
         self._thread.join(STORE.total_seconds())
-        with suppress(Exception):
-            self._tell(why=why, waited=waited)
+        if not self._thread.is_alive():  # it would hold the connection
+            with suppress(Exception):
+                _in_time(lambda: self._tell(why=why, waited=waited))
 
     def stop(self) -> None:
         """No more."""
@@ -69,15 +71,15 @@ class Watch:
         """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere."""
         mine = self._where()
         try:
-            before = self._all()
-            if not any(self._failed(told) for told in before):
+            before = _in_time(self._all)
+            if not any(_failed(told) for told in before):
                 time.sleep(PATIENCE_S)
-            now = self._all()
+            now = _in_time(self._all)
         except Exception:
             return f"rank {self.rank} at {mine}: the job's store is gone, with the host that had it ({why})"
         others = [r for r in range(self.size) if r != self.rank]
         for r in others:
-            if self._failed(now[r]):
+            if _failed(now[r]):
                 return f"rank {r} ended at {now[r]['at']}: {now[r]['why']}; rank {self.rank} was at {mine}"
         gone = [r for r in others if "why" not in now[r] and now[r].get("beat") == before[r].get("beat")]
         if gone:
@@ -90,12 +92,29 @@ class Watch:
         told = ", ".join(f"rank {r} is at {now[r].get('at')}" for r in late) or "all ranks are there"
         return f"rank {self.rank} waited in vain at {mine}: {told} ({why})"
 
-    def _failed(self, told: dict[str, Any]) -> bool:
-        return "why" in told and not told["waited"]
-
     def _all(self) -> list[dict[str, Any]]:
         found = []
         for rank in range(self.size):
             known = self._store.check([str(rank)])
             found.append(json.loads(self._store.get(str(rank))) if known else {})
         return found
+
+
+def _failed(told: dict[str, Any]) -> bool:
+    return "why" in told and not told["waited"]
+
+
+def _in_time(call: Callable[[], T]) -> T:
+    """What a call to the store gives; over a cut link it would wait for ever, whatever the client's timeout."""
+    found: list[T] = []
+
+    def run() -> None:
+        with suppress(Exception):
+            found.append(call())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(STORE.total_seconds())
+    if not found:
+        raise TimeoutError
+    return found[0]

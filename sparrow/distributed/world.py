@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -159,6 +158,7 @@ class World:
         with self.at(what):
             sizes = [torch.tensor([len(values)]) for _ in range(self.size)]
             if not same:
+                self.count(f"{what}, sizes", sizes[0], self.size)
                 dist.all_gather(sizes, torch.tensor([len(values)]))
             most = max(int(n) for n in sizes)
             padded = torch.cat([values, values.new_zeros(most - len(values), *values.shape[1:])])
@@ -166,15 +166,6 @@ class World:
             self.count(what, padded, self.size)
             dist.all_gather(parts, padded.contiguous())
         return [part[: int(n)] for part, n in zip(parts, sizes, strict=True)]
-
-    def agree(self, what: str, value: Any) -> Any:
-        """Rank 0's value, on every rank: any plain data."""
-        if self.size == 1:
-            return value
-        box = [value]
-        with self.at(what):
-            dist.broadcast_object_list(box, src=0)
-        return box[0]
 
     def barrier(self, what: str) -> None:
         """Until every rank is here."""

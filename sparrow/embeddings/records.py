@@ -58,6 +58,7 @@ class RowRecords(nn.Module):
         # not persistent: a state_dict holds the dense weights, tables travel as chunks
         self.register_buffer("weight", _memory(count, dim), False)
         self.register_buffer("touched", _memory(count, dtype=torch.uint8), False)
+        self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self.state_names = tuple(spec.rule.init_state(0, dim))
         for name, none in spec.rule.init_state(0, dim).items():
             self.register_buffer(name, _memory(count, *none.shape[1:]), False)
@@ -149,8 +150,8 @@ class RowRecords(nn.Module):
     def _put(self, chunk: Chunk, here: slice | Tensor, there: slice | Tensor, count: int) -> int:
         """Rows `there` of a chunk into rows `here`.
 
-        What a rule keeps once a row, a chunk of other columns had on its own (column-wise layouts): such parts are
-        added up in proportion to their columns, as means over columns are; one that has all columns is taken as it is.
+        What a rule keeps once a row, a chunk of other columns had on its own (column-wise layouts): the mean of such
+        parts by their columns is taken, whatever their order, exactly where they are equal (counts of updates).
         UserError when range or fields do not fit the table.
         """
         rows, dim = self.spec.addressing.rows, self.spec.dim
@@ -165,20 +166,27 @@ class RowRecords(nn.Module):
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:
             return 0
-        share = (right - left) / (self.columns[1] - self.columns[0])
+        width, whole = right - left, self.columns[1] - self.columns[0]
+        before = torch.zeros((), dtype=torch.int32)  # columns of these rows so far
+        if width < whole:
+            self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
+            before = self._seen_R[here].to(self.weight.device)
         for name, tensor in self.fields.items():
             theirs = chunk.fields[name][there].to(tensor.device)
-            is_first = left == self.columns[0]
             if tensor.dim() > 1:
                 from_left, from_right = left - chunk.columns[0], right - chunk.columns[0]
                 tensor[here, left - self.columns[0] : right - self.columns[0]] = theirs[:, from_left:from_right]
-            elif share == 1:
+            elif width == whole:
                 tensor[here] = theirs
             elif name == "touched":
-                tensor[here] = theirs if is_first else torch.maximum(tensor[here], theirs)
+                tensor[here] = torch.where(before == 0, theirs, torch.maximum(tensor[here], theirs))
             else:
-                tensor[here] = theirs * share if is_first else tensor[here] + theirs * share
-        return count * (right - left)
+                mean = tensor[here] + (theirs - tensor[here]) * (width / (before + width))
+                tensor[here] = torch.where(before == 0, theirs, mean)
+        if self._seen_R is not None:
+            self._seen_R[here] = (self._seen_R[here] + width) % whole
+            self._seen_R = self._seen_R if self._seen_R.any() else None
+        return count * width
 
 
 def _memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

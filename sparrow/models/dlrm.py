@@ -54,10 +54,10 @@ class DLRM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
+        dense_BD = None if self.bottom is None else self.bottom(batch.dense_BC)  # while sharded vectors travel
         vectors_BE = to_compute(pooled(self.tables, batch))
-        if self.bottom is None:
+        if dense_BD is None:
             return self.head(self.top(self.interaction(vectors_BE.unflatten(1, (-1, self.dim)))))
-        dense_BD = self.bottom(batch.dense_BC)
         pairs = self.interaction(torch.cat([dense_BD, vectors_BE], 1).unflatten(1, (-1, self.dim)))
         return self.head(self.top(torch.cat([dense_BD, pairs], 1)))
 

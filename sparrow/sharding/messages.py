@@ -20,8 +20,8 @@ def pack(codec: Codec, matrices: Sequence[Tensor], shapes: Sequence[Shape], step
     blocks = [b for m, (_, widths) in pairs for b in (m.split(list(widths), 1) if len(widths) > 1 else [m])]
     parts = [codec.encode(block, step, forward) for block in blocks if block.numel()]
     if not is_fixed(codec):
-        parts.insert(0, torch.tensor([part.numel() for part in parts]).view(torch.uint8))
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        parts.insert(0, torch.tensor([part.numel() for part in parts], device=matrices[0].device).view(torch.uint8))
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=matrices[0].device)
 
 
 def is_fixed(codec: Codec) -> bool:
@@ -48,8 +48,7 @@ def unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     matrices = []
     for rows, widths in shapes:
         columns = [next(found) for width in widths if rows and width]
-        whole = columns[0] if len(columns) == 1 else torch.cat([torch.zeros(rows, 0), *columns], 1)
-        matrices.append(whole if columns else torch.zeros(rows, sum(widths)))
+        matrices.append(torch.cat(columns, 1) if columns else torch.zeros(rows, sum(widths), device=data.device))
     return matrices
 
 

@@ -13,7 +13,7 @@ from sparrow.core.errors import suggest
 from sparrow.distributed import Codec, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.tables import Mode
-from sparrow.sharding.exchange import Exchange, Sent
+from sparrow.sharding.exchange import Exchange, InFlight
 from sparrow.sharding.layout import Layout
 
 
@@ -37,6 +37,12 @@ class ShardedTables(nn.Module):
                 raise UserError(f"plan: no table {name!r}{suggest(name, list(specs))}")
             if any(rank not in range(world.size) for rank in layout.ranks):
                 raise UserError(f"plan: table {name!r} on ranks {list(layout.ranks)}; there are {world.size}")
+            extra = specs[name].rule.regularization
+            if layout.columns > 1 and (extra.clip_norm or extra.max_norm):
+                raise UserError(f"plan: table {name!r} is cut by columns, and its rule bounds norms of whole rows")
+            if layout.through_host and layout.rows != world.local_size:
+                has = f"{world.local_size} ranks a host"
+                raise UserError(f"plan: table {name!r} is through_host in {layout.rows} row blocks; there are {has}")
         if missing := [name for name in specs if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world, self.features = world, whole.features
@@ -48,53 +54,56 @@ class ShardedTables(nn.Module):
         copied = [spec for name, spec in specs.items() if plan[name].is_replicated]
         everywhere = [f for f in self.features if plan[f.table].is_replicated]
         self.copies = EmbeddingTables(copied, everywhere, impl=whole.impl, seed=whole.seed)
-        self.apart = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        self.exchange = Exchange(world, self.local, self.apart, plan, shards, mine, forward, backward)
+        self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
+        self.exchange = Exchange(world, self.local, self.sharded, plan, shards, mine, forward, backward)
         self._dims = {feature.name: specs[feature.table].dim for feature in self.features}
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
-        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, Sent] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, InFlight] = weakref.WeakKeyDictionary()
+        self._begun: weakref.WeakKeyDictionary[KeyedJagged, tuple[Tensor, InFlight]] = weakref.WeakKeyDictionary()
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prefetch(self, ids: KeyedJagged) -> None:
         """Send a batch's ids on their way before anyone looks them up."""
-        if self.apart:
+        if self.sharded:
             self._ahead[ids] = self._send(ids.expanded())
+
+    def begin(self, ids: KeyedJagged) -> None:
+        """Look a batch up before the model asks for it: vectors travel while it computes something else."""
+        if self.sharded:
+            sent = self._ahead.pop(ids, None) or self._send(ids.expanded())
+            self._begun[ids] = _Begin.apply(self.anchor, self, sent), sent
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
         """As `EmbeddingTables.pooled`."""
         if any(feature.pooling == "none" for feature in self.features):
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
         if not self.copies.features:
-            return self._lookup(ids, whole=True)[""]
+            return self._exchanged(ids)[0]
         found = self(ids)
         return torch.cat([found[feature.name] for feature in self.features], 1)
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors, as `EmbeddingTables.lookup`."""
-        found = self._lookup(ids, whole=False)
+        whole = ids.expanded()
+        found = self.copies(whole) if self.copies.features else {}
+        if self.sharded:
+            pooled, *sequences = self._exchanged(ids)
+            names = [feature.name for feature in self.sharded if feature.pooling != "none"]
+            found |= dict(zip(names, pooled.split([self._dims[name] for name in names], 1), strict=True))
+            others = [feature.name for feature in self.sharded if feature.pooling == "none"]
+            for name, values in zip(others, sequences, strict=True):
+                found[name] = Jagged(values_N=values, offsets_B1=whole[name].offsets_B1)
         return {feature.name: found[feature.name] for feature in self.features}
 
-    def _lookup(self, ids: KeyedJagged, whole: bool) -> dict[str, Any]:
-        """By feature; whole: what is sharded, all side by side."""
-        begun = self._ahead.pop(ids, None)
-        ids = ids.expanded()
-        out: dict[str, Any] = {}
-        if self.apart:
-            sent = begun or self._send(ids)
-            pooled, *sequences = _Lookup.apply(self.anchor, self, sent)
-            if whole:
-                return {"": pooled}
-            names = [feature.name for feature in self.apart if feature.pooling != "none"]
-            widths = [self._dims[name] for name in names]
-            out |= dict(zip(names, pooled.split(widths, 1), strict=True))
-            others = [feature.name for feature in self.apart if feature.pooling == "none"]
-            for name, values in zip(others, sequences, strict=True):
-                out[name] = Jagged(values_N=values, offsets_B1=ids[name].offsets_B1)
-        if self.copies.features:
-            out |= self.copies(ids)
-        return out
+    def _exchanged(self, ids: KeyedJagged) -> list[Tensor]:
+        """As `InFlight.vectors`."""
+        if ids not in self._begun:
+            self.begin(ids)
+        token, sent = self._begun.pop(ids)
+        found: list[Tensor] = _End.apply(token, self, sent)
+        return found
 
     @torch.no_grad()
     def update(self) -> None:
@@ -103,7 +112,6 @@ class ShardedTables(nn.Module):
         self.local.update()
         self.copies.update()
         self.discard()
-        self.exchange.step += 1
 
     def gradients(self) -> dict[str, RowGradients]:
         """Exact unique-row gradients of the rows that are here; those of copied tables are the same on every rank."""
@@ -155,7 +163,7 @@ class ShardedTables(nn.Module):
                 if len(part_U):
                     record.pending.append(RowGradients(part_U, grad_M.view(-1, record.spec.dim)))
 
-    def _send(self, ids: KeyedJagged) -> Sent:
+    def _send(self, ids: KeyedJagged) -> InFlight:
         if ids.weights_N is not None and ids.weights_N.requires_grad:
             raise UserError("tables: weights that learn cannot be sharded; keep them out of the graph")
         numbers = {feature.name: number for number, feature in enumerate(self.features)}
@@ -190,20 +198,38 @@ class ShardedTables(nn.Module):
         self.copies.raise_bad_ids()
 
 
-class _Lookup(torch.autograd.Function):
-    """All sharded features at once."""
+class _Begin(torch.autograd.Function):
+    """The local lookup of all sharded features, whose vectors leave; backward awaits gradients, and learns."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: Sent) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: InFlight) -> Tensor:
         ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.version
-        return tuple(tables.exchange.lookup(sent))
+        tables.exchange.lookup(sent)
+        return anchor.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         if ctx.tables.mode != "off":
-            ctx.tables.exchange.learn(ctx.sent, grads, ctx.version)
+            ctx.tables.exchange.learn(ctx.sent, ctx.version)
         return None, None, None
+
+
+class _End(torch.autograd.Function):
+    """Awaits the vectors; backward sends gradients, which travel while what the model did before has its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, tables: ShardedTables, sent: InFlight) -> tuple[Tensor, ...]:
+        ctx.tables, ctx.sent = tables, sent
+        assert sent.vectors is not None
+        return tuple(sent.vectors.wait())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.tables.mode != "off":
+            ctx.tables.exchange.send_grads(ctx.sent, grads)
+        return torch.zeros(()), None, None
 
 
 def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, forward: Codec, backward: Codec) -> None:

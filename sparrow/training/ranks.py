@@ -106,24 +106,20 @@ class Ranks:
 
     def scoring(self, score: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """`score` of whole batches, of which every rank computes its share."""
-        if self.world.size == 1:
-            return score
         return lambda batch: self.together(score(self.share(batch)), batch.batch_size)[0]
 
     def norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables | ShardedTables]) -> float:
         """The norm of all gradients of the model together."""
+        for t in tables:
+            t.gradients()  # copied tables' are everyone's from now on
         copied = [g.grad_UD for t in tables if isinstance(t, ShardedTables) for g in t.copies.gradients().values()]
         whole = [t for t in tables if isinstance(t, EmbeddingTables)]
         local = [t.local for t in tables if isinstance(t, ShardedTables)]
         here = [g.grad_UD for t in (*whole, *local) for g in t.gradients().values()]
-        everywhere = torch.nn.utils.get_total_norm([*dense, *copied])
         if self.world.size == 1:
             return float(torch.nn.utils.get_total_norm([*dense, *here]))
-        squares = (
-            torch.nn.utils.get_total_norm(here).double().square().cpu().reshape(1)
-            if here
-            else torch.zeros(1, dtype=torch.float64)
-        )
+        everywhere = torch.nn.utils.get_total_norm([*dense, *copied])
+        squares = torch.nn.utils.get_total_norm(here).double().square().cpu().reshape(1)
         return float((self.world.all_sum("gradient norm", squares) + everywhere.double().square().cpu()).sqrt())
 
 
@@ -133,6 +129,9 @@ class _Learner(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        for tables in tables_of(self.model):
+            if isinstance(tables, ShardedTables):
+                tables.begin(batch.ids)
         found: tuple[Tensor, Tensor] = self.model.learn(batch)
         return found
 

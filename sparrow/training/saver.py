@@ -32,7 +32,9 @@ class Saver:
     @property
     def waits(self) -> bool:
         """Whether this rank's files are written, and others' may not be."""
-        return self._thread is not None and self._written.is_set() and not self._everyone.is_set()
+        if self._thread is None or self._error is not None:
+            return False
+        return self._written.is_set() and not self._everyone.is_set()
 
     def all_wait(self) -> None:
         """Everyone's files are written."""
@@ -46,8 +48,7 @@ class Saver:
         if self._error is None and not self._everyone.is_set():
             self._world.barrier("checkpoint")
             self._everyone.set()
-        if self._error is None:
-            self._thread.join()
+        self._thread.join()
         self._thread, error, self._error = None, self._error, None
         if error is not None:
             raise error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, RowRecords, TableSpec
 from sparrow.kernels import Impl, missing
-from sparrow.kernels.rules import Regularization, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
+from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 
 ROWS, DIM, BATCH = 11, 6, 9
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
@@ -430,6 +431,33 @@ def test_state_of_adam_travels_in_chunks() -> None:
     assert equal(one, two)
     assert set(one.record("item").fields) == {"weight", "first", "second", "updates", "touched"}
     assert one.record("item").updates.sum() == 6
+
+
+@pytest.mark.parametrize("rule", [adam.Config(), rowwise_adagrad.Config()])
+def test_column_parts_become_whole_rows_in_any_order(rule: RowRule) -> None:
+    """Parts of different widths are cut into chunks of different rows; a rule's number of a row is their mean."""
+    spec = TableSpec(name="item", dim=10, addressing=Direct(100), rule=rule)
+    whole = EmbeddingTables([spec], [Feature(name="h", table="item")], seed=1)
+    objective(tensors(whole(KeyedJagged.from_lists({"h": [list(range(0, 100, 3))] * 3})))).backward()
+    want, chunks = whole.record("item").fields, []
+    want.get("updates", want["touched"]).fill_(29)
+    for columns in ((0, 2), (2, 5), (5, 7), (7, 10)):
+        part = RowRecords(spec, 0, None, columns)
+        for name, values in part.fields.items():
+            values.copy_(want[name][:, slice(*columns)] if values.dim() > 1 else want[name])
+        chunks += part.chunks(300)
+    random.Random(0).shuffle(chunks)
+    again = EmbeddingTables([spec], [], seed=2)
+    assert sum(again.record("item").load_chunk(chunk) for chunk in chunks) == 1000
+    assert all(torch.equal(values, want[name]) for name, values in again.record("item").fields.items())
+    for chunk in chunks:  # each part's own number: its first column
+        for name, values in chunk.fields.items():
+            if values.dim() == 1 and name != "touched":
+                values.fill_(chunk.columns[0])
+        again.record("item").load_chunk(chunk)
+    for name, values in again.record("item").fields.items():
+        if values.dim() == 1 and name != "touched":
+            torch.testing.assert_close(values.float(), torch.full((100,), (0 * 2 + 2 * 3 + 5 * 2 + 7 * 3) / 10))
 
 
 # -- random programs ---------------------------------------------------------------------------------------------------

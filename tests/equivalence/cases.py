@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sparrow.kernels.rules import RowRule
 from sparrow.sharding import Layout, ShardedTables
 from sparrow.training import Run
 from sparrow.training.loop import Trainer
+from sparrow.training.ranks import Ranks
 from sparrow.training.restore import load_weights
 
 ROWS, DIMS = (50, 7, 33), (8, 12, 5)
@@ -105,6 +107,23 @@ def train(
         sharded.update()
     chunks = plain(sharded.chunks())
     return {"vectors": found, "chunks": chunks, "bytes": world.meter.bytes - before, "oov": sharded.oov_counts()}
+
+
+def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, shares: int = 1) -> float:
+    """The norm of all gradients, as a step's guard and clipping see it; of so many ranks' shares in one process."""
+    tables_here: Any = tables(rule, ("sum",) * 4, "deferred")
+    if world.size > 1:
+        tables_here = ShardedTables(tables_here, plan, world, cast.Config(), cast.Config())
+    for rank in range(shares) if world.size == 1 else [world.rank]:
+        out = flat(tables_here(ids(rank, 6, 4, False)))
+        loss = sum((v * upstream(v.shape, 31 * rank + i)).sum() for i, v in enumerate(out.values()))
+        if spoilt and rank == 1:
+            loss = loss + out["f2"].sum() * float("inf")
+        torch.as_tensor(loss).backward()
+    ranks: Any = SimpleNamespace(world=world)
+    found = Ranks.norm(ranks, [], [tables_here])
+    tables_here.discard()
+    return found
 
 
 def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:

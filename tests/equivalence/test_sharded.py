@@ -224,7 +224,7 @@ def test_a_column_part_learns_as_a_table_of_its_own(ranks: Callable[[int], Pool]
                         assert torch.equal(values, fields[field][slice(*rows)])
 
 
-@pytest.mark.parametrize("layout", ["table_wise", "row_wise", "column_wise", "table_row_wise"])
+@pytest.mark.parametrize("layout", ["table_wise", "row_wise", "column_wise", "table_column_wise", "table_row_wise"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], layout: str, codec: str) -> None:
     """Counted from what collectives were handed, against what the layout must send."""
@@ -269,6 +269,12 @@ def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], layout: st
             if key[1] != "self" and n and not key[0].startswith(("ids", "sizes"))
         }
         assert sent == {key: n for key, n in want.items() if n}
+    layouts = [(features, plan[table]) for table, features in tables]
+    lengths = sum(batches) * sum(features * len(layout.ranks) for features, layout in layouts)
+    rows = sum(batches) * sum(features * layout.columns for features, layout in layouts)  # one id a bag
+    assert sum(n for of_rank in got for (what, _), n in of_rank["bytes"].items() if what == "ids") == 4 * (
+        lengths + rows
+    )
 
 
 def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
@@ -280,7 +286,10 @@ def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
             for codecs in ((FP32, FP32), (cases.Sparse(), cases.Sparse()))
         )
         for one, other in zip(plain, packed, strict=True):
-            assert repr(one["chunks"]) == repr(other["chunks"])
+            for mine, theirs in zip(one["vectors"], other["vectors"], strict=True):
+                assert all(torch.equal(values, theirs[name]) for name, values in mine.items())
+            for (*_, mine), (*_, theirs) in zip(one["chunks"], other["chunks"], strict=True):
+                assert all(torch.equal(values, theirs[name]) for name, values in mine.items())
             assert one["bytes"] != other["bytes"]
 
 
@@ -314,6 +323,16 @@ def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tenso
             else:
                 fields[table][name][slice(*rows)] = values
     return fields
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_the_norm_is_of_everyones_gradients(ranks: Callable[[int], Pool], spoilt: bool) -> None:
+    """Of sharded and copied tables; one rank's infinity is everyone's, or they would not all leave the step out."""
+    plan = {**plan_of("row_wise", 4), "b": data_parallel()}
+    got = ranks(4).run(cases.norm, plan, RULES["sgd"], spoilt)
+    assert got == [got[0]] * 4
+    (want,) = [cases.norm(World(), dict.fromkeys("abc", data_parallel()), RULES["sgd"], spoilt, 4)]
+    assert got[0] == pytest.approx(want, rel=1e-6)
 
 
 def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:

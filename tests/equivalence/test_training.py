@@ -75,6 +75,7 @@ def test_training_on_many_ranks_is_training_on_one(
         {"loop.accumulate": 3}, {"loop.clip_norm": 0.05}, {"loop.nonfinite": "off"},
         {"loop.epochs": 2, "data.shuffle": True}, {"model.name": "dlrm", "model.bottom": [8], "model.top": [8]},
         {"data.batch_size": 3, "loop.max_steps": 20},  # fewer samples than ranks
+        {"loop.clip_norm": 0.05, "sharding.plan": "one table by rows, copies of the others"},
     ],
     ids=str,
 )  # fmt: skip
@@ -85,10 +86,28 @@ def test_settings(
     settings = {**SETTINGS, **changes}
     if "model.name" in changes:
         del settings["model.deep"]
-    got = ranks(4).run(
-        cases.fit, str(prepared), str(tmp_path / "run"), {**settings, "sharding.plan": "row_wise"}, False
-    )
+    plan = "row_wise"
+    if settings.pop("sharding.plan", ""):
+        first = next(iter(data.open(prepared).schema.tables))
+        plan = str(tmp_path / "plan.toml")
+        Path(plan).write_text(f'default = "data_parallel"\n[tables.{first}]\nranks = [0, 1, 2, 3]\nrows = 4\n')
+    got = ranks(4).run(cases.fit, str(prepared), str(tmp_path / "run"), {**settings, "sharding.plan": plan}, False)
     assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
+
+
+def test_dense_gradients_travel_in_bf16(
+    ranks: Callable[[int], Pool], alone: Callable[..., dict[str, Any]], prepared: Path, tmp_path: Path
+) -> None:
+    """Rounded once, to 8 bits; and all ranks end with the same weights."""
+    settings = {**SETTINGS, "sharding.dense": "bf16", "dense.name": "sgd"}
+    got = ranks(2).run(cases.fit, str(prepared), str(tmp_path / "run"), settings, False)
+    want = alone(**{"dense.name": "sgd"})
+    apart = []
+    for name, value in got[0]["dense"].items():
+        assert torch.equal(value, got[1]["dense"][name])
+        torch.testing.assert_close(value, want["dense"][name], rtol=0.02, atol=0.02)
+        apart.append(not torch.allclose(value, want["dense"][name], rtol=1e-5, atol=1e-5))
+    assert any(apart)
 
 
 @pytest.mark.parametrize("background", [False, True])

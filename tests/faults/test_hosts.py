@@ -62,21 +62,23 @@ def ends_within(box: Box, seconds: float) -> Iterator[list[Outcome]]:
 
 def error(ended: Outcome) -> str:
     """A rank's one line."""
-    assert ended.code == 1 and "Traceback" not in ended.err, ended
+    assert ended.code == 2 and "Traceback" not in ended.err, ended
     (line,) = re.findall(r"^sparrow: error: (.*)$", ended.err, re.MULTILINE)
     return str(line)
 
 
-def test_killed_host_is_named(box: Box, training: Training) -> None:
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_killed_host_is_named(box: Box, training: Training, host: int) -> None:
     start(box, training)
     until(lambda: training.step >= 2 * EVERY)
     with ends_within(box, NAMED) as ended:
-        box.kill_host(1)
-    assert [one.code for one in ended[2:]] == [-9, -9]
-    for one in ended[:2]:
-        assert re.match(
-            rf"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; rank {one.rank} was", error(one)
-        )
+        box.kill_host(host)
+    killed, left = (ended[:2], ended[2:]) if host == 0 else (ended[2:], ended[:2])
+    assert [one.code for one in killed] == [-9, -9]
+    for one in left:
+        gone = r"rank 2 \(last at .*\), rank 3 \(last at .*\) are gone or stopped; rank \d was"
+        lost = rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that had it"  # rank 0's
+        assert re.match(gone if host else lost, error(one)), one
 
 
 @pytest.mark.slow

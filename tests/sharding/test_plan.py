@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from sparrow.core import UserError
-from sparrow.embeddings import Direct, TableSpec
-from sparrow.sharding import Layout, plan
+from sparrow.distributed.codecs import cast
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
+from sparrow.kernels.rules import Regularization, sgd
+from sparrow.sharding import Layout, ShardedTables, column_wise, plan
 from sparrow.sharding.plan import NAMED
 
-WORLD: Any = SimpleNamespace(size=4, hosts=2, local_size=2)
+WORLD: Any = SimpleNamespace(size=4, hosts=2, local_size=2, rank=0)
 SPECS = [
     TableSpec(name=n, dim=16, addressing=Direct(r))
     for n, r in [("s", 100), ("m", 40_000), ("l", 10_000_000), ("k", 50_000)]
@@ -57,6 +59,22 @@ def test_a_file_says_what_it_wants(tmp_path: Path) -> None:
 def test_impossible_layouts(layout: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         Layout(**layout)
+
+
+def test_a_host_is_all_its_ranks() -> None:
+    whole = EmbeddingTables(SPECS[:1], [Feature(name="f", table="s")])
+    fp32, world = cast.Config(), SimpleNamespace(size=4, hosts=1, local_size=4, rank=0)
+    with pytest.raises(UserError, match="table 's' is through_host in 2 row blocks; there are 4 ranks a host"):
+        ShardedTables(whole, {"s": Layout(ranks=(2, 3), rows=2, through_host=True)}, world, fp32, fp32)  # type: ignore[arg-type]
+
+
+def test_norms_of_whole_rows_need_whole_rows() -> None:
+    rule = sgd.Config(regularization=Regularization(max_norm=1.0))
+    whole = EmbeddingTables(
+        [TableSpec(name="s", dim=16, addressing=Direct(9), rule=rule)], [Feature(name="f", table="s")]
+    )
+    with pytest.raises(UserError, match="table 's' is cut by columns, and its rule bounds norms"):
+        ShardedTables(whole, {"s": column_wise((0, 1))}, WORLD, cast.Config(), cast.Config())
 
 
 def test_an_unknown_plan() -> None:
