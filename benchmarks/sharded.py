@@ -1,12 +1,12 @@
 """Training steps of a sharded model on a cluster in a box: time, bytes by kind of link, and what the time goes to.
 
-    python benchmarks/sharded.py           # 4 hosts of 2 ranks; 0.1, 1 and 10 Gbit/s; about six minutes
+    python benchmarks/sharded.py           # 4 hosts of 2 ranks; 0.1, 1 and 10 Gbit/s; about ten minutes
     python benchmarks/sharded.py --quick   # 2 hosts of 1 rank, one speed, under a minute, the same checks
 
 A DLRM on 13 numbers and 26 tables of dim 16 (six of lists of ten ids), 4096 samples in all, one thread a rank; every
-rank has an eighth of the machine (as many ranks as there are in the largest job), so that one rank is an eighth of it
-too. Batches are cut beforehand. Each rank checks before it is timed that the loss of its first steps is that of one
-process (1e-5; with bf16 between ranks 2e-3), and codecs and plans take turns. Needs Linux, root and cgroup v1, see
+rank has an equal part of the machine for as many ranks as the largest job has, so that one rank alone has no more.
+Batches are cut beforehand. Each rank checks before it is timed that the loss of its first steps is that of one process
+(1e-5; with bf16 between ranks 2e-3), and codecs and plans take turns. Needs Linux, root and cgroup v1, see
 cluster/box.py; other programs on the same cores spoil the times, not the bytes.
 """
 
@@ -176,8 +176,8 @@ def main() -> None:
     if asked.quick:
         speeds([1000], 2, 1, 2, steps=5, rounds=1)
         return
-    found = speeds([100, 1000, 10_000], 4, 2, 8, steps=5, rounds=2)
-    scaling(found[10_000], steps=5, rounds=4)
+    found = speeds([100, 1000, 10_000], 4, 2, 8, steps=4, rounds=2)
+    scaling(found[10_000], steps=4, rounds=2)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,8 @@ class Case:
                 road = one.exchange
                 road.send = clock.timed("exchange", road.send)  # type: ignore[method-assign]
                 road.lookup = clock.timed("exchange", road.lookup)  # type: ignore[method-assign]
+                road._assemble = clock.timed("exchange", road._assemble)  # type: ignore[method-assign]
+                road.send_grads = clock.timed("exchange", road.send_grads)  # type: ignore[method-assign]
                 road.learn = clock.timed("exchange", road.learn, "wait: dense gradients")  # type: ignore[method-assign]
             if clock:
                 local = one.local if isinstance(one, ShardedTables) else one
