@@ -36,7 +36,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {  # of ranks, ranks a host
     "data_parallel": lambda size, local: data_parallel(),
     "table_wise": lambda size, local: table_wise(size - 1),
     "row_wise": lambda size, local: row_wise(size),
-    "column_wise": lambda size, local: column_wise(tuple(range(size))),
+    "column_wise": lambda size, local: column_wise(tuple(range(min(size, min(cases.DIMS))))),
     "table_row_wise": lambda size, local: table_row_wise(size // local - 1, local),
     "table_column_wise": lambda size, local: table_column_wise(0, local),
     "grid": lambda size, local: grid(tuple(range(size // local)), local),
