@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if given[0] not in _commands():
             raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
+        if given[0] != "train" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError(f"{given[0]}: runs in one process; start it without torchrun")
         if arguments is None:  # a program of its own
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns of what is meant
             keep_freed_memory()
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    print(f"sparrow: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.stderr.write(f"sparrow: error: {' '.join(message.split())}\n")  # at once: other ranks write there too
     return 2
 
 

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
     run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
+    if known.resume and known.run.is_dir() and (begun := Path(run.run_dir) / "run.toml").is_file():
+        run = Run.load(begun, {**given, "data.path": str(known.run)})  # what is not said again is as it was
     view = _show.TrainView()
     try:
         results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)

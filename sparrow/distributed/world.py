@@ -75,8 +75,8 @@ class World:
         return cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """In which a rank that waits for others in vain says for whom, as a UserError."""
+    def watched(self, remedy: str = "") -> Iterator[None]:
+        """In which a rank that waits for others in vain says for whom, as a UserError. remedy: behind what it says."""
         if self.size == 1:
             yield
             return
@@ -90,7 +90,7 @@ class World:
                     raise
                 why = watch.explain(_line(error))
                 watch.end(why, waited=True)
-                raise UserError(why) from error
+                raise UserError(why + remedy) from error
         finally:
             watch.stop()
 

@@ -11,10 +11,10 @@ from sparrow.sharding.layout import (
     table_row_wise,
     table_wise,
 )  # fmt: skip
-from sparrow.sharding.plan import plan
+from sparrow.sharding.plan import plan, summary
 from sparrow.sharding.tables import ShardedTables, shard
 
 __all__ = [
-    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "plan", "row_wise", "shard",
+    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "plan", "row_wise", "shard", "summary",
     "table_column_wise", "table_row_wise", "table_wise",
 ]  # fmt: skip

@@ -32,8 +32,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.columns < 1 or self.rows < 1 or (self.ranks and len(self.ranks) != self.columns * self.rows):
-            blocks = f"{self.columns} x {self.rows} blocks"
-            raise UserError(f"layout: {blocks} on ranks {list(self.ranks)}; name one rank for each block")
+            blocks = f"columns = {self.columns} x rows = {self.rows} are {self.columns * self.rows} blocks"
+            raise UserError(f"{blocks}, on ranks {list(self.ranks)}; name one rank for each, column by column")
         hosts = [self.ranks[c * self.rows : (c + 1) * self.rows] for c in range(self.columns)]
         if self.through_host and any(list(r) != list(range(r[0], r[0] + self.rows)) or r[0] % self.rows for r in hosts):
             raise UserError(f"layout: through_host, but ranks {list(self.ranks)} are not all those of a host, in order")

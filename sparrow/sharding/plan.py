@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def plan(chosen: str, specs: Sequence[TableSpec], world: World) -> dict[str, Lay
         known = ["auto", *NAMED]
         raise UserError(f"sharding.plan: {chosen!r} is none of {', '.join(known)} nor a .toml{suggest(chosen, known)}")
     return {spec.name: NAMED[chosen](number, world) for number, spec in enumerate(specs)}
+
+
+def summary(plan: Mapping[str, Layout]) -> str:
+    """How many tables live how, for people."""
+
+    def kind(layout: Layout) -> str:
+        if layout.is_replicated:
+            return "copied to every rank"
+        cut = [name for name, parts in (("columns", layout.columns), ("rows", layout.rows)) if parts > 1]
+        return f"cut by {' and '.join(cut)}" if cut else "whole on a rank"
+
+    return ", ".join(f"{n} {how}" for how, n in Counter(map(kind, plan.values())).items())
 
 
 def _auto(specs: Sequence[TableSpec], world: World) -> dict[str, Layout]:

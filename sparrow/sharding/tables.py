@@ -41,8 +41,8 @@ class ShardedTables(nn.Module):
             if layout.columns > 1 and (extra.clip_norm or extra.max_norm):
                 raise UserError(f"plan: table {name!r} is cut by columns, and its rule bounds norms of whole rows")
             if layout.through_host and layout.rows != world.local_size:
-                has = f"{world.local_size} ranks a host"
-                raise UserError(f"plan: table {name!r} is through_host in {layout.rows} row blocks; there are {has}")
+                needs = f"rows = {world.local_size}, one block for each rank of a host"
+                raise UserError(f"plan: table {name!r}: through_host needs {needs}; it has rows = {layout.rows}")
         if missing := [name for name in specs if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world, self.features = world, whole.features

@@ -21,6 +21,7 @@ from sparrow import checkpoint, data, kernels
 from sparrow.core import Batch, Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.metrics import Streaming, evaluate
+from sparrow.sharding import summary
 from sparrow.training.feed import Feed, Portion
 from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
@@ -56,7 +57,7 @@ def train(
     Raises UserError.
     """
     ranks = Ranks(run)
-    with ranks.world.watched():
+    with ranks.world.watched("; start it again with --resume, which goes on from the last checkpoint, if there is one"):
         results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
         ranks.world.end()
     return results
@@ -94,6 +95,8 @@ class Trainer:
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
         self.model: Any = self.ranks.build(run, self.dataset.schema)
+        if self.ranks.plan:
+            self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(self.ranks.plan)}")
         self.tables = tables_of(self.model)
         for tables in self.tables:
             tables.mode = run.loop.table_mode
@@ -129,6 +132,7 @@ class Trainer:
         with self.dir.locked() if self.ranks.leads else nullcontext():
             if self.saved:
                 self._load(self.saved)
+                self._say(f"going on from step {self.step} of {self.total_steps}")
             elif self.run.init_from:
                 warm_start(self.model, self.optimizer, self.run, self.dataset, self._say)
             if self.ranks.leads:

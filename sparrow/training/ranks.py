@@ -17,7 +17,7 @@ from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.distributed import World, watch
 from sparrow.embeddings import EmbeddingTables
-from sparrow.sharding import ShardedTables
+from sparrow.sharding import Layout, ShardedTables
 from sparrow.training.feed import Portion
 from sparrow.training.restore import build, tables_of
 from sparrow.training.run import Run
@@ -34,7 +34,7 @@ class Ranks:
         self.restarted = watch.attempt() > 0 and watch.store("run").check(["begun"])
         if self.world.size > 1 and run.compile:
             raise UserError("compile: not on many ranks yet; leave it out")
-        self._dense: dist.ProcessGroup | None = None
+        self.plan: dict[str, Layout] = {}  # of all tables, on many ranks
 
     def build(self, run: Run, schema: Schema) -> Any:
         """The model, its tables sharded by the run's plan."""
@@ -42,8 +42,8 @@ class Ranks:
 
         def shard(model: nn.Module) -> None:
             specs = [record.spec for tables in tables_of(model) for record in tables.all_records()]
-            plan = sharding.plan(setting.plan, specs, self.world)
-            sharding.shard(model, plan, self.world, setting.forward, setting.backward)
+            self.plan = sharding.plan(setting.plan, specs, self.world)
+            sharding.shard(model, self.plan, self.world, setting.forward, setting.backward)
 
         return build(run, schema, shard if self.world.size > 1 else None)
 
@@ -52,17 +52,15 @@ class Ranks:
         if self.world.size == 1:
             learn: Callable[[Batch], tuple[Tensor, Tensor]] = model.learn
             return learn
-        self._dense = self.world.group()  # of its own: its sums overlap the tables' exchange
+        dense = self.world.group()  # of its own: its sums overlap the tables' exchange
         learner = _Learner(model)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
         # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an
         # order that depends on the place in the bucket; a resumed run has a first step too
-        self._ddp = DistributedDataParallel(
-            learner, process_group=self._dense, init_sync=False, find_unused_parameters=True
-        )
+        self._ddp = DistributedDataParallel(learner, process_group=dense, init_sync=False, find_unused_parameters=True)
         narrow = torch.bfloat16 if run.sharding.dense == "bf16" else None
-        self._ddp.register_comm_hook((self.world, self._dense, narrow), _sum)
+        self._ddp.register_comm_hook((self.world, dense, narrow), _sum)
         return self._ddp
 
     def begun(self) -> None:

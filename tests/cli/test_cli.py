@@ -207,6 +207,24 @@ def test_kept_columns_keep_their_types(here: Path, trained: Path) -> None:
     assert scores.select(keep.split(",")).equals(log.select(keep.split(",")))
 
 
+def test_a_resumed_run_keeps_what_is_not_said_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = ["train", "prepared", "--run_dir", "mine", "--log.tensorboard", "false"]
+    assert main([*begin, "--model.dim", "4", "--loop.max_steps", "3"]) == 0
+    capsys.readouterr()
+    assert main(["train", "prepared", "--run_dir", "mine", "--resume", "--loop.max_steps", "6"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "going on from step 3 of 6" in said and "resumed with loop.max_steps = 6, it was 3" in said
+    assert said.count("resumed with") == 1
+    assert re.search(r"\bdim\s*= 4\b", Path("mine/run.toml").read_text())
+
+
+def test_one_process_is_enough(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refuses(capsys, ["evaluate", str(trained)], "evaluate: runs in one process; start it without torchrun")
+
+
 def test_damaged_small_files(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained, "run")
     Path("run/checkpoints/best.json").write_text("[")

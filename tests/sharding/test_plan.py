@@ -52,7 +52,7 @@ def test_a_file_says_what_it_wants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "says"),
     [
-        ({"ranks": (0, 1), "rows": 3}, "1 x 3 blocks on ranks"),
+        ({"ranks": (0, 1), "rows": 3}, r"columns = 1 x rows = 3 are 3 blocks, on ranks \[0, 1\]"),
         ({"ranks": (1, 2), "rows": 2, "through_host": True}, "not all those of a host"),
     ],
 )
@@ -64,7 +64,9 @@ def test_impossible_layouts(layout: dict[str, Any], says: str) -> None:
 def test_a_host_is_all_its_ranks() -> None:
     whole = EmbeddingTables(SPECS[:1], [Feature(name="f", table="s")])
     fp32, world = cast.Config(), SimpleNamespace(size=4, hosts=1, local_size=4, rank=0)
-    with pytest.raises(UserError, match="table 's' is through_host in 2 row blocks; there are 4 ranks a host"):
+    with pytest.raises(
+        UserError, match="table 's': through_host needs rows = 4, one block for each rank of a host; it has rows = 2"
+    ):
         ShardedTables(whole, {"s": Layout(ranks=(2, 3), rows=2, through_host=True)}, world, fp32, fp32)  # type: ignore[arg-type]
 
 
