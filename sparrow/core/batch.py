@@ -127,6 +127,11 @@ class KeyedJagged:
             raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
         return self._group_size(key, self.rows[self.keys.index(key)])
 
+    def stored(self, key: str) -> int:
+        """The stored rows of one key."""
+        assert self.rows is not None
+        return self.rows[self.keys.index(key)]
+
     @property
     def batch_size(self) -> int:
         """B, the number of samples (not of stored rows); UserError when the features differ in it."""

@@ -12,25 +12,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.data._files import find
+from sparrow.data.clustered import clustered
 from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
 from sparrow.data.inferred import infer_log
 from sparrow.data.intime import in_time_order
+from sparrow.data.parts import GROUP_ROWS, PartWriter, files
 from sparrow.data.read import Log, Repairs, open_log, types_for
 from sparrow.data.schema import Schema, Source, Split
 from sparrow.data.spool import Spool, ahead, gathered
 from sparrow.data.transformed import NotIntegersError, Transforms, typed, vocabulary_file, weights_of
 from sparrow.data.workplace import workplace
+from sparrow.features import ticks_per_second
 from sparrow.features.quantile import Ordered
 from sparrow.features.vocabulary import UNKNOWN
 
-VERSION = 2
-GROUP_ROWS = 1 << 16  # of a row group
+VERSION = 3
 SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
 BATCH_BYTES = 1 << 24  # of text that is converted at a time
 
@@ -121,6 +122,7 @@ class _Job:
     told: Progress
     ends: list[int] = field(default_factory=list)  # of the logs' rows
     in_order: bool = True
+    writers: list[PartWriter] = field(default_factory=list)
 
     def run(self, new: Path, grow: bool) -> Prepared:
         """Write the whole folder `new`."""
@@ -144,7 +146,7 @@ class _Job:
         unknown = self._write(new, fitted, cutter, spool, times, int(fitter.rows.sum()))
         spool.drop()
         fitted.save(new)
-        _write_manifest(new, fitted.schema, fitter)
+        _write_manifest(new, fitted.schema, fitter, self.writers)
         return Prepared(
             out=new, schema=fitted.schema, left_out=fitter.left_out,
             rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
@@ -195,16 +197,18 @@ class _Job:
         self, new: Path, fitted: Transforms, cutter: Cutter, spool: Spool, times: Ordered, total: int
     ) -> dict[str, tuple[int, int]]:
         """The parts' files; returns how many ids of valid are unknown to each table, and how many there are."""
-        unknown = dict.fromkeys(fitted.schema.tables, (0, 0))
-        writers = [_PartWriter(new / part) for part in PARTS]
-        rows, time = 0, None if self.in_order else fitted.schema.role("time")
+        unknown, schema = dict.fromkeys(fitted.schema.tables, (0, 0)), fitted.schema
+        self.writers = [PartWriter(new / part, schema) for part in PARTS]
+        rows, time = 0, schema.role("time")
         parted = ahead(self._parted(fitted, cutter, spool))
-        if time is not None:
+        if time is not None and not self.in_order:
             parted = in_time_order(parted, times, time, self.work)
+        if schema.cluster:
+            parted = clustered(parted, schema.cluster.by, time or "", _partition(schema, times), self.work)
         whole = False
         try:
             for part, table in parted:
-                writers[part].add(table)
+                self.writers[part].add(table)
                 if part == 1:
                     _count_unknown(fitted.schema, table, unknown)
                 if table.num_rows:
@@ -212,7 +216,7 @@ class _Job:
                     self.told("write", rows, total)
             whole = True
         finally:
-            for writer in writers:
+            for writer in self.writers:
                 writer.close(whole=whole)
         assert rows == total, "rows were lost while they were written"
         return unknown
@@ -305,46 +309,22 @@ def _integers(schema: Schema, log: Log) -> frozenset[str]:
     )
 
 
-class _PartWriter:
-    """Writes one part in row groups of GROUP_ROWS."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self._path = folder / "part-00000.parquet"
-        self._writer: pq.ParquetWriter | None = None
-        self._held: list[pa.Table] = []
-        self._rows = 0
-
-    def add(self, table: pa.Table) -> None:
-        """Take in rows; the first call fixes the columns, also when it brings none."""
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._path, table.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
-            )
-        self._held.append(table)
-        self._rows += table.num_rows
-        if self._rows >= GROUP_ROWS:
-            self._flush(self._rows - self._rows % GROUP_ROWS)
-
-    def _flush(self, rows: int) -> None:
-        assert self._writer is not None
-        table = pa.concat_tables(self._held)
-        if rows:
-            self._writer.write_table(table.slice(0, rows), row_group_size=GROUP_ROWS)
-        self._held, self._rows = [table.slice(rows).combine_chunks()], table.num_rows - rows
-
-    def close(self, *, whole: bool) -> None:
-        """Write what is held, if the log came `whole`, and close the file."""
-        if self._writer is None:
-            return
-        try:
-            if whole:
-                self._flush(self._rows)
-        finally:
-            self._writer.close()
+def _partition(schema: Schema, times: Ordered) -> int:
+    """How much of the time column is a partition; 0 for all of it."""
+    assert schema.cluster is not None
+    if not schema.cluster.hours or not len(times):
+        return 0
+    time = schema.role("time")
+    if time is None:
+        raise UserError("cluster.hours: there is no column of kind time to cut by; declare one, or give 0")
+    last = float(times.at([len(times) - 1])[0])
+    if not (unit := ticks_per_second(last)):
+        looks = f"column {time!r} ends with {last:g}, which is no time since 1970"
+        raise UserError(f"cluster.hours: {looks}; give the column a format, or 0 hours")
+    return max(1, int(schema.cluster.hours * 3600 * unit))
 
 
-def _write_manifest(folder: Path, schema: Schema, fitter: Fitter) -> None:
+def _write_manifest(folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter]) -> None:
     """What the folder holds, and the digests of its files."""
     vocabularies = [vocabulary_file(schema, n) for n, t in schema.tables.items() if t.encoding == "vocabulary"]
     manifest = {
@@ -352,7 +332,8 @@ def _write_manifest(folder: Path, schema: Schema, fitter: Fitter) -> None:
         "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
         "label_mean": _means(fitter, None),
         "schema_sha256": sha256(folder / "schema.toml"),
-        "parts_sha256": {part: sha256(folder / part / "part-00000.parquet") for part in PARTS},
+        "runs": {part: writer.runs for part, writer in zip(PARTS, writers, strict=True)},
+        "parts_sha256": {f"{part}/{file}": sha256(folder / part / file) for part in PARTS for file in files(schema)},
         "vocabulary_sha256": {name: sha256(folder / name) for name in vocabularies},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

@@ -209,9 +209,9 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
     encoding = schema.tables[column.table].encoding if column.table else None
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "time")):
+    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "list") or encoding in ("hash", "vocabulary") or pa.types.is_temporal(kind):
+    if column.kind in ("group", "session", "list") or encoding in ("hash", "vocabulary") or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if encoding == "range" else kind
 

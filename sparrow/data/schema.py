@@ -11,8 +11,11 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
-kind: label, numeric, categorical, list, time, group (sessions, requests), weight (of a sample), baseline (somebody
-else's click probability, which evaluate puts beside the model's) or ignore.
+kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
+stand together, see [cluster]), weight (of a sample), baseline (somebody else's click probability, which evaluate puts
+beside the model's) or ignore.
+[cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
+which are then stored, read and looked up once for every run of equal rows.
 What was fitted on the training part (mean, std; low, high, rows, distinct of a table) is kept when it is passed back:
 delete it to have it fitted anew. A table that a column names and [tables] does not is made."""
 
@@ -34,7 +37,7 @@ class Column:
     does. format: of a time that is text, as strptime takes it. note: why it was inferred so.
     """
 
-    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "weight", "baseline", "ignore"]
+    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "session", "weight", "baseline", "ignore"]
     source: str | None = None
     table: str | None = None
     pooling: Literal["sum", "mean", "none"] | None = None
@@ -138,13 +141,33 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Sessions side by side: RecD's clustering (arXiv 2211.05239, section 4), within partitions of time.
+
+    by: a column of kind session or group. hours: of a partition, so that what is predicted before it is trained on
+    never saw later rows than an hour's; 0 makes each part of the log one partition.
+    """
+
+    by: str
+    hours: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(least=0, hours=self.hours)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schema:
-    """A log's columns by feature name, the tables their ids live in, how it is read and split."""
+    """A log's columns by feature name, the tables their ids live in, how it is read and split.
+
+    groups: name -> features that are stored, read and looked up once for every run of equal rows.
+    """
 
     columns: dict[str, Column]
     tables: dict[str, Table] = field(default_factory=dict)
     source: Source = Source()
     split: Split = Split()
+    cluster: Cluster | None = None
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
@@ -155,10 +178,20 @@ class Schema:
                 raise UserError(
                     f"columns.{mixed[0]}.table: {table!r} holds quantile buckets; give the ids another table"
                 )
-        for kind in ("time", "group", "weight"):
+        for kind in ("time", "group", "session", "weight"):
             named = self.of_kind(kind)
             if len(named) > 1:
                 raise UserError(f"columns: {' and '.join(named)} are both of kind {kind}; make all but one 'ignore'")
+        if self.cluster and self.cluster.by not in self.of_kind("session", "group"):
+            known = suggest(self.cluster.by, self.of_kind("session", "group"))
+            raise UserError(f"cluster.by: {self.cluster.by!r} is no column of kind session or group{known}")
+        grouped = [name for names in self.groups.values() for name in names]
+        for group, names in self.groups.items():
+            for name in names:
+                if name not in (*self.dense, *self.sparse):
+                    raise UserError(f"groups.{group}: no feature {name!r}{suggest(name, (*self.dense, *self.sparse))}")
+                if grouped.count(name) > 1:
+                    raise UserError(f"groups.{group}: {name!r} is named twice; a feature is in one group")
         if self.split.negatives < 1 and len(self.labels) > 1:
             raise UserError("split.negatives: scores are corrected for one label only; keep all rows, or one label")
 

@@ -41,6 +41,11 @@ class Spool:
         else:
             self._writer.write_batch(batch)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether no file was needed."""
+        return self._writer is None
+
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._writer is None:
             yield from self._held

@@ -42,7 +42,7 @@ class Transforms:
     def transform(self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0) -> pa.Table:
         """Raw rows [N] -> a table [N] of feature columns in the schema's order.
 
-        label, weight, baseline and numeric columns become float32, time, group and hashed columns int64, other
+        label, weight, baseline and numeric columns become float32, time, group, session and hashed columns int64, other
         categorical ones int32; lists are large lists of the same, and a list with weights has these in a column beside
         it, named by `weights_of`. training: every column must be there and every label known; else only features
         must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors.
@@ -133,7 +133,7 @@ def typed(
     """
     names = []
     for name, column in schema.columns.items():
-        optional = not training and column.kind in ("label", "weight", "time", "group", "baseline")
+        optional = not training and column.kind in ("label", "weight", "time", "group", "session", "baseline")
         if column.kind != "ignore" and not (optional and (column.source or name) not in batch.schema.names):
             names.append(name)
 
@@ -210,7 +210,7 @@ def _typed(
         return {name: pa.array(_probabilities(raw, name, row0).astype(np.float32))}
     if column.kind == "time":
         return {name: pa.array(as_times(raw, name, row0, column.format))}
-    if column.kind == "group":
+    if column.kind in ("group", "session"):
         return {name: pa.array(hash_ids(as_ids(raw, name, lambda i: row0 + i)))}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}

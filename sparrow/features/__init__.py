@@ -3,6 +3,16 @@
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import Moments, as_numbers, transform
-from sparrow.features.times import as_times
+from sparrow.features.times import as_times, ticks_per_second
 
-__all__ = ["Moments", "as_ids", "as_lists", "as_numbers", "as_times", "hash_ids", "is_text", "transform"]
+__all__ = [
+    "Moments",
+    "as_ids",
+    "as_lists",
+    "as_numbers",
+    "as_times",
+    "hash_ids",
+    "is_text",
+    "ticks_per_second",
+    "transform",
+]

@@ -166,3 +166,8 @@ def _refuse(column: pa.Array, bad: pa.Array, name: str, row0: int, words: str) -
 
 def _numpy(array: pa.Array) -> Int64s:
     return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def ticks_per_second(t: float) -> int | None:
+    """The unit of a time since 1970, told by its size: 1, 10**3 or 10**6 a second; None for another number."""
+    return next((unit for unit in (1, 10**3, 10**6) if 3e8 <= abs(t) / unit < 1e10), None)  # 1979 to 2286

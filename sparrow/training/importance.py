@@ -72,13 +72,13 @@ def _batches(
     whole: Batch, schema: Schema, batch_size: int, order_N: Tensor | None = None, moved: Collection[str] = ()
 ) -> Iterator[Batch]:
     """The rows in order; row i has the `moved` features of row order_N[i]."""
+    ids = whole.ids.expanded()
     for rows_B in torch.arange(whole.batch_size).split(batch_size):
         others_B = rows_B if order_N is None else order_N[rows_B]
         dense_BC = whole.dense_BC[rows_B]
         for c, name in enumerate(schema.dense):
             if name in moved:
                 dense_BC[:, c] = whole.dense_BC[others_B, c]
-        ids = whole.ids
         parts = [replace(ids[key], inverse_B=others_B if key in moved else rows_B).expanded() for key in ids.keys]
         none = (torch.empty(0, dtype=torch.int64),)
         weights = [part.weights_N for part in parts if part.weights_N is not None]

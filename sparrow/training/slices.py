@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.loader import Dataset
 from sparrow.data.schema import Column, Schema, Table
+from sparrow.features import ticks_per_second
 
 Array = npt.NDArray[np.int64]
 
@@ -34,12 +33,12 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
         why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
         raise UserError(f"--by: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
     column = kept[name]
-    values = pq.read_table(Path(dataset.path) / split, columns=[name])[name]
+    values = dataset.column(name, split)
     if column.kind == "list":
         return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g} ids")
     if column.boundaries is not None:
         return _numbers(values.to_numpy().astype(np.float64), _bucket(column.boundaries), least="")
-    if column.kind in ("categorical", "group"):
+    if column.kind in ("categorical", "group", "session"):
         return _ids(values, _decoder(dataset.schema, column))
     x_N = values.to_numpy().astype(np.float64)
     if column.kind == "time":
@@ -97,7 +96,5 @@ def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], least: s
 
 def _as_time(t: float) -> str:
     """Seconds, milliseconds or microseconds since 1970 as a date, told by their size; other numbers as they are."""
-    for unit in (1, 10**3, 10**6):
-        if 3e8 <= abs(t) / unit < 1e10:  # 1979 to 2286
-            return datetime.fromtimestamp(t / unit, UTC).strftime("%Y-%m-%d %H:%M")
-    return f"{t:,.0f}"
+    unit = ticks_per_second(t)
+    return datetime.fromtimestamp(t / unit, UTC).strftime("%Y-%m-%d %H:%M") if unit else f"{t:,.0f}"

@@ -65,7 +65,7 @@ def usage(
     columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}
     for part in ("train", *parts) if modules else ():
         done, total = 0, dataset.rows(part)
-        for batch in dataset.loader(1 << 14, split=part):
+        for batch in dataset.loader(1 << 14, split=part, dedup="off"):
             for tables in modules:
                 _count(tables, batch.to(found.run.device), found.schema, hits, columns, part)
             done += batch.batch_size

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import prepared
+from sparrow.data import parts
 from sparrow.data.schema import Column, Schema, Split, Table
 
 ROWS = 1003
@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
     }
     pq.write_table(pa.table(columns), folder / "log.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "GROUP_ROWS", 100)
+        patch.setattr(parts, "GROUP_ROWS", 100)
         data.prepare([folder / "log.parquet"], folder / "out", schema=SCHEMA, split=Split(valid=0, test=0))
     return data.open(folder / "out")
 
@@ -185,8 +185,8 @@ def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path
     with pytest.raises(UserError, match=r"manifest\.json: damaged"):
         data.open(tmp_path)
     text = (dataset.path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"version": 2', '"version": 99'))
-    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 2; prepare the log again"):
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 3', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 3; prepare the log again"):
         data.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"schema\.toml: missing"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data import prepare, prepared
+from sparrow.data import parts, prepare
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.features import hash_ids
 
@@ -243,7 +243,7 @@ def test_no_file_is_in_two_parts_or_twice_in_one(tmp_path: Path) -> None:
 
 
 def test_row_groups_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "GROUP_ROWS", 128)
+    monkeypatch.setattr(parts, "GROUP_ROWS", 128)
     told: list[tuple[str, int, int]] = []
     split = Split(valid=0, test=0)
     log = written(tmp_path, log_of(1000))

@@ -1,0 +1,71 @@
+"""Rows of a session side by side within a partition of time, whatever their number (RecD's O2, arXiv 2211.05239)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sparrow.data.runs import mixed
+from sparrow.data.spool import Spool
+
+HELD_BYTES = 1 << 25  # of rows that are sorted at a time
+BITS = 6  # of a session's number, by which a partition is cut that memory does not hold
+
+
+def clustered(
+    parted: Iterable[tuple[int, pa.Table]], session: str, time: str, partition: int, work: Path
+) -> Iterator[tuple[int, pa.Table]]:
+    """(part, rows) that come in the order of column `time`, which is kept from one partition to the next.
+
+    Within a partition [k * partition, (k + 1) * partition) of the time, or all of a part when that is 0, sessions
+    stand one behind the other, in the order of their mixed numbers; rows of one session stay in the order in which
+    they came. So the same rows give the same order wherever it is made. work: a folder for what memory should not hold.
+    """
+    held, now = Spool(work / "partition", HELD_BYTES), None
+    for part, table in parted:
+        if not table.num_rows:
+            yield part, table  # tells the columns
+            continue
+        k_N = table[time].to_numpy() // partition if partition else np.zeros(table.num_rows, np.int64)
+        edges = [0, *(np.flatnonzero(np.diff(k_N)) + 1).tolist(), table.num_rows]
+        for first, last in itertools.pairwise(edges):
+            if now != (part, int(k_N[first])):
+                yield from _ordered(held, now[0] if now else part, session, work, 0)
+                held, now = Spool(work / "partition", HELD_BYTES), (part, int(k_N[first]))
+            (batch,) = table.slice(first, last - first).combine_chunks().to_batches()
+            held.add(batch)
+    if now:
+        yield from _ordered(held, now[0], session, work, 0)
+
+
+def _ordered(held: Spool, part: int, session: str, work: Path, depth: int) -> Iterator[tuple[int, pa.Table]]:
+    """All of a spool's rows by session; sessions agree in the first depth * BITS bits of their mixed numbers."""
+    if held.in_memory or (depth + 1) * BITS > 64:
+        if held.rows:
+            table = pa.Table.from_batches(held)
+            yield part, table.take(pa.array(np.argsort(mixed(table[session].to_numpy()), kind="stable")))
+        held.drop()
+        return
+    buckets = [Spool(work / f"bucket-{depth}-{b}", HELD_BYTES >> BITS) for b in range(1 << BITS)]
+    sessions: list[set[int]] = [set() for _ in buckets]
+    for batch in held:
+        key_N = mixed(batch.column(session).to_numpy())
+        bucket_N = (key_N << np.uint64(depth * BITS)) >> np.uint64(64 - BITS)
+        order = np.argsort(bucket_N, kind="stable")
+        ends = np.searchsorted(bucket_N[order], np.arange(len(buckets) + 1))
+        batch = batch.take(pa.array(order))
+        for b in np.flatnonzero(np.diff(ends)).tolist():
+            buckets[b].add(batch.slice(ends[b], ends[b + 1] - ends[b]))
+            if len(sessions[b]) < 2:
+                sessions[b].update(np.unique(key_N[order[ends[b] : ends[b + 1]]])[:2].tolist())
+    held.drop()
+    for bucket, found in zip(buckets, sessions, strict=True):
+        if len(found) == 1:  # it may be larger than memory
+            yield from ((part, pa.Table.from_batches([batch])) for batch in bucket)
+            bucket.drop()
+        else:
+            yield from _ordered(bucket, part, session, work, depth + 1)

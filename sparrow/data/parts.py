@@ -1,0 +1,142 @@
+"""A part of a prepared log on disk: rows, and beside them groups of features once for every run of equal rows.
+
+part-00000.parquet holds the columns of no group; group-NAME.parquet those of one, with the rows of each run in column
+`:rows`. All files have the same row groups, so that a reader can take one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparrow.core.errors import UserError
+from sparrow.data.runs import begins, bits
+from sparrow.data.schema import Schema
+from sparrow.data.transformed import weights_of
+
+ROWS = "part-00000.parquet"
+RUN = ":rows"  # no column of a log is named so: a separator of ours
+GROUP_ROWS = 1 << 16  # of a row group
+
+
+def group_file(group: str) -> str:
+    """The file of a group."""
+    return f"group-{quote(group, safe='')}.parquet"
+
+
+def files(schema: Schema) -> tuple[str, ...]:
+    """Every file of a part."""
+    return (ROWS, *map(group_file, schema.groups))
+
+
+def columns_of(schema: Schema, group: str) -> list[str]:
+    """A group's columns, weights of lists included."""
+    return [
+        name
+        for feature in schema.groups[group]
+        for name in (feature, weights_of(feature))
+        if name == feature or schema.columns[feature].weights
+    ]
+
+
+def request(schema: Schema) -> list[str]:
+    """Columns whose change begins another request: the group that GAUC ranks within, or a session's rows of a time."""
+    group, session, time = (schema.role(kind) for kind in ("group", "session", "time"))
+    return [name for name in ((group,) if group else (session, time)) if name]
+
+
+class PartWriter:
+    """Writes one part in row groups of GROUP_ROWS, or of whole requests and at most as many where the log is clustered.
+
+    runs: of each group, so far.
+    """
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        folder.mkdir()
+        self._folder, self._groups = folder, {group: columns_of(schema, group) for group in schema.groups}
+        self._request = request(schema) if schema.cluster else []
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._held: list[pa.Table] = []
+        self._rows = 0
+        self.runs = dict.fromkeys(schema.groups, 0)
+
+    def add(self, table: pa.Table) -> None:
+        """Take in rows; the first call fixes the columns, also when it brings none."""
+        if not self._writers:
+            for name, part in self._parts(table.slice(0, 0)).items():
+                self._writers[name] = pq.ParquetWriter(
+                    self._folder / name, part.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
+                )
+        self._held.append(table)
+        self._rows += table.num_rows
+        if self._rows > GROUP_ROWS:
+            self._write(all_of_it=False)
+
+    def _write(self, *, all_of_it: bool) -> None:
+        table = pa.concat_tables(self._held).combine_chunks()
+        while table.num_rows > (0 if all_of_it else GROUP_ROWS):
+            rows = min(GROUP_ROWS, table.num_rows)
+            if self._request and rows < table.num_rows:
+                head = table.slice(0, rows + 1)
+                ends = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
+                rows = int(ends[-1]) if len(ends) else rows  # a request of more rows is cut
+            for name, part in self._parts(table.slice(0, rows)).items():
+                self._writers[name].write_table(part, row_group_size=max(part.num_rows, 1))
+            table = table.slice(rows)
+        self._held, self._rows = [table], table.num_rows
+
+    def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
+        """File -> what it gets of some rows."""
+        found = {}
+        for group, names in self._groups.items():
+            first = np.flatnonzero(begins([bits(table[name]) for name in names], table.num_rows))
+            runs = table.select(names).take(pa.array(first))
+            lengths = np.diff(first, append=table.num_rows).astype(np.int32)
+            found[group_file(group)] = runs.add_column(0, RUN, pa.array(lengths))
+            self.runs[group] += len(first)
+        apart = {name for names in self._groups.values() for name in names}
+        return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
+
+    def close(self, *, whole: bool) -> None:
+        """Write what is held, if the log came `whole`, and close the files."""
+        try:
+            if whole and self._writers:
+                self._write(all_of_it=True)
+        finally:
+            for writer in self._writers.values():
+                writer.close()
+
+
+@contextmanager
+def opened(folder: Path, schema: Schema) -> Iterator[dict[Path, pq.ParquetFile]]:
+    """A part's files, that of the rows first; UserError for a damaged one."""
+    with ExitStack() as stack:
+        found = {}
+        for path in (folder / name for name in files(schema)):
+            with _told(path):
+                found[path] = stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
+        yield found
+
+
+def read_group(files: Mapping[Path, pq.ParquetFile], number: int, columns: Sequence[str]) -> dict[str, pa.Table]:
+    """File's name -> the wanted columns of a row group; UserError for a damaged one."""
+    found = {}
+    for path, file in files.items():
+        wanted = [column for column in file.schema_arrow.names if column in columns or column == RUN]
+        with _told(path):
+            found[path.name] = file.read_row_groups([number], wanted, use_threads=False)
+    return found
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None

@@ -1,0 +1,286 @@
+"""Sessions side by side, groups of features once for every run of equal rows: the same rows as without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparrow import data
+from sparrow.core import Batch, UserError
+from sparrow.data import clustered, parts
+from sparrow.data.runs import begins, bits, first_equal, mixed
+from sparrow.data.schema import Cluster, Column, Schema, Split, Table
+from sparrow.features import hash_ids
+
+HOUR_MS = 3_600_000
+START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+SCHEMA = Schema(
+    columns={
+        "label": Column(kind="label"), "ts": Column(kind="time"), "session": Column(kind="session"),
+        "request": Column(kind="group"), "row": Column(kind="numeric", transform="none"),
+        "age": Column(kind="numeric", transform="none"), "item": Column(kind="categorical", table="item"),
+        "user": Column(kind="categorical", table="user"),
+        "history": Column(kind="list", table="item", weights="stars", pooling="mean"),
+        "tags": Column(kind="list", table="tag", pooling="sum"),
+    },
+    tables={name: Table(encoding="hash", rows=50) for name in ("item", "user", "tag")},
+    split=Split(by="time", valid=0.2, test=0.0),
+    cluster=Cluster(by="session"),
+    groups={"user": ("user", "history", "age"), "tags": ("tags",)},
+)  # fmt: skip
+PLAIN = replace(SCHEMA, cluster=None, groups={})
+
+
+def made(sessions: int = 60, hours: int = 3, seed: int = 0) -> pa.Table:
+    """Requests of up to four candidates; a session shares its user, age and a history that sometimes grows."""
+    random = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for session in range(sessions):
+        begin = START_MS + int(random.integers(0, hours * HOUR_MS))
+        history = [int(i) for i in random.integers(0, 30, random.integers(0, 4))]
+        user, age = f"u{random.integers(20)}", float(random.integers(3))
+        for request in range(random.integers(1, 5)):
+            history = [*history, int(random.integers(30))] if random.random() < 0.3 else history
+            for _ in range(random.integers(1, 5)):
+                rows.append({
+                    "label": int(random.integers(2)), "ts": begin + 1000 * request, "session": f"s{session}",
+                    "request": 100 * session + request, "age": age, "item": int(random.integers(30)), "user": user,
+                    "history": history, "stars": [0.5 + i for i in range(len(history))],
+                    "tags": [int(i) for i in random.integers(0, 30, random.integers(0, 3))],
+                })  # fmt: skip
+    rows.sort(key=lambda row: row["ts"])
+    return pa.Table.from_pylist([{**row, "row": float(i)} for i, row in enumerate(rows)])
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(made(), path)
+    return path
+
+
+@pytest.fixture
+def dataset(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> data.Dataset:
+    """In many row groups."""
+    monkeypatch.setattr(parts, "GROUP_ROWS", 64)
+    data.prepare([log], tmp_path / "out", schema=SCHEMA)
+    return data.open(tmp_path / "out")
+
+
+def everything(dataset: data.Dataset, split: str = "train") -> list[dict[str, Any]]:
+    """All rows of a part, as a reader of Parquet finds them: columns of groups repeated."""
+    folder = dataset.path / split
+    table = pq.read_table(folder / parts.ROWS)
+    for group, names in dataset.schema.groups.items():
+        runs = pq.read_table(folder / parts.group_file(group))
+        at = np.repeat(np.arange(runs.num_rows), runs[parts.RUN].to_numpy())
+        for name in parts.columns_of(dataset.schema, group):
+            table = table.append_column(name, runs[name].take(pa.array(at)))
+        assert names
+    return table.to_pylist()
+
+
+def rows_of(batch: Batch) -> list[tuple[Any, ...]]:
+    """A batch's samples as plain values, expanded."""
+    ids = batch.ids.expanded()
+    lists = [
+        [(v.tolist(), w.tolist()) for v, w in zip(ids[k].values_N.split(n), ids[k].weights_N.split(n), strict=True)]  # type: ignore[union-attr]
+        for k in ids.keys
+        for n in [ids[k].lengths_B.tolist()]
+    ]
+    return list(zip(batch.dense_BC.tolist(), *lists, batch.labels_BT.tolist(), batch.session_B.tolist(), strict=True))  # type: ignore[union-attr]
+
+
+def same(one: Batch, other: Batch) -> None:
+    """expanded(dedup(batch)) = batch, to the bit."""
+    a, b = one.ids.expanded(), other.ids.expanded()
+    assert a.keys == b.keys and torch.equal(a.values_N, b.values_N)
+    assert torch.equal(a.lengths, b.lengths) and torch.equal(a.weights_N, b.weights_N)  # type: ignore[arg-type]
+    for x, y in ((one.dense_BC, other.dense_BC), (one.labels_BT, other.labels_BT), (one.session_B, other.session_B)):
+        assert torch.equal(x, y)  # type: ignore[arg-type]
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 1), max_size=2), st.sampled_from([0.0, -0.0])))
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_runs_are_those_of_a_loop(rows: list[tuple[int, list[int], float]]) -> None:
+    columns = [
+        pa.array([a for a, _, _ in rows], pa.int32()), pa.array([b for _, b, _ in rows], pa.large_list(pa.int64())),
+        pa.array([c for _, _, c in rows], pa.float32()),
+    ]  # fmt: skip
+    plain = [(a, b, str(c)) for a, b, c in rows]  # -0.0 is another number
+    want = [i == 0 or row != plain[i - 1] for i, row in enumerate(plain)]
+    assert begins([bits(c) for c in columns], len(rows)).tolist() == want
+    assert first_equal([bits(c) for c in columns], len(rows)).tolist() == [plain.index(row) for row in plain]
+
+
+def test_equal_fingerprints_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparrow.data.runs.mixed", lambda x: np.zeros(len(x), np.uint64))
+    columns = [bits(pa.array([1, 2, 1, 2]))]
+    assert first_equal(columns, 4).tolist() == [0, 1, 0, 3]  # what differs from the first of its print is by itself
+
+
+def test_the_file_has_the_log_by_hour_session_and_time(dataset: data.Dataset, log: Path) -> None:
+    want = []
+    plain = pq.read_table(log).to_pylist()
+    for part in ("train", "valid"):
+        found = everything(dataset, part)
+        here = {row["row"] for row in found}
+        number = {row["session"]: 0 for row in plain}
+        codes = dict(zip(number, mixed(hash_ids(pa.array(number))).tolist(), strict=True))
+        rows = [row for row in plain if row["row"] in here]
+        rows.sort(key=lambda row: (row["ts"] // HOUR_MS, codes[row["session"]], row["row"]))
+        assert [row["row"] for row in found] == [row["row"] for row in rows]
+        want += rows
+    assert len(want) == len(plain)
+
+
+def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
+    rows = everything(dataset)
+    for group in dataset.schema.groups:
+        names = parts.columns_of(dataset.schema, group)
+        runs, at = 0, 0
+        file = pq.ParquetFile(dataset.path / "train" / parts.group_file(group))
+        whole = pq.ParquetFile(dataset.path / "train" / parts.ROWS)
+        assert file.num_row_groups == whole.num_row_groups > 2
+        for i in range(whole.num_row_groups):
+            here = rows[at : at + whole.metadata.row_group(i).num_rows]
+            at += len(here)
+            want = sum(j == 0 or any(here[j][n] != here[j - 1][n] for n in names) for j in range(len(here)))
+            assert file.metadata.row_group(i).num_rows == want
+            runs += want
+        assert dataset.manifest["runs"]["train"][group] == runs < len(rows)
+        assert dataset.factor(group) == len(rows) / runs
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 10_000])
+def test_expanded_is_the_batch_without(dataset: data.Dataset, shuffle: bool, batch_size: int) -> None:
+    one, other = (dataset.loader(batch_size, shuffle=shuffle, seed=3, dedup=d) for d in ("on", "off"))  # type: ignore[arg-type]
+    for _ in range(2):
+        stored = 0
+        for deduped, plain in zip(one, other, strict=True):
+            same(deduped, plain)
+            assert plain.ids.inverse_B == {} and set(deduped.ids.inverse_B) == {("user", "history"), ("tags",)}
+            stored += sum(deduped.ids.stored(key) for key in ("user", "tags"))
+            for inverse_B in deduped.ids.inverse_B.values():
+                seen = list(dict.fromkeys(inverse_B.tolist()))
+                assert seen == list(range(len(seen)))  # in the order in which they first occur
+        assert batch_size == 1 or stored < 2 * dataset.rows()
+
+
+def test_unique_rows_are_unique(log: Path, tmp_path: Path) -> None:
+    """Also those that stand apart: a batch within one window has each content once."""
+    data.prepare([log], tmp_path / "out", schema=SCHEMA)
+    (batch,) = data.open(tmp_path / "out").loader(10_000, dedup="on")
+    ids = batch.ids["tags"]
+    each = [tuple(v.tolist()) for v in ids.values_N.split(ids.offsets_B1.diff().tolist())]
+    assert len(set(each)) == len(each) < data.open(tmp_path / "out").manifest["runs"]["train"]["tags"]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_no_request_is_split_and_no_row_is_lost(dataset: data.Dataset, shuffle: bool) -> None:
+    loader = dataset.loader(10, shuffle=shuffle, seed=1)
+    for _ in range(2):
+        seen: list[float] = []
+        requests: set[int] = set()
+        batches = list(loader)
+        assert len(batches) == len(loader) == -(-dataset.rows() // 10)
+        for batch in batches:
+            assert batch.session_B is not None and batch.batch_size < 20
+            here = set(batch.session_B.tolist())
+            assert not here & requests
+            requests |= here
+            seen += batch.dense_BC[:, 0].tolist()
+        everyone = [row["row"] for row in everything(dataset)]
+        assert sorted(seen) == sorted(everyone) and (seen != everyone) == shuffle
+
+
+def test_a_request_of_more_rows_than_a_batch_is_cut(log: Path, tmp_path: Path) -> None:
+    table = made(3).drop(["request"])
+    table = table.append_column("request", pa.array(np.zeros(table.num_rows, np.int64)))
+    pq.write_table(table, tmp_path / "one.parquet")
+    one = replace(SCHEMA, columns={**SCHEMA.columns, "session": Column(kind="session", source="request")})
+    data.prepare([tmp_path / "one.parquet"], tmp_path / "out", schema=one)
+    dataset = data.open(tmp_path / "out")
+    assert [batch.batch_size for batch in dataset.loader(4)][:-1] == [4] * (len(dataset.loader(4)) - 1)
+
+
+def test_taken_up_at_any_batch(dataset: data.Dataset) -> None:
+    whole = list(dataset.loader(9, shuffle=True, seed=5, dedup="on"))
+    for at in range(len(whole)):
+        again = dataset.loader(9, shuffle=True, seed=5, dedup="on")
+        again.load_state_dict({"epoch": 0, "batch": at, "batch_size": 9})
+        rest = list(again)
+        assert len(rest) == len(whole) - at
+        same(rest[0], whole[at])
+        same(rest[-1], whole[-1])
+
+
+def test_memory_holds_no_partition(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut by session, again and again, down to one session that is larger than memory."""
+    data.prepare([log], tmp_path / "one", schema=SCHEMA)
+    monkeypatch.setattr(clustered, "HELD_BYTES", 500)
+    monkeypatch.setattr(clustered, "BITS", 1)
+    data.prepare([log], tmp_path / "other", schema=SCHEMA)
+    for part in ("train", "valid"):
+        assert everything(data.open(tmp_path / "one"), part) == everything(data.open(tmp_path / "other"), part)
+    digests = [json.loads((tmp_path / n / "manifest.json").read_text())["parts_sha256"] for n in ("one", "other")]
+    assert digests[0] == digests[1]
+
+
+def test_a_log_in_any_order_gives_the_same_folder(log: Path, tmp_path: Path) -> None:
+    """Rows of one time keep the order of the log, so that only those are shuffled apart."""
+    table = pq.read_table(log)
+    times = np.unique(table["ts"].to_numpy())
+    order = np.concatenate(
+        [np.flatnonzero(table["ts"].to_numpy() == t) for t in np.random.default_rng(0).permutation(times)]
+    )
+    pq.write_table(table.take(pa.array(order)), tmp_path / "log.parquet")
+    for name, source in (("one", log), ("other", tmp_path / "log.parquet")):
+        data.prepare([source], tmp_path / name, schema=SCHEMA)
+    assert everything(data.open(tmp_path / "one")) == everything(data.open(tmp_path / "other"))
+
+
+def test_auto_goes_by_the_measured_factor(dataset: data.Dataset) -> None:
+    assert dataset.factor("user") > 1.5 > dataset.factor("tags")
+    (batch,) = dataset.loader(10_000)
+    assert set(batch.ids.inverse_B) == {("user", "history")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cluster": Cluster(by="sesion")}, "cluster.by: 'sesion' is no column of kind session or group; did you mean"),
+        ({"groups": {"g": ("usr",)}}, "groups.g: no feature 'usr'; did you mean 'user'"),
+        ({"groups": {"g": ("label",)}}, "groups.g: no feature 'label'"),
+        ({"groups": {"g": ("user",), "h": ("user",)}}, "groups.g: 'user' is named twice"),
+    ],
+)
+def test_what_a_schema_cannot_say(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        replace(SCHEMA, **changes)
+
+
+def test_hours_need_a_time_since_1970(log: Path, tmp_path: Path) -> None:
+    odd = replace(SCHEMA, columns={**SCHEMA.columns, "ts": Column(kind="time", source="row")})
+    table = pq.read_table(log)
+    table = table.set_column(table.column_names.index("row"), "row", pa.array(np.arange(table.num_rows)))
+    pq.write_table(table, tmp_path / "log.parquet")
+    with pytest.raises(UserError, match=r"cluster\.hours: column 'ts' ends with \d+, which is no time since 1970"):
+        data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=odd)
+    data.prepare(
+        [tmp_path / "log.parquet"], tmp_path / "out", schema=replace(odd, cluster=Cluster(by="session", hours=0))
+    )
