@@ -43,7 +43,9 @@ def evaluate(
         )
     rows = []
     for i, label in enumerate(found.schema.labels):
-        result = measure(found.scores, dataset.loader(found.run.data.batch_size, split=split), label=i)
+        result = measure(
+            found.scores, dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup), label=i
+        )
         rows.append(
             (f"{found.name}, step {found.step}" + (f": {label}" if len(found.schema.labels) > 1 else ""), result)
         )

@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sparrow.core.config import write_toml
+from sparrow.data import Repeats
+
 
 def prepare(
     inputs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")],
@@ -27,6 +30,10 @@ def prepare(
     delimiter: str | None = None,
     encoding: str | None = None,
     bad_rows: Literal["stop", "repair"] | None = None,
+    cluster_by: str | None = None,
+    order_by: str | None = None,
+    cluster_hours: float | None = None,
+    suggest_groups: bool = False,
     overwrite: bool = False,
     infer_only: bool = False,
 ) -> None:
@@ -51,6 +58,10 @@ def prepare(
         delimiter: Between the cells of text; found out unless told.
         encoding: Of text, such as latin-1 or cp1252; UTF-8 unless told.
         bad_rows: Stop at a line that cannot be read, or repair: leave it out, take bad cells for missing, and count.
+        cluster_by: A column: rows of a session stand side by side, in the order of --order-by.
+        order_by: The column that says when; the log's time unless told.
+        cluster_hours: Sessions stand together within so many hours; 1 unless told, 0 for the whole log.
+        suggest_groups: Measure which features repeat from row to row, and say which to name as [groups] in the schema.
         overwrite: Replace an existing OUT, once the new one is complete.
         infer_only: Print the schema that would be inferred, and stop.
     """  # noqa: E501 - a line of help each
@@ -58,7 +69,7 @@ def prepare(
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
     from sparrow.data.inferred import infer_log
-    from sparrow.data.schema import Schema, Source, Split
+    from sparrow.data.schema import Schema, Source, Split, clustered_by
 
     if schema and like:
         raise UserError("--schema and --like: both say what the columns are; give one of them")
@@ -76,6 +87,12 @@ def prepare(
         wanted = replace(wanted, by="file")
     about_text = {"delimiter": delimiter, "encoding": encoding, "bad_rows": bad_rows}
     source = replace(known.source if known else Source(), **_told(about_text))
+    if cluster_by or order_by or cluster_hours is not None:
+        if like:
+            raise UserError("--like and --cluster-by: the columns are as they were; prepare the log with --schema")
+        given = clustered_by(
+            known or infer_log(data.open_log(inputs, source), label), cluster_by, order_by, cluster_hours
+        )
     if infer_only:
         print(infer_log(data.open_log(inputs, source), label).to_toml(), end="")
         return
@@ -93,9 +110,29 @@ def prepare(
     for name, rows in made.rows.items():
         table.add_row(name, f"{rows:,}", *(f"{made.label_means[name][label]:.4f}" if rows else "" for label in labels))
     _show.out.print(table)
+    if suggest_groups:
+        _suggest(data.repeats(data.open(out)))
     _show.out.print(
         f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
     )
+
+
+def _suggest(found: Repeats) -> None:
+    """What repeats, and the lines for a schema."""
+    from sparrow.cli import _show
+
+    behind = f"{found.rows:,} rows of {found.sessions:,} sessions, {found.rows / max(found.sessions, 1):.1f} each"
+    _show.out.print(f"what repeats from row to row: {behind}", soft_wrap=True)
+    table = _show.Table("feature", "equal to the row before", "rows a run", "group")
+    of = {name: group for group, names in found.groups.items() for name in names}
+    for name, runs in sorted(found.runs.items(), key=lambda item: item[1]):
+        table.add_row(name, f"{found.equal[name]:.1%}", f"{found.rows / runs:.2f}", of.get(name, ""))
+    _show.out.print(table)
+    if not found.groups:
+        _show.out.print("no group pays: too little repeats")
+        return
+    _show.out.print("to store and look these up once for every run, put this in the schema and prepare again:")
+    print(write_toml({"groups": {group: list(names) for group, names in found.groups.items()}}), end="")
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:

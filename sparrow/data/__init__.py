@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparrow.data._rows import batches
+    from sparrow.data.groups import Repeats, repeats
     from sparrow.data.inferred import infer
     from sparrow.data.loader import Dataset, Loader, open
     from sparrow.data.prepared import Prepared, prepare
@@ -20,6 +21,7 @@ _HOMES = {
     "Loader": "loader",
     "Generated": "synthetic",
     "Prepared": "prepared",
+    "Repeats": "groups",
     "Transforms": "transformed",
     "batches": "_rows",
     "generate": "synthetic",
@@ -27,6 +29,7 @@ _HOMES = {
     "open": "loader",
     "open_log": "read",
     "prepare": "prepared",
+    "repeats": "groups",
     "table_log": "read",
 }
 
@@ -35,6 +38,7 @@ __all__ = [
     "Generated",
     "Loader",
     "Prepared",
+    "Repeats",
     "Transforms",
     "batches",
     "generate",
@@ -42,6 +46,7 @@ __all__ = [
     "open",
     "open_log",
     "prepare",
+    "repeats",
     "table_log",
 ]
 

@@ -86,10 +86,17 @@ class Dataset:
     def column(self, name: str, split: str) -> pa.ChunkedArray:
         """One of the part's columns, a row each."""
         group = next((group for group, names in self.schema.groups.items() if name in names), None)
-        if group is None:
-            return pq.read_table(self._part(split) / ROWS, columns=[name])[name]
-        runs = pq.read_table(self._part(split) / group_file(group), columns=[RUN, name])
-        return runs[name].take(pa.array(np.repeat(np.arange(runs.num_rows), runs[RUN].to_numpy())))
+        file, wanted = (ROWS, [name]) if group is None else (group_file(group), [RUN, name])
+        return self.rows_of({file: pq.read_table(self._part(split) / file, columns=wanted)})[name]
+
+    def rows_of(self, tables: Mapping[str, pa.Table]) -> pa.Table:
+        """What `read_group` gave as one table, in which runs are repeated for each of their rows."""
+        columns: dict[str, pa.ChunkedArray] = {}
+        for table in tables.values():
+            if RUN in table.column_names:
+                table = table.take(pa.array(np.repeat(np.arange(table.num_rows), table[RUN].to_numpy())))
+            columns |= dict(zip(table.column_names, table.columns, strict=True))
+        return pa.table({name: column for name, column in columns.items() if name != RUN})
 
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
         """Every baseline column with batches whose one dense column it is, to be measured like a model's scores."""

@@ -52,12 +52,8 @@ def begins(columns: Sequence[Column], rows: int) -> npt.NDArray[np.bool_]:
     return differs
 
 
-def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
-    """For each row [N] the first one that equals it.
-
-    Found by a fingerprint and then compared number by number; one of another content with the same fingerprint as an
-    earlier row's stands for itself.
-    """
+def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
+    """A number for each row [N], the same for equal rows and hardly ever for others."""
     prints = np.zeros(rows, np.uint64)
     for values, starts in columns:
         if starts is None:
@@ -67,6 +63,16 @@ def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
         place = np.arange(len(values)) - np.repeat(starts[:-1], lengths)
         each = np.concatenate([[np.uint64(0)], np.cumsum(mixed(mixed(place + 1) ^ values.astype(np.uint64)))])
         prints = mixed(prints ^ (each[starts[1:]] - each[starts[:-1]]) ^ mixed(lengths))
+    return prints
+
+
+def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
+    """For each row [N] the first one that equals it.
+
+    Found by fingerprint and then compared number by number; one of another content with the same fingerprint as an
+    earlier row's stands for itself.
+    """
+    prints = fingerprints(columns, rows)
     _, first, of_print = np.unique(prints, return_index=True, return_inverse=True)
     found = first[of_print.reshape(-1)]
     same = np.ones(rows, np.bool_)

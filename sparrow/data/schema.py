@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -240,3 +240,36 @@ class Schema:
         except UserError as error:
             text = str(error)
             raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: float | None) -> Schema:
+    """A schema whose log is to be clustered: by a column of the log, in the order of another, within so many hours.
+
+    What is None stays. A column that is ignored gets the kind session, or time; one that is a feature as well gets a
+    second column. UserError for a column that is not there.
+    """
+    columns = dict(schema.columns)
+
+    def column(name: str, kinds: tuple[str, ...]) -> str:
+        if name not in columns:
+            raise UserError(f"cluster: no column {name!r}{suggest(name, columns)}")
+        if columns[name].kind in kinds:
+            return name
+        former = schema.role(kinds[0])
+        if former is not None:
+            columns[former] = replace(columns[former], kind="ignore")
+        made = Column(kind=kinds[0], source=columns[name].source or name)  # type: ignore[arg-type]
+        if columns[name].kind != "ignore":
+            name = f"{name}_{kinds[0]}"
+        columns[name] = made
+        return name
+
+    if order_by is not None:
+        column(order_by, ("time",))
+    old = schema.cluster
+    if by is None and old is None:
+        raise UserError("--order-by, --cluster-hours: say by what, with --cluster-by")
+    cluster = Cluster(
+        by=column(by, ("session", "group")) if by else old.by if old else "", hours=old.hours if old else 1.0
+    )
+    return replace(schema, columns=columns, cluster=cluster if hours is None else replace(cluster, hours=hours))

@@ -107,7 +107,9 @@ class Trainer:
         self.score = self.ranks.scoring(scoring(self.model, run, self.dataset.schema))
         self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
-        self.loader = self.dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed)
+        self.loader = self.dataset.loader(
+            run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed, dedup=run.data.dedup
+        )
         self.saver = Saver(self.ranks.world)
         self.feed = Feed(self.loader, run.loop.accumulate, partial(self.ranks.portion, device=self.device))
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -288,7 +290,7 @@ class Trainer:
             return
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
-        batches = self.dataset.loader(self.run.data.batch_size, split="valid")
+        batches = self.dataset.loader(self.run.data.batch_size, split="valid", dedup=self.run.data.dedup)
         with self.ranks.world.at("evaluation"):
             values = evaluate(self.score, (batch.to(self.device) for batch in batches))
         self.model.train()

@@ -26,12 +26,14 @@ from sparrow.optimizers import OptimizerConfig, adam
 class Data:
     """path: the prepared log. batch_size: examples per forward, 0 for a choice by the log's size.
 
-    shuffle: else the log's own order is kept; unless told, a log that was split by time keeps it.
+    shuffle: else the log's own order is kept; unless told, a log that was split by time keeps it. dedup: whether equal
+    rows of the schema's groups are looked up once (RecD, arXiv 2211.05239); "auto" where a group's factor pays.
     """
 
     path: str
     batch_size: int = 0
     shuffle: bool | None = None
+    dedup: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         require(least=0, batch_size=self.batch_size)

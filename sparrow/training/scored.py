@@ -54,7 +54,7 @@ def score_part(found: Restored, dataset: Dataset, split: str, told: Progress, la
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
         )
     kept, done = [], 0
-    for batch in dataset.loader(found.run.data.batch_size, split=split):
+    for batch in dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup):
         assert batch.labels_BT is not None
         kept.append((found.scores(batch)[:, label], batch.labels_BT[:, label], batch.weights_B, batch.session_B))
         done += batch.batch_size

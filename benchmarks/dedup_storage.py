@@ -1,0 +1,164 @@
+"""What storing equal rows once saves on disk, and what of it is due to putting sessions side by side.
+
+    python benchmarks/dedup_storage.py GLOBO_REQUESTS.parquet   # three minutes with one session in five
+    python benchmarks/dedup_storage.py --quick                  # a small made log alone, the same checks
+
+A log is prepared plainly, clustered by session within the hour, and clustered with groups of features stored once for
+every run of equal rows. The plain rows are also written permuted within the hour (seed 0), which is how a log of many
+servers comes in. All by the same writer: columns, codec (lz4), row groups. Nothing is printed unless all four hold the
+same rows. Globo: the request log of its recipe, ids hashed. Made: sessions of 16.5 rows (geometric), ten lists of ids
+that change together, two ids and a number of the candidate, 80 % of all numbers as in the row before of the session,
+which are the statistics that RecD reports (arXiv 2211.05239, section 3). A small log's hour fits into the codec's
+window (64 KiB), so that --quick shows no ratio worth having.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparrow import data
+from sparrow.data.parts import PartWriter, opened, read_group
+from sparrow.data.runs import bits, fingerprints
+from sparrow.data.schema import Cluster, Column, Schema, Split, Table
+
+HOUR_MS = 3_600_000
+GLOBO = Path(__file__).parents[1] / "recipes" / "globo.schema.toml"
+GLOBO_GROUPS = {
+    "clicks": ("last_click", "session_clicks"),
+    "user": ("user_history", "user", "environment", "device", "os", "country", "region", "referrer", "hour"),
+}
+LISTS, LENGTH, SESSION_ROWS, SAME = 10, 12, 16.5, 0.8
+MADE = Schema(
+    columns={
+        "label": Column(kind="label"), "ts": Column(kind="time"), "session": Column(kind="session"),
+        "request": Column(kind="group", source="session"),
+        **{f"user_{i}": Column(kind="list", table="user", pooling="mean") for i in range(LISTS)},
+        "item": Column(kind="categorical", table="item"), "shop": Column(kind="categorical", table="item"),
+        "age": Column(kind="numeric", transform="none"),
+    },
+    tables={name: Table(encoding="hash", rows=1 << 20) for name in ("user", "item")},
+    split=Split(by="time", valid=0, test=0),
+    groups={"user": tuple(f"user_{i}" for i in range(LISTS))},
+)  # fmt: skip
+
+
+def made(rows: int, out: Path) -> None:
+    """The made log, in the order of time."""
+    random = np.random.default_rng(0)
+    sizes = random.geometric(1 / SESSION_ROWS, int(1.2 * rows / SESSION_ROWS))
+    sizes = sizes[np.cumsum(sizes) <= rows]
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    count, session = len(first), np.repeat(np.arange(len(sizes)), sizes)
+    numbers = LISTS * LENGTH / (LISTS * LENGTH + 3)  # share of a row's numbers that may repeat
+    repeats = (np.arange(count) != first) & (random.random(count) < SAME / numbers / (1 - len(sizes) / count))
+    run = np.cumsum(~repeats) - 1
+    ts = np.repeat(random.integers(0, 24 * HOUR_MS, len(sizes)), sizes) + 1000 * (np.arange(count) - first)
+    ts += 1_700_000_000_000
+    columns = {
+        "label": pa.array((random.random(count) < 0.2).astype(np.int8)),
+        "ts": pa.array(ts), "session": pa.array(session),
+        "item": pa.array(random.integers(0, 1 << 20, count)), "shop": pa.array(random.integers(0, 1 << 16, count)),
+        "age": pa.array(random.random(count)),
+    }  # fmt: skip
+    for i in range(LISTS):
+        values = random.integers(0, 1 << 30, (run[-1] + 1, LENGTH))[run]
+        columns[f"user_{i}"] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), LENGTH).cast(
+            pa.list_(pa.int64())
+        )
+    pq.write_table(pa.table(columns).take(pa.array(np.argsort(ts, kind="stable"))), out)
+
+
+def everything(dataset: data.Dataset) -> pa.Table:
+    """All training rows."""
+    with opened(dataset.path / "train", dataset.schema) as files:
+        groups = range(next(iter(files.values())).num_row_groups)
+        names = [*dataset.schema.columns]
+        return pa.concat_tables(dataset.rows_of(read_group(files, i, names)) for i in groups)
+
+
+def prints(table: pa.Table) -> np.ndarray:
+    """What rows a table has, whatever their order."""
+    return np.sort(fingerprints([bits(table[name]) for name in sorted(table.column_names)], table.num_rows))
+
+
+def size(folder: Path) -> int:
+    """Bytes of a part."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def measure(name: str, log: Path, schema: Schema, work: Path, goal: float) -> None:
+    """A log in its four forms."""
+    forms = {
+        "in the order of the log": replace(schema, cluster=None, groups={}),
+        "clustered": replace(schema, groups={}),
+        "clustered, groups stored once": schema,
+    }
+    found, seconds, rows = {}, {}, {}
+    for i, (form, chosen) in enumerate(forms.items()):
+        begin = time.perf_counter()
+        data.prepare([log], work / f"{i}", schema=chosen)
+        seconds[form] = time.perf_counter() - begin
+        dataset = data.open(work / f"{i}")
+        found[form], rows[form] = size(work / f"{i}" / "train"), everything(dataset)
+    plain = rows["in the order of the log"]
+    hour_N = plain["ts"].to_numpy() // HOUR_MS
+    order = np.lexsort((np.random.default_rng(0).random(len(hour_N)), hour_N))
+    permuted = plain.take(pa.array(order))
+    writer = PartWriter(work / "permuted", data.open(work / "0").schema)
+    writer.add(permuted)
+    writer.close(whole=True)
+    found = {"permuted within the hour": size(work / "permuted"), **found}
+    want = prints(permuted)
+    for form, table in rows.items():
+        assert np.array_equal(prints(table.select(permuted.column_names)), want), f"{form}: other rows"
+    what = data.repeats(data.open(work / "2"))
+    numbers = {n: 1.0 if schema.columns[n].kind != "list" else pa.compute.list_value_length(plain[n]).to_numpy().mean()
+               for n in what.equal}  # fmt: skip
+    same = sum(what.equal[n] * numbers[n] for n in numbers) / sum(numbers.values())
+    per_session = what.rows / what.sessions
+    factor = 1 / (1 - (per_session - 1) / per_session * same)
+    print(
+        f"\n{name}: {plain.num_rows:,} rows, {per_session:.1f} a session and hour; behind another row of the session "
+        f"{same:.1%} of the features' numbers are as before"
+    )
+    print(f"{'rows':<32}{'bytes':>14}{'a row':>8}{'permuted / this':>17}{'prepare, s':>12}")
+    most = found["permuted within the hour"]
+    for form, count in found.items():
+        took = f"{seconds[form]:12.1f}" if form in seconds else ""
+        print(f"{form:<32}{count:14,}{count / plain.num_rows:8.1f}{most / count:17.2f}{took}")
+    ratio = most / found["clustered, groups stored once"]
+    print(f"by the formula 1 / (1 - (S - 1) / S * d) for features alone: {factor:.2f}")
+    print(f"TARGET storage of {name}: {ratio:.2f} (goal {goal}) {'met' if ratio >= goal else 'missed'}")
+
+
+def main() -> None:
+    """Both logs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("globo", nargs="?", type=Path, help="the request log that globo_requests.py makes")
+    parser.add_argument("--rows", type=int, default=500_000, help="of the made log")
+    parser.add_argument("--quick", action="store_true", help="20,000 rows of the made log alone")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if asked.globo and not asked.quick:
+            schema = Schema.load(GLOBO)
+            columns = {**schema.columns, "session_id": Column(kind="session")}
+            tables = {name: replace(table, encoding="hash", rows=1 << 20) for name, table in schema.tables.items()}
+            schema = replace(
+                schema, columns=columns, tables=tables, cluster=Cluster(by="session_id"), groups=GLOBO_GROUPS
+            )
+            measure("Globo", asked.globo, schema, work / "globo", 2.2)
+        made(20_000 if asked.quick else asked.rows, work / "made.parquet")
+        measure("made log", work / "made.parquet", replace(MADE, cluster=Cluster(by="session")), work / "made", 3.7)
+
+
+if __name__ == "__main__":
+    main()
