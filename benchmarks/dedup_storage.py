@@ -1,4 +1,4 @@
-"""What storing equal rows once saves on disk, and what of it is due to putting sessions side by side.
+"""What storing equal rows once saves on disk and in the reader, and what of it is due to sessions side by side.
 
     python benchmarks/dedup_storage.py GLOBO_REQUESTS.parquet   # three minutes with one session in five
     python benchmarks/dedup_storage.py --quick                  # a small made log alone, the same checks
@@ -15,6 +15,7 @@ window (64 KiB), so that --quick shows no ratio worth having.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -23,13 +24,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from sparrow import data
 from sparrow.data.parts import PartWriter, opened, read_group
 from sparrow.data.runs import bits, fingerprints
 from sparrow.data.schema import Cluster, Column, Schema, Split, Table
 
-HOUR_MS = 3_600_000
+HOUR_MS, BATCH, ROUNDS = 3_600_000, 4096, 3
 GLOBO = Path(__file__).parents[1] / "recipes" / "globo.schema.toml"
 GLOBO_GROUPS = {
     "clicks": ("last_click", "session_clicks"),
@@ -80,8 +82,7 @@ def everything(dataset: data.Dataset) -> pa.Table:
     """All training rows."""
     with opened(dataset.path / "train", dataset.schema) as files:
         groups = range(next(iter(files.values())).num_row_groups)
-        names = [*dataset.schema.columns]
-        return pa.concat_tables(dataset.rows_of(read_group(files, i, names)) for i in groups)
+        return pa.concat_tables(dataset.rows_of(read_group(files, i)) for i in groups)
 
 
 def prints(table: pa.Table) -> np.ndarray:
@@ -92,6 +93,36 @@ def prints(table: pa.Table) -> np.ndarray:
 def size(folder: Path) -> int:
     """Bytes of a part."""
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def readers(plain: data.Dataset, stored_once: data.Dataset, name: str) -> None:
+    """Nanoseconds a row from Parquet to batches of BATCH rows, the forms taking turns."""
+    for one, other in zip(*(stored_once.loader(BATCH, dedup=d) for d in ("on", "off")), strict=True):  # type: ignore[arg-type]
+        a, b = one.ids.expanded(), other.ids
+        assert torch.equal(a.values_N, b.values_N) and torch.equal(a.lengths, b.lengths), "batches differ"  # type: ignore[arg-type]
+        assert torch.equal(one.dense_BC, other.dense_BC)
+    forms = {
+        "in the order of the log": (plain, "off"), "groups stored once, repeated": (stored_once, "off"),
+        "groups once in a batch": (stored_once, "on"),
+    }  # fmt: skip
+    took: dict[str, list[float]] = {form: [] for form in forms}
+    ids = dict.fromkeys(forms, 0)
+    for _ in range(ROUNDS):
+        for form, (dataset, dedup) in forms.items():
+            ids[form], begin = 0, time.perf_counter()
+            for batch in dataset.loader(BATCH, dedup=dedup):  # type: ignore[arg-type]
+                ids[form] += batch.ids.values_N.numel()
+            took[form].append(1e9 * (time.perf_counter() - begin) / dataset.rows())
+    print(f"{'batches of ' + str(BATCH) + ' rows':<32}{'ns a row':>14}{'lowest':>8}{'highest':>9}{'ids a row':>11}")
+    for form, each in took.items():
+        count = ids[form] / plain.rows()
+        print(f"{form:<32}{statistics.median(each):14,.0f}{min(each):8,.0f}{max(each):9,.0f}{count:11.1f}")
+    pairs = [a / b for a, b in zip(took["in the order of the log"], took["groups once in a batch"], strict=True)]
+    ratio = statistics.median(pairs)
+    print(
+        f"TARGET reader of {name}: {ratio:.2f}, pairs {min(pairs):.2f} to {max(pairs):.2f} (goal 1.8) "
+        f"{'met' if ratio >= 1.8 else 'missed'}"
+    )
 
 
 def measure(name: str, log: Path, schema: Schema, work: Path, goal: float) -> None:
@@ -137,6 +168,7 @@ def measure(name: str, log: Path, schema: Schema, work: Path, goal: float) -> No
     ratio = most / found["clustered, groups stored once"]
     print(f"by the formula 1 / (1 - (S - 1) / S * d) for features alone: {factor:.2f}")
     print(f"TARGET storage of {name}: {ratio:.2f} (goal {goal}) {'met' if ratio >= goal else 'missed'}")
+    readers(data.open(work / "0"), data.open(work / "2"), name)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
     rows = sessions = 0
     with opened(dataset.path / split, schema) as files:
         for number in range(next(iter(files.values())).num_row_groups):
-            tables = read_group(files, number, tuple(schema.columns) + tuple(map(weights_of, schema.sparse)))
+            tables = read_group(files, number)
             count = next(iter(tables.values())).num_rows
             table = dataset.rows_of(tables)
             first_N = begins([bits(table[schema.cluster.by])], count)

@@ -80,7 +80,7 @@ class Dataset:
     def first(self, rows: int, split: str = "train") -> Batch:
         """The first rows of a part, as many as there are at most."""
         with opened(self._part(split), self.schema) as parquet:
-            first = Rows(self.schema, [read_group(parquet, 0, tuple(self.schema.columns))])
+            first = Rows(self.schema, [read_group(parquet, 0)])
         return first.batch(np.arange(min(rows, len(first))))
 
     def column(self, name: str, split: str) -> pa.ChunkedArray:

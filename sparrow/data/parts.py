@@ -124,11 +124,14 @@ def opened(folder: Path, schema: Schema) -> Iterator[dict[Path, pq.ParquetFile]]
         yield found
 
 
-def read_group(files: Mapping[Path, pq.ParquetFile], number: int, columns: Sequence[str]) -> dict[str, pa.Table]:
-    """File's name -> the wanted columns of a row group; UserError for a damaged one."""
+def read_group(
+    files: Mapping[Path, pq.ParquetFile], number: int, columns: Sequence[str] | None = None
+) -> dict[str, pa.Table]:
+    """File's name -> the wanted columns of a row group, all unless told; UserError for a damaged one."""
     found = {}
     for path, file in files.items():
-        wanted = [column for column in file.schema_arrow.names if column in columns or column == RUN]
+        names = file.schema_arrow.names
+        wanted = names if columns is None else [name for name in names if name in columns or name == RUN]
         with _told(path):
             found[path.name] = file.read_row_groups([number], wanted, use_threads=False)
     return found
