@@ -220,7 +220,8 @@ class Schema:
 
     def to_toml(self) -> str:
         """TOML text, one line per column."""
-        return write_toml(to_dict(self), header=HEADER)
+        said = {name: value for name, value in to_dict(self).items() if name != "groups" or value}  # room for a person's
+        return write_toml(said, header=HEADER)
 
     def save(self, path: str | Path) -> None:
         """Write as TOML."""

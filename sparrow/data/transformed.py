@@ -211,7 +211,10 @@ def _typed(
     if column.kind == "time":
         return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.kind in ("group", "session"):
-        return {name: pa.array(hash_ids(as_ids(raw, name, lambda i: row0 + i)))}
+        ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
+        if column.kind == "session":  # a row that has none is a session of its own
+            ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)
+        return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
     table = schema.tables[str(column.table)]

@@ -218,6 +218,27 @@ def test_a_resumed_run_keeps_what_is_not_said_again(here: Path, capsys: pytest.C
     assert re.search(r"\bdim\s*= 4\b", Path("mine/run.toml").read_text())
 
 
+def test_what_repeats_is_proposed_and_then_stored_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(
+        capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-by", "sesion"], "no column 'sesion'; did you mean"
+    )
+    refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-hours", "2"], "say by what, with --cluster-by")
+    made = ["prepare", "log.parquet", "--cluster-by", "session", "--order-by", "ts"]
+    assert main([*made, "--suggest-groups", "--out", "c"]) == 0
+    said = capsys.readouterr().out
+    assert "what repeats from row to row" in said and "put this in the schema" in said
+    Path("mine.toml").write_text(
+        Path("c/schema.toml").read_text() + said[said.index("[groups]") : said.index("c/schema")]
+    )
+    assert main(["prepare", "log.parquet", "--schema", "mine.toml", "--out", "d"]) == 0
+    assert list(Path("d/train").glob("group-*.parquet"))
+    assert main(["train", "d", "--run_dir", "r", "--loop.max_steps", "3", "--log.tensorboard", "false"]) == 0
+    assert main(["evaluate", "r", "--split", "test"]) == 0
+    assert main(["report", "r"]) == 0
+    assert main(["predict", "r", "log.parquet", "--out", "s.parquet"]) == 0
+    capsys.readouterr()
+
+
 def test_one_process_is_enough(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +253,34 @@ def test_a_log_in_any_order_gives_the_same_folder(log: Path, tmp_path: Path) -> 
     for name, source in (("one", log), ("other", tmp_path / "log.parquet")):
         data.prepare([source], tmp_path / name, schema=SCHEMA)
     assert everything(data.open(tmp_path / "one")) == everything(data.open(tmp_path / "other"))
+
+
+def test_rows_without_a_session_are_alone(log: Path, tmp_path: Path) -> None:
+    table = pq.read_table(log)
+    sessions = [None if i % 3 == 0 else s for i, s in enumerate(table["session"].to_pylist())]
+    table = table.set_column(table.column_names.index("session"), "session", pa.array(sessions))
+    half = table.num_rows // 2  # sessions lie in both files
+    pq.write_table(table.slice(0, half), tmp_path / "1.parquet")
+    pq.write_table(table.slice(half), tmp_path / "2.parquet")
+    data.prepare([tmp_path / "1.parquet", tmp_path / "2.parquet"], tmp_path / "out", schema=SCHEMA)
+    rows = everything(data.open(tmp_path / "out")) + everything(data.open(tmp_path / "out"), "valid")
+    alone = [row for row in rows if row["session"] < 0]
+    assert {row["row"] for row in alone} == {float(i) for i in range(table.num_rows) if i % 3 == 0}
+    assert len({row["session"] for row in alone}) == len(alone)
+
+
+def test_suggested_groups_change_together(dataset: data.Dataset) -> None:
+    found = data.repeats(dataset)
+    rows = everything(dataset)
+    for name in ("user", "tags", "item"):
+        behind = [(a, b) for a, b in itertools.pairwise(rows) if a["session"] == b["session"]]
+        equal = sum(a[name] == b[name] for a, b in behind)
+        assert found.equal[name] == pytest.approx(
+            equal / len(behind), abs=0.1
+        )  # a session may go on in another row group
+    assert found.rows == len(rows)
+    ((group, names),) = ((g, n) for g, n in found.groups.items() if "user" in n)
+    assert "age" in names and "item" not in names and found.rows / found.group_runs[group] > 1.5
 
 
 def test_auto_goes_by_the_measured_factor(dataset: data.Dataset) -> None:
