@@ -184,20 +184,36 @@ class KeyedJagged:
         )
 
     def part(self, low: int, high: int) -> KeyedJagged:
-        """Samples low to high of every key, without an inverse index."""
-        flat, size = self.expanded(), self.batch_size
-        assert flat.lengths is not None and flat.offsets is not None
-        begins = torch.arange(len(flat.keys), device=flat.offsets.device)[:, None] * size
-        ends = flat.offsets[begins + begins.new_tensor([low, high])].tolist()
-
-        def cut(t: Tensor) -> Tensor:
-            return torch.cat([t[:0], *(t[begin:end] for begin, end in ends)])
-
+        """Samples low to high of every key; of a group's unique rows those that they use, in the same order."""
+        assert self.lengths is not None and self.offsets is not None and self.rows is not None
+        firsts = torch.tensor([0, *self.rows]).cumsum(0)[:-1].tolist()
+        spans = [(first + low, first + high) for first in firsts]  # of stored rows
+        inverse: dict[tuple[str, ...], Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for group, inverse_B in self.inverse_B.items():
+            rows_U, inverse[group] = inverse_B[low:high].unique(return_inverse=True)
+            for key in group:
+                kept[key] = rows_U
+                spans[self.keys.index(key)] = (firsts[self.keys.index(key)], 0)
+        spots = self.offsets[torch.tensor(spans, device=self.offsets.device).view(-1, 2)].tolist()
+        values, lengths, weights = [self.values_N[:0]], [self.lengths[:0]], [self.values_N[:0].float()]
+        for key, span, (begin, end) in zip(self.keys, spans, spots, strict=True):
+            if key in kept:
+                chosen = replace(self[key], inverse_B=kept[key]).expanded()
+                values.append(chosen.values_N)
+                lengths.append(chosen.lengths_B)
+                weights += [] if chosen.weights_N is None else [chosen.weights_N]
+            else:
+                values.append(self.values_N[begin:end])
+                lengths.append(self.lengths[slice(*span)])
+                weights += [] if self.weights_N is None else [self.weights_N[begin:end]]
         return KeyedJagged(
-            keys=flat.keys,
-            values_N=cut(flat.values_N),
-            lengths=flat.lengths.view(len(flat.keys), size)[:, low:high].flatten(),
-            weights_N=None if flat.weights_N is None else cut(flat.weights_N),
+            keys=self.keys,
+            values_N=torch.cat(values),
+            lengths=torch.cat(lengths),
+            weights_N=None if self.weights_N is None else torch.cat(weights),
+            inverse_B=inverse,
+            rows=tuple(len(part) for part in lengths[1:]),
         )
 
     @classmethod

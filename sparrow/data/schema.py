@@ -220,7 +220,9 @@ class Schema:
 
     def to_toml(self) -> str:
         """TOML text, one line per column."""
-        said = {name: value for name, value in to_dict(self).items() if name != "groups" or value}  # room for a person's
+        said = {
+            name: value for name, value in to_dict(self).items() if name != "groups" or value
+        }  # room for a person's
         return write_toml(said, header=HEADER)
 
     def save(self, path: str | Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,9 @@ class ShardedTables(nn.Module):
         everywhere = [f for f in self.features if plan[f.table].is_replicated]
         self.copies = EmbeddingTables(copied, everywhere, impl=whole.impl, seed=whole.seed)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        self.exchange = Exchange(world, self.local, self.sharded, plan, shards, mine, forward, backward)
+        self._make = partial(Exchange, world, self.local, self.sharded, plan, shards, mine, forward, backward)
+        self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
+        self.exchange = self._exchange(())
         self._dims = {feature.name: specs[feature.table].dim for feature in self.features}
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
@@ -67,34 +70,40 @@ class ShardedTables(nn.Module):
     def prefetch(self, ids: KeyedJagged) -> None:
         """Send a batch's ids on their way before anyone looks them up."""
         if self.sharded:
-            self._ahead[ids] = self._send(ids.expanded())
+            self._ahead[ids] = self._send(ids)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Look a batch up before the model asks for it: vectors travel while it computes something else."""
         if self.sharded:
-            sent = self._ahead.pop(ids, None) or self._send(ids.expanded())
+            sent = self._ahead.pop(ids, None) or self._send(ids)
             self._begun[ids] = _Begin.apply(self.anchor, self, sent), sent
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
         """As `EmbeddingTables.pooled`."""
         if any(feature.pooling == "none" for feature in self.features):
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
-        if not self.copies.features:
+        if not self.copies.features and not ids.inverse_B:
             return self._exchanged(ids)[0]
         found = self(ids)
         return torch.cat([found[feature.name] for feature in self.features], 1)
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors, as `EmbeddingTables.lookup`."""
-        whole = ids.expanded()
-        found = self.copies(whole) if self.copies.features else {}
+        found = self.copies(ids) if self.copies.features else {}
         if self.sharded:
-            pooled, *sequences = self._exchanged(ids)
-            names = [feature.name for feature in self.sharded if feature.pooling != "none"]
-            found |= dict(zip(names, pooled.split([self._dims[name] for name in names], 1), strict=True))
-            others = [feature.name for feature in self.sharded if feature.pooling == "none"]
-            for name, values in zip(others, sequences, strict=True):
-                found[name] = Jagged(values_N=values, offsets_B1=whole[name].offsets_B1)
+            exchange = self._exchange(tuple(ids.inverse_B))
+            vectors = self._exchanged(ids)
+            pooled, sequences = vectors[: len(exchange.widths)], list(vectors[len(exchange.widths) :])
+            for group, inverse_B in enumerate(ids.inverse_B.values(), 1):
+                pooled[group] = pooled[group].index_select(0, inverse_B)
+            for number, feature in enumerate(self.sharded):
+                if feature.pooling == "none":
+                    at = ids[feature.name]
+                    found[feature.name] = Jagged(
+                        values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B
+                    )
+                else:
+                    found[feature.name] = pooled[exchange.groups[number]][:, exchange.columns_of(number)]
         return {feature.name: found[feature.name] for feature in self.features}
 
     def _exchanged(self, ids: KeyedJagged) -> list[Tensor]:
@@ -102,8 +111,14 @@ class ShardedTables(nn.Module):
         if ids not in self._begun:
             self.begin(ids)
         token, sent = self._begun.pop(ids)
-        found: list[Tensor] = _End.apply(token, self, sent)
-        return found
+        return list(_End.apply(token, self, sent))
+
+    def _exchange(self, groups: tuple[tuple[str, ...], ...]) -> Exchange:
+        """That for batches with these dedup groups; every rank's have the same."""
+        if groups not in self._exchanges:
+            of = {name: number for number, names in enumerate(groups, 1) for name in names}
+            self._exchanges[groups] = self._make([of.get(feature.name, 0) for feature in self.sharded])
+        return self._exchanges[groups]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -168,7 +183,7 @@ class ShardedTables(nn.Module):
             raise UserError("tables: weights that learn cannot be sharded; keep them out of the graph")
         numbers = {feature.name: number for number, feature in enumerate(self.features)}
         named = [numbers.get(key, -1) for key in ids.keys]
-        return self.exchange.send(ids, self._whole[0].slots(ids.values_N, ids.bounds, named))
+        return self._exchange(tuple(ids.inverse_B)).send(ids, self._whole[0].slots(ids.values_N, ids.bounds, named))
 
     # -- rows in and out, and the rest --------------------------------------------------------------------------
 
@@ -204,14 +219,14 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: InFlight) -> Tensor:
         ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.version
-        tables.exchange.lookup(sent)
+        sent.exchange.lookup(sent)
         return anchor.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         if ctx.tables.mode != "off":
-            ctx.tables.exchange.learn(ctx.sent, ctx.version)
+            ctx.sent.exchange.learn(ctx.sent, ctx.version)
         return None, None, None
 
 
@@ -228,7 +243,7 @@ class _End(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.tables.mode != "off":
-            ctx.tables.exchange.send_grads(ctx.sent, grads)
+            ctx.sent.exchange.send_grads(ctx.sent, grads)
         return torch.zeros(()), None, None
 
 

@@ -87,6 +87,23 @@ def test_parts_that_do_not_fit(change: dict, says: str) -> None:
         KeyedJagged(**(good | change))
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 5), (1, 3), (2, 2), (4, 5)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_part_keeps_the_unique_rows_that_it_uses(low: int, high: int, weighted: bool) -> None:
+    lengths = torch.tensor([1, 0, 2, 1, 1, 2, 0, 3])
+    ids = KeyedJagged(
+        keys=("a", "b"), values_N=torch.arange(10), lengths=lengths, rows=(5, 3),
+        weights_N=torch.rand(10) if weighted else None, inverse_B={("b",): torch.tensor([2, 0, 2, 1, 0])},
+    )  # fmt: skip
+    part, whole = ids.part(low, high), ids.expanded()
+    assert part.stored("b") == len(set([2, 0, 2, 1, 0][low:high])) and part.batch_size == high - low
+    for key in ids.keys:
+        want = [whole[key].values_N[slice(*whole[key].offsets_B1[i : i + 2].tolist())] for i in range(low, high)]
+        assert torch.equal(part.expanded()[key].values_N, torch.cat([torch.empty(0, dtype=torch.int64), *want]))
+        if weighted:
+            assert torch.equal(part.expanded()[key].weights_N, whole.part(low, high)[key].weights_N)  # type: ignore[arg-type]
+
+
 def test_unknown_feature_suggests() -> None:
     with pytest.raises(UserError, match="did you mean 'history'"):
         KeyedJagged.from_lists(LISTS)["histroy"]

@@ -15,7 +15,7 @@ from sparrow.core import Jagged, KeyedJagged
 from sparrow.distributed import Codec, World
 from sparrow.distributed.codecs import cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
-from sparrow.kernels.rules import RowRule
+from sparrow.kernels.rules import RowRule, sgd
 from sparrow.sharding import Layout, ShardedTables
 from sparrow.training import Run
 from sparrow.training.loop import Trainer
@@ -107,6 +107,50 @@ def train(
         sharded.update()
     chunks = plain(sharded.chunks())
     return {"vectors": found, "chunks": chunks, "bytes": world.meter.bytes - before, "oov": sharded.oov_counts()}
+
+
+def grouped(rank: int, batch: int, most: int) -> KeyedJagged:
+    """As `ids`, but f2 and f3 are a dedup group, whose rows are half as many."""
+    whole, unique = ids(rank, batch, most, False), ids(rank + 50, (batch + 1) // 2, most, False)
+    parts = [(unique if key in ("f2", "f3") else whole)[key] for key in whole.keys]
+    random = torch.Generator().manual_seed(rank)
+    inverse_B = torch.randint(0, max((batch + 1) // 2, 1), (batch,), generator=random)
+    return KeyedJagged(
+        keys=whole.keys, values_N=torch.cat([p.values_N for p in parts]),
+        lengths=torch.cat([p.lengths_B for p in parts]), inverse_B={("f2", "f3"): inverse_B},
+        rows=tuple(len(p.lengths_B) for p in parts),
+    )  # fmt: skip
+
+
+def expanded(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
+    """Vectors, with each sample's of a sequence."""
+    out = {}
+    for name, v in found.items():
+        if isinstance(v, Jagged) and v.inverse_B is not None:
+            lengths = v.offsets_B1.diff()
+            pieces = [v.values_N.split(lengths.tolist())[i] for i in v.inverse_B.tolist()]
+            out[name] = torch.cat([v.values_N[:0], *pieces])
+        else:
+            out[name] = v.values_N if isinstance(v, Jagged) else v
+    return out
+
+
+def dedup(
+    world: World, plan: dict[str, Layout], poolings: tuple[str, ...], batches: list[int], most: int
+) -> dict[str, Any]:
+    """Two steps on unique rows, with gradients that add up exactly."""
+    whole: Any = tables(sgd.Config(lr=0.5), poolings, "fused")
+    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
+    found = []
+    before = world.meter.bytes.copy()
+    for _ in range(2):
+        mine = grouped(world.rank, batches[world.rank], most)
+        out = expanded(sharded(mine))
+        found.append({name: v.detach().clone() for name, v in out.items()})
+        loss = sum((v * upstream(v.shape, 31 * world.rank + i).round()).sum() for i, v in enumerate(out.values()))
+        torch.as_tensor(loss).backward()
+        sharded.update()
+    return {"vectors": found, "chunks": plain(sharded.chunks()), "bytes": world.meter.bytes - before}
 
 
 def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, shares: int = 1) -> float:

@@ -325,6 +325,41 @@ def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tenso
     return fields
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, "mixed"])
+@pytest.mark.parametrize("most", [1, 5])
+def test_unique_rows_between_ranks_are_samples_in_one_process(
+    ranks: Callable[[int], Pool], layout: str, most: int
+) -> None:
+    """Sharded and with dedup against neither; integers as gradients, which add up to the same in any order."""
+    plan, poolings = plan_of(layout, 4), ("sum", "sum", "none", "sum")
+    got = ranks(4).run(cases.dedup, plan, poolings, BATCHES, most)
+    tables = cases.tables(RULES["sgd"].__class__(lr=0.5), poolings, "fused")  # type: ignore[call-arg]
+    parts = [cases.grouped(rank, count, most).expanded() for rank, count in enumerate(BATCHES)]
+    for step in range(2):
+        out = cases.flat(tables(joined(parts)))
+        sizes = [{key: part[key].values_N.numel() if key == "f3" else n for key in part.keys}
+                 for part, n in zip(parts, BATCHES, strict=True)]  # fmt: skip
+        loss = torch.zeros(())
+        for i, (name, v) in enumerate(out.items()):
+            for rank, mine in enumerate(v.detach().split([size[name] for size in sizes])):
+                torch.testing.assert_close(got[rank]["vectors"][step][name], mine, rtol=1e-5, atol=1e-6)
+                assert most > 1 or torch.equal(got[rank]["vectors"][step][name], mine)
+            shapes = [torch.Size([size[name], v.shape[1]]) for size in sizes]
+            loss = loss + (v * torch.cat([cases.upstream(s, 31 * r + i).round() for r, s in enumerate(shapes)])).sum()
+        loss.backward()
+        tables.update()
+    for table, rows, columns, fields in itertools.chain.from_iterable(of_rank["chunks"] for of_rank in got):
+        want = tables.record(table).weight[slice(*rows), slice(*columns)]
+        torch.testing.assert_close(fields["weight"], want, rtol=1e-5, atol=1e-6)
+    if layout == "table_wise":  # all on the last rank: ids, vectors and gradients of unique rows alone
+        widths = dict(zip("abc", cases.DIMS, strict=True))
+        per_row = widths["a"], widths["b"], widths["c"]
+        for rank, of_rank in enumerate(got[:3]):
+            unique, ids = (BATCHES[rank] + 1) // 2, cases.grouped(rank, BATCHES[rank], most)["f3"].values_N.numel()
+            sent = 2 * 4 * (BATCHES[rank] * (per_row[0] + per_row[2]) + unique * per_row[1] + ids * per_row[0])
+            assert sum(n for (what, _), n in of_rank["bytes"].items() if what == "gradients") == sent
+
+
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_the_norm_is_of_everyones_gradients(ranks: Callable[[int], Pool], spoilt: bool) -> None:
     """Of sharded and copied tables; one rank's infinity is everyone's, or they would not all leave the step out."""

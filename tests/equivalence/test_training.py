@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from sparrow import data
 from sparrow.distributed import World
 from sparrow.training import restore
+from tests.data.test_dedup import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 
@@ -93,6 +95,20 @@ def test_settings(
         Path(plan).write_text(f'default = "data_parallel"\n[tables.{first}]\nranks = [0, 1, 2, 3]\nrows = 4\n')
     got = ranks(4).run(cases.fit, str(prepared), str(tmp_path / "run"), {**settings, "sharding.plan": plan}, False)
     assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
+
+
+@pytest.mark.parametrize("plan", ["row_wise", "table_row_wise", "data_parallel"])
+def test_many_ranks_with_dedup_are_one_without(ranks: Callable[[int], Pool], tmp_path: Path, plan: str) -> None:
+    pq.write_table(made(300, 4), tmp_path / "log.parquet")
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=SCHEMA)
+    settings = {**SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd"}
+    got = ranks(4).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
+    before = torch.get_num_threads()
+    want = cases.fit(
+        World(), str(tmp_path / "prepared"), str(tmp_path / "one"), {**settings, "data.dedup": "off"}, False
+    )
+    torch.set_num_threads(before)
+    assert_near(got, want)
 
 
 def test_dense_gradients_travel_in_bf16(
