@@ -52,15 +52,15 @@ MADE = Schema(
 )  # fmt: skip
 
 
-def made(rows: int, out: Path) -> None:
-    """The made log, in the order of time."""
+def made(rows: int, out: Path, session_rows: float = SESSION_ROWS, same: float = SAME) -> None:
+    """The made log, in the order of time. same: share of all numbers that are as in the session's row before."""
     random = np.random.default_rng(0)
-    sizes = random.geometric(1 / SESSION_ROWS, int(1.2 * rows / SESSION_ROWS))
+    sizes = random.geometric(1 / session_rows, int(1.2 * rows / session_rows))
     sizes = sizes[np.cumsum(sizes) <= rows]
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
     count, session = len(first), np.repeat(np.arange(len(sizes)), sizes)
     numbers = LISTS * LENGTH / (LISTS * LENGTH + 3)  # share of a row's numbers that may repeat
-    repeats = (np.arange(count) != first) & (random.random(count) < SAME / numbers / (1 - len(sizes) / count))
+    repeats = (np.arange(count) != first) & (random.random(count) < same / numbers / (1 - len(sizes) / count))
     run = np.cumsum(~repeats) - 1
     ts = np.repeat(random.integers(0, 24 * HOUR_MS, len(sizes)), sizes) + 1000 * (np.arange(count) - first)
     ts += 1_700_000_000_000
