@@ -61,11 +61,11 @@ def show(box: Box, place: Path, rows: int, session_rows: float, same: float) -> 
     per_session, d = what.rows / what.sessions, what.equal["user_0"]
     formula = 1 / (1 - (per_session - 1) / per_session * d)
     found = measure(box, place / "log", place)
-    print(
-        f"\nS {per_session:.2f}, d {d:.2f} of the lists: formula {formula:.2f}, {dataset.factor('user'):.2f} rows a run, "
-        f"so auto is {'on' if dataset.pays('user') else 'off'}\n{'plan':<12}{'dedup':<6}{'ms a step':>10}{'faster':>8} |"
-        f"{'kB of ids':>11}{'vectors':>9}{'gradients':>10}{'fewer':>7}"
-    )
+    policy = "on" if dataset.pays("user") else "off"
+    print(f"\nS {per_session:.2f}, d {d:.2f} of the lists: formula {formula:.2f}", end="")
+    print(f", {dataset.factor('user'):.2f} rows a run, so auto is {policy}")
+    print(f"{'plan':<12}{'dedup':<6}{'ms a step':>10}{'faster':>8} |", end="")
+    print(f"{'kB of ids':>11}{'vectors':>9}{'gradients':>10}{'fewer':>7}")
     for plan in PLANS:
         off, on = found[f"{plan}:off"], found[f"{plan}:on"]
         assert abs(on["logloss"] - off["logloss"]) < 1e-5 * off["logloss"], f"{plan}: {on['logloss']}, {off['logloss']}"
