@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
@@ -10,8 +12,13 @@ from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Has
 from sparrow.kernels.rules import RowRule
 
 
-def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: float | None = None) -> EmbeddingTables:
-    """Tables of one dim for all of a schema's id columns; UserError when a column cannot be pooled to a vector."""
+def tables_for(
+    schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: float | None = None, sequences: Collection[str] = ()
+) -> EmbeddingTables:
+    """Tables of one dim for all of a schema's id columns; those of `sequences` give a vector per id.
+
+    UserError when another column cannot be pooled to a vector.
+    """
     specs = []
     for name, table in schema.tables.items():
         if table.rows is None:
@@ -21,6 +28,9 @@ def tables_for(schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: f
     features = []
     for name in schema.sparse:
         column = schema.columns[name]
+        if name in sequences:
+            features.append(Feature(name=name, table=str(column.table), pooling="none"))
+            continue
         if column.pooling == "none":
             raise UserError(f"columns.{name}.pooling: this model needs one vector per sample; use 'sum' or 'mean'")
         assert column.table is not None

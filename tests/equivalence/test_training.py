@@ -97,11 +97,18 @@ def test_settings(
     assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
 
 
-@pytest.mark.parametrize("plan", ["row_wise", "table_row_wise", "data_parallel"])
-def test_many_ranks_with_dedup_are_one_without(ranks: Callable[[int], Pool], tmp_path: Path, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "model"), [("row_wise", "dcnv2"), ("table_row_wise", "history"), ("data_parallel", "history")]
+)
+def test_many_ranks_with_dedup_are_one_without(
+    ranks: Callable[[int], Pool], tmp_path: Path, plan: str, model: str
+) -> None:
     pq.write_table(made(300, 4), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=SCHEMA)
     settings = {**SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd"}
+    if model == "history":
+        del settings["model.deep"]
+    settings["model.name"] = model
     got = ranks(4).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
     before = torch.get_num_threads()
     want = cases.fit(

@@ -31,7 +31,7 @@ def fit(log: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
     return train(Run.of(str(log), {**settings, **changes}))
 
 
-@pytest.mark.parametrize("model", ["dcnv2", "dlrm"])
+@pytest.mark.parametrize("model", ["dcnv2", "dlrm", "history"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_training_with_dedup_is_training_without(log: Path, tmp_path: Path, model: str, shuffle: bool) -> None:
     """To 1e-5: gradients of a row are first added up over the samples of each unique one."""

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparrow.core.errors import UserError, require
+from sparrow.layers.mlp import MLP, Linear
+from sparrow.layers.precision import to_compute
+
+
+class CausalTransformer(nn.Module):
+    """Pre-norm decoder blocks over sequences of any length, of which the last `longest` vectors are used.
+
+    Every product is over the vectors that there are, [N, dim]; only attention pads. Positions are counted from the end
+    and learned. UserError when heads do not divide dim.
+    """
+
+    def __init__(self, dim: int, layers: int, heads: int, longest: int) -> None:
+        super().__init__()
+        require(least=1, layers=layers, heads=heads, longest=longest)
+        if dim % heads:
+            raise UserError(f"heads: {heads} do not divide dim {dim}; take a divisor")
+        self.longest = longest
+        self.position = nn.Parameter(torch.randn(longest, dim) * dim**-0.5)
+        self.blocks = nn.ModuleList(_Block(dim, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, values_ND: Tensor, offsets_B1: Tensor) -> Tensor:
+        """The last vector's output of each sequence, [B, dim]; zeros for one without any."""
+        whole_B = offsets_B1.diff()
+        lengths_B = whole_B.clamp(max=self.longest)
+        ends_B = lengths_B.cumsum(0)
+        size, most = len(lengths_B), max(int(lengths_B.max()) if len(lengths_B) else 0, 1)
+        row_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B)
+        from_end_N = ends_B[row_N] - 1 - torch.arange(len(row_N), device=row_N.device)
+        values_ND = values_ND[offsets_B1[1:][row_N] - 1 - from_end_N]
+        place_N = row_N * most + lengths_B[row_N] - 1 - from_end_N
+        x = values_ND + self.position[from_end_N]
+        for block in self.blocks:
+            x = block(x, place_N, size, most)
+        some = lengths_B.nonzero()[:, 0]
+        last = self.norm(x[ends_B[some] - 1])
+        return last.new_zeros(size, last.shape[1]).index_copy(0, some, last)
+
+
+class _Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x)) with a hidden layer of 4 dim."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = Linear(dim, 3 * dim), Linear(dim, dim)
+        self.up, self.down = MLP(dim, [4 * dim]), Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor, place_N: Tensor, size: int, most: int) -> Tensor:
+        """x: [N, dim], each at place_N of [size * most]; what is left of a row behind it no vector sees."""
+        dim = x.shape[1]
+        qkv = to_compute(self.qkv(self.norm_attention(x)))
+        padded = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
+        q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(size * most, dim)[place_N])
+        return x + self.down(self.up(self.norm_mlp(x)))
