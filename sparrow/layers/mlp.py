@@ -25,23 +25,25 @@ def require_sizes(**sizes: Sequence[int]) -> None:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, [B, in] -> [B, out].
+    """y = x W^T + b, [B, in] -> [B, out]; without b where it is not wanted.
 
     Initialised as in DLRM: W ~ N(0, sqrt(2 / (in + out))), b ~ N(0, sqrt(1 / out)) (arXiv 1906.00091, reference code).
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(out_features, in_features) * math.sqrt(2 / (in_features + out_features)))
-        self.bias = nn.Parameter(torch.randn(out_features) * math.sqrt(1 / out_features))
+        self.bias = nn.Parameter(torch.randn(out_features) * math.sqrt(1 / out_features)) if bias else None
 
     def forward(self, *parts: Tensor) -> Tensor:
         """The product with x, or with parts that side by side are x: [B, out]."""
         weights = self.weight.split([part.shape[1] for part in parts], 1)
-        y: Tensor = self.bias
+        y: Tensor | None = self.bias
         for part, weight in zip(parts, weights, strict=True):
             x = to_compute(part)
-            y = y + _Product.apply(x, weight.to(x.dtype))
+            product: Tensor = _Product.apply(x, weight.to(x.dtype))
+            y = product if y is None else y + product
+        assert y is not None
         return y
 
 

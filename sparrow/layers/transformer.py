@@ -51,7 +51,8 @@ class _Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = Linear(dim, 3 * dim), Linear(dim, dim)
+        # no bias: softmax does not see one of the keys, and Adam would make steps of its rounding
+        self.qkv, self.out = Linear(dim, 3 * dim, bias=False), Linear(dim, dim)
         self.up, self.down = MLP(dim, [4 * dim]), Linear(4 * dim, dim)
 
     def forward(self, x: Tensor, place_N: Tensor, size: int, most: int) -> Tensor:

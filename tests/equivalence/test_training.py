@@ -39,16 +39,19 @@ def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-def assert_near(got: list[dict[str, Any]], want: dict[str, Any]) -> None:
+def assert_near(got: list[dict[str, Any]], want: dict[str, Any], pairs: float = 0) -> None:
     """Scores to 1e-6, weights to 1e-5 of a matrix's largest: products of other shapes and gradients of shares sum in
-    another order, and Adam makes steps of gradients whatever their size.
+    another order, and Adam makes steps of gradients whatever their size. pairs: what some pairs of rows that change
+    places may be to the AUC.
     """
     for mine in got:
         for one, other in zip(mine["results"]["progressive"], want["results"]["progressive"], strict=True):
             for name in SCORES:
-                assert one[name] == pytest.approx(other[name], rel=1e-6, nan_ok=True)
+                slack = pairs if name == "auc" else 0
+                assert one[name] == pytest.approx(other[name], rel=1e-6, abs=slack, nan_ok=True)
         for name in SCORES:
-            assert mine["results"]["valid"][name] == pytest.approx(want["results"]["valid"][name], rel=1e-6)
+            slack = pairs if name == "auc" else 0
+            assert mine["results"]["valid"][name] == pytest.approx(want["results"]["valid"][name], rel=1e-6, abs=slack)
         for name, value in mine["dense"].items():
             other = want["dense"][name]
             torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
@@ -115,7 +118,7 @@ def test_many_ranks_with_dedup_are_one_without(
         World(), str(tmp_path / "prepared"), str(tmp_path / "one"), {**settings, "data.dedup": "off"}, False
     )
     torch.set_num_threads(before)
-    assert_near(got, want)
+    assert_near(got, want, pairs=1e-4)
 
 
 def test_dense_gradients_travel_in_bf16(
