@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparrow.core.errors import UserError
-from sparrow.data.loader import PAYS, Dataset
-from sparrow.data.parts import opened, read_group
+from sparrow.data.loader import Dataset
+from sparrow.data.parts import PAYS, opened, read_group
 from sparrow.data.runs import begins, bits
 from sparrow.data.transformed import weights_of
 

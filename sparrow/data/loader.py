@@ -17,14 +17,13 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
 from sparrow.data._rows import Int64s, Rows, joined
 from sparrow.data.fit import PARTS
-from sparrow.data.parts import ROWS, RUN, group_file, opened, read_group, request
+from sparrow.data.parts import PAYS, ROWS, RUN, group_file, opened, read_group, request
 from sparrow.data.prepared import VERSION, sha256
 from sparrow.data.runs import begins
 from sparrow.data.schema import Column, Schema
 from sparrow.data.spool import ahead
 from sparrow.data.transformed import Transforms, weights_of
 
-PAYS = 1.5  # rows for a run of equal ones, from which on it is worth an index (RecD)
 WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; two windows are in memory at a time
 
 

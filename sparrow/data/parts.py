@@ -23,6 +23,7 @@ from sparrow.data.transformed import weights_of
 ROWS = "part-00000.parquet"
 RUN = ":rows"  # no column of a log is named so: a separator of ours
 GROUP_ROWS = 1 << 16  # of a row group
+PAYS = 1.5  # rows for a run of equal ones, from which on looking them up once is worth an index (RecD)
 
 
 def group_file(group: str) -> str:
@@ -54,7 +55,7 @@ def request(schema: Schema) -> list[str]:
 class PartWriter:
     """Writes one part in row groups of GROUP_ROWS, or of whole requests and at most as many where the log is clustered.
 
-    runs: of each group, so far.
+    runs, bytes: of each group, so far; bytes as Arrow has them.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -64,7 +65,7 @@ class PartWriter:
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._held: list[pa.Table] = []
         self._rows = 0
-        self.runs = dict.fromkeys(schema.groups, 0)
+        self.runs, self.bytes = dict.fromkeys(schema.groups, 0), dict.fromkeys(schema.groups, 0)
 
     def add(self, table: pa.Table) -> None:
         """Take in rows; the first call fixes the columns, also when it brings none."""
@@ -100,6 +101,7 @@ class PartWriter:
             lengths = np.diff(first, append=table.num_rows).astype(np.int32)
             found[group_file(group)] = runs.add_column(0, RUN, pa.array(lengths))
             self.runs[group] += len(first)
+            self.bytes[group] += runs.nbytes
         apart = {name for names in self._groups.values() for name in names}
         return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
 

@@ -21,7 +21,7 @@ from sparrow.data.clustered import clustered
 from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
 from sparrow.data.inferred import infer_log
 from sparrow.data.intime import in_time_order
-from sparrow.data.parts import GROUP_ROWS, PartWriter, files
+from sparrow.data.parts import GROUP_ROWS, PAYS, PartWriter, files
 from sparrow.data.read import Log, Repairs, open_log, types_for
 from sparrow.data.schema import Schema, Source, Split
 from sparrow.data.spool import Spool, ahead, gathered
@@ -151,8 +151,17 @@ class _Job:
             out=new, schema=fitted.schema, left_out=fitter.left_out,
             rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
             label_means=_means(fitter, float("nan")),
-            notes=tuple(_notes(self.logs, fitted.schema, fitter, unknown)),
+            notes=(*_notes(self.logs, fitted.schema, fitter, unknown), *self._group_notes(int(fitter.rows[0]))),
         )  # fmt: skip
+
+    def _group_notes(self, rows: int) -> Iterator[str]:
+        """What storing groups once is worth, of the training rows."""
+        writer = self.writers[0]
+        for group, runs in writer.runs.items():
+            factor, kept = rows / max(runs, 1), writer.bytes[group]
+            how = "looked up once" if factor >= PAYS else f"repeated in batches, as it pays from {PAYS} on"
+            less = f"{kept * (factor - 1) / 2**20:.1f} MiB less as numbers"
+            yield f"group {group}: {factor:.2f} rows a run, {less}; {how}"
 
     def _read(self) -> tuple[Spool, Ordered]:
         """Every row as `typed` makes it; and the times."""

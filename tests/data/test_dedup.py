@@ -283,6 +283,15 @@ def test_suggested_groups_change_together(dataset: data.Dataset) -> None:
     assert "age" in names and "item" not in names and found.rows / found.group_runs[group] > 1.5
 
 
+def test_what_groups_are_worth_is_said(log: Path, tmp_path: Path) -> None:
+    made = data.prepare([log], tmp_path / "out", schema=SCHEMA)
+    said = "\n".join(made.notes)
+    assert (
+        f"group user: {data.open(tmp_path / 'out').factor('user'):.2f} rows a run, " in said
+        and "looked up once" in said
+    )
+
+
 def test_auto_goes_by_the_measured_factor(dataset: data.Dataset) -> None:
     assert dataset.factor("user") > 1.5 > dataset.factor("tags")
     (batch,) = dataset.loader(10_000)
