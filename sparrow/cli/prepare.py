@@ -93,8 +93,11 @@ def prepare(
         given = clustered_by(
             known or infer_log(data.open_log(inputs, source), label), cluster_by, order_by, cluster_hours
         )
+    now = given.schema if isinstance(given, data.Transforms) else given
+    if suggest_groups and not (now and now.cluster):
+        raise UserError("--suggest-groups: sessions must stand together for it; say by what, with --cluster-by")
     if infer_only:
-        print(infer_log(data.open_log(inputs, source), label).to_toml(), end="")
+        print((now if now and cluster_by else infer_log(data.open_log(inputs, source), label)).to_toml(), end="")
         return
     if out is None:
         raise UserError("--out: missing; name the folder for the prepared log")

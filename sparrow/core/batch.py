@@ -195,7 +195,8 @@ class KeyedJagged:
             for key in group:
                 kept[key] = rows_U
                 spans[self.keys.index(key)] = (firsts[self.keys.index(key)], 0)
-        spots = self.offsets[torch.tensor(spans, device=self.offsets.device).view(-1, 2)].tolist()
+        at = torch.tensor(spans, dtype=torch.int64, device=self.offsets.device).view(-1, 2)
+        spots = self.offsets[at].tolist()
         values, lengths, weights = [self.values_N[:0]], [self.lengths[:0]], [self.values_N[:0].float()]
         for key, span, (begin, end) in zip(self.keys, spans, spots, strict=True):
             if key in kept:

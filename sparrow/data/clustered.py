@@ -25,7 +25,7 @@ def clustered(
     stand one behind the other, in the order of their mixed numbers; rows of one session stay in the order in which
     they came. So the same rows give the same order wherever it is made. work: a folder for what memory should not hold.
     """
-    held, now = Spool(work / "partition", HELD_BYTES), None
+    now: dict[int, tuple[int, Spool]] = {}  # of each part, the partition that is being filled
     for part, table in parted:
         if not table.num_rows:
             yield part, table  # tells the columns
@@ -33,13 +33,15 @@ def clustered(
         k_N = table[time].to_numpy() // partition if partition else np.zeros(table.num_rows, np.int64)
         edges = [0, *(np.flatnonzero(np.diff(k_N)) + 1).tolist(), table.num_rows]
         for first, last in itertools.pairwise(edges):
-            if now != (part, int(k_N[first])):
-                yield from _ordered(held, now[0] if now else part, session, work, 0)
-                held, now = Spool(work / "partition", HELD_BYTES), (part, int(k_N[first]))
+            k = int(k_N[first])
+            if part in now and now[part][0] != k:
+                yield from _ordered(now.pop(part)[1], part, session, work, 0)
+            if part not in now:
+                now[part] = k, Spool(work / f"partition-{part}", HELD_BYTES)
             (batch,) = table.slice(first, last - first).combine_chunks().to_batches()
-            held.add(batch)
-    if now:
-        yield from _ordered(held, now[0], session, work, 0)
+            now[part][1].add(batch)
+    for part, (_, held) in sorted(now.items(), key=lambda item: item[0]):
+        yield from _ordered(held, part, session, work, 0)
 
 
 def _ordered(held: Spool, part: int, session: str, work: Path, depth: int) -> Iterator[tuple[int, pa.Table]]:

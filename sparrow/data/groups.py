@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sparrow.core.errors import UserError
 from sparrow.data.loader import Dataset
@@ -12,6 +14,7 @@ from sparrow.data.parts import PAYS, opened, read_group
 from sparrow.data.runs import begins, bits
 from sparrow.data.transformed import weights_of
 
+Bools = npt.NDArray[np.bool_]
 TOGETHER = 1.25  # a feature joins a group when that makes at most so many more runs of either
 
 
@@ -40,34 +43,41 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
     features = (*schema.dense, *schema.sparse)
     same_FF = np.zeros((len(features), len(features)), np.int64)  # rows that equal the one before in both
     rows = sessions = 0
-    with opened(dataset.path / split, schema) as files:
-        for number in range(next(iter(files.values())).num_row_groups):
-            tables = read_group(files, number)
-            count = next(iter(tables.values())).num_rows
-            table = dataset.rows_of(tables)
-            first_N = begins([bits(table[schema.cluster.by])], count)
-            equal_NF = np.empty((count, len(features)), np.float32)
-            for f, name in enumerate(features):
-                columns = [name, weights_of(name)] if schema.columns[name].weights else [name]
-                equal_NF[:, f] = ~begins([bits(table[column]) for column in columns], count) & ~first_N
-            same_FF += (equal_NF.T @ equal_NF).round().astype(np.int64)
-            rows, sessions = rows + count, sessions + int(first_N.sum())
+    for first_N, equal_NF in _equal(dataset, split, features):
+        numbers_NF = equal_NF.astype(np.float32)
+        same_FF += (numbers_NF.T @ numbers_NF).round().astype(np.int64)
+        rows, sessions = rows + len(first_N), sessions + int(first_N.sum())
+    if not rows:
+        raise UserError(f"{dataset.path / split}: no rows to measure")
     runs_FF = rows - same_FF
-    runs = dict(zip(features, np.diag(runs_FF).tolist(), strict=True))
     groups: list[list[int]] = []
     for f in sorted(range(len(features)), key=lambda f: -runs_FF[f, f]):  # the first of a group changes most often
-        if rows < PAYS * runs_FF[f, f]:
-            continue
-        for group in groups:
-            if runs_FF[f, group[0]] <= TOGETHER * runs_FF[f, f]:
-                group.append(f)
-                break
-        else:
-            groups.append([f])
-    named = {f"g{i + 1}": tuple(features[f] for f in sorted(group)) for i, group in enumerate(groups)}
-    behind = max(rows - sessions, 1)
+        joined = [g for g in groups if runs_FF[f, g[0]] <= TOGETHER * runs_FF[f, f]]
+        if rows >= PAYS * runs_FF[f, f]:
+            joined[0].append(f) if joined else groups.append([f])
+    group_runs = np.full(len(groups), rows)
+    for _, equal_NF in _equal(dataset, split, features):
+        group_runs -= np.array([equal_NF[:, group].all(1).sum() for group in groups], np.int64).reshape(-1)
+    paying = [(group, int(n)) for group, n in zip(groups, group_runs, strict=True) if rows >= PAYS * n]
+    named = {f"g{i + 1}": tuple(features[f] for f in sorted(group)) for i, (group, _) in enumerate(paying)}
     return Repeats(
-        rows=rows, sessions=sessions, runs=runs, groups=named,
-        equal={name: int(same_FF[f, f]) / behind for f, name in enumerate(features)},
-        group_runs={name: int(runs_FF[group[0], group[0]]) for name, group in zip(named, groups, strict=True)},
+        rows=rows, sessions=sessions, groups=named,
+        runs=dict(zip(features, np.diag(runs_FF).tolist(), strict=True)),
+        equal={name: int(same_FF[f, f]) / max(rows - sessions, 1) for f, name in enumerate(features)},
+        group_runs={name: n for name, (_, n) in zip(named, paying, strict=True)},
     )  # fmt: skip
+
+
+def _equal(dataset: Dataset, split: str, features: Sequence[str]) -> Iterator[tuple[Bools, Bools]]:
+    """Of each row group: rows that begin a session [N], and those that equal the one before of theirs [N, F]."""
+    schema = dataset.schema
+    assert schema.cluster is not None
+    with opened(dataset.path / split, schema) as files:
+        for number in range(next(iter(files.values())).num_row_groups):
+            table = dataset.rows_of(read_group(files, number))
+            first_N = begins([bits(table[schema.cluster.by])], table.num_rows)
+            equal_NF = np.empty((table.num_rows, len(features)), np.bool_)
+            for f, name in enumerate(features):
+                columns = [name, weights_of(name)] if schema.columns[name].weights else [name]
+                equal_NF[:, f] = ~begins([bits(table[column]) for column in columns], table.num_rows) & ~first_N
+            yield first_N, equal_NF

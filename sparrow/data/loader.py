@@ -78,6 +78,8 @@ class Dataset:
 
     def first(self, rows: int, split: str = "train") -> Batch:
         """The first rows of a part, as many as there are at most."""
+        if not self.rows(split):
+            raise UserError(f"{self._part(split)}: no rows; prepare the log with some for it")
         with opened(self._part(split), self.schema) as parquet:
             first = Rows(self.schema, [read_group(parquet, 0)])
         return first.batch(np.arange(min(rows, len(first))))
@@ -155,7 +157,8 @@ class Loader:
     Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order: the file's, or with shuffle one
     drawn from (seed, epoch): row groups in random order, and rows at random within windows of WINDOW_GROUPS groups. Of
     a clustered log sessions are what is put in random order, and each end of a batch moves to the beginning of its
-    request (one of more than batch_size rows is cut). unique: groups of features whose equal rows a batch has once.
+    request (one of more than batch_size rows is cut), so that a batch has up to twice as many rows, or fewer. unique:
+    groups of features whose equal rows a batch has once.
     One thread reads a window ahead; it ends with the iteration, also an abandoned one.
     """
 

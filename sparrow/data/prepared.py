@@ -319,14 +319,11 @@ def _integers(schema: Schema, log: Log) -> frozenset[str]:
 
 
 def _partition(schema: Schema, times: Ordered) -> int:
-    """How much of the time column is a partition; 0 for all of it."""
+    """How much of the time column is a partition; 0 for all of it, or where there is no time."""
     assert schema.cluster is not None
     if not schema.cluster.hours or not len(times):
         return 0
-    time = schema.role("time")
-    if time is None:
-        raise UserError("cluster.hours: there is no column of kind time to cut by; declare one, or give 0")
-    last = float(times.at([len(times) - 1])[0])
+    time, last = schema.role("time"), float(times.at([len(times) - 1])[0])
     if not (unit := ticks_per_second(last)):
         looks = f"column {time!r} ends with {last:g}, which is no time since 1970"
         raise UserError(f"cluster.hours: {looks}; give the column a format, or 0 hours")

@@ -145,7 +145,7 @@ class Cluster:
     """Sessions side by side: RecD's clustering (arXiv 2211.05239, section 4), within partitions of time.
 
     by: a column of kind session or group. hours: of a partition, so that what is predicted before it is trained on
-    never saw later rows than an hour's; 0 makes each part of the log one partition.
+    never saw later rows than an hour's; 0 makes each part of the log one partition, and so does a log without a time.
     """
 
     by: str
@@ -187,6 +187,8 @@ class Schema:
             raise UserError(f"cluster.by: {self.cluster.by!r} is no column of kind session or group{known}")
         grouped = [name for names in self.groups.values() for name in names]
         for group, names in self.groups.items():
+            if not names:
+                raise UserError(f"groups.{group}: empty; name its features, or leave it out")
             for name in names:
                 if name not in (*self.dense, *self.sparse):
                     raise UserError(f"groups.{group}: no feature {name!r}{suggest(name, (*self.dense, *self.sparse))}")
@@ -264,6 +266,8 @@ def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: fl
         made = Column(kind=kinds[0], source=columns[name].source or name)  # type: ignore[arg-type]
         if columns[name].kind != "ignore":
             name = f"{name}_{kinds[0]}"
+            if name in columns:
+                raise UserError(f"cluster: the {kinds[0]}'s column would be {name!r}, which is taken; edit a schema")
         columns[name] = made
         return name
 

@@ -212,7 +212,7 @@ def _typed(
         return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.kind in ("group", "session"):
         ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
-        if column.kind == "session":  # a row that has none is a session of its own
+        if column.kind == "session" or (schema.cluster and schema.cluster.by == name):  # without one, each is its own
             ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)
         return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:

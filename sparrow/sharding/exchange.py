@@ -91,16 +91,17 @@ class Exchange:
     their table is through_host: then the ranks of the host first add up what they have for each sample, each for the
     samples of its own local rank everywhere, and send one sum to the other hosts ("staged"; Neo's table-row-wise,
     arXiv 2104.05158, section 4.2). Means are sums here, divided by the global lengths at home. groups: of each feature,
-    0 or the number of the dedup group whose unique rows travel instead of samples (RecD, arXiv 2211.05239, section 5).
+    0 or the number, 1 to count, of the dedup group whose unique rows travel instead of samples (RecD, arXiv 2211.05239,
+    section 5).
     """
 
     def __init__(
         self, world: World, local: EmbeddingTables, features: Sequence[Feature], plan: Mapping[str, Layout],
         shards: Mapping[str, Sequence[Shard]], mine: Sequence[Shard], forward: Codec, backward: Codec,
-        groups: Sequence[int],
+        groups: Sequence[int], count: int,
     ) -> None:  # fmt: skip
         self.world, self.local, self.features, self.groups = world, local, features, groups
-        self._each = range(max(groups, default=0) + 1)
+        self._each = range(count + 1)
         self.codecs = {True: forward, False: backward}
         self._number = {shard: number for number, shard in enumerate(mine)}
         self._direct: list[list[ShardLookup]] = [[] for _ in range(world.size)]

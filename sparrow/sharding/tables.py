@@ -117,7 +117,7 @@ class ShardedTables(nn.Module):
         """That for batches with these dedup groups; every rank's have the same."""
         if groups not in self._exchanges:
             of = {name: number for number, names in enumerate(groups, 1) for name in names}
-            self._exchanges[groups] = self._make([of.get(feature.name, 0) for feature in self.sharded])
+            self._exchanges[groups] = self._make([of.get(feature.name, 0) for feature in self.sharded], len(groups))
         return self._exchanges[groups]
 
     @torch.no_grad()

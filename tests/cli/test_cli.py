@@ -223,6 +223,9 @@ def test_what_repeats_is_proposed_and_then_stored_once(here: Path, capsys: pytes
         capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-by", "sesion"], "no column 'sesion'; did you mean"
     )
     refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-hours", "2"], "say by what, with --cluster-by")
+    refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--suggest-groups"], "say by what, with --cluster-by")
+    assert main(["prepare", "log.parquet", "--infer-only", "--cluster-by", "session"]) == 0
+    assert "[cluster]" in capsys.readouterr().out and not Path("c").exists()
     made = ["prepare", "log.parquet", "--cluster-by", "session", "--order-by", "ts"]
     assert main([*made, "--suggest-groups", "--out", "c"]) == 0
     said = capsys.readouterr().out

@@ -104,6 +104,11 @@ def test_a_part_keeps_the_unique_rows_that_it_uses(low: int, high: int, weighted
             assert torch.equal(part.expanded()[key].weights_N, whole.part(low, high)[key].weights_N)  # type: ignore[arg-type]
 
 
+def test_a_part_of_no_features() -> None:
+    batch = Batch(dense_BC=torch.zeros(4, 2), ids=KeyedJagged.from_lists({}))
+    assert batch.part(1, 3).batch_size == 2
+
+
 def test_unknown_feature_suggests() -> None:
     with pytest.raises(UserError, match="did you mean 'history'"):
         KeyedJagged.from_lists(LISTS)["histroy"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import clustered, parts
+from sparrow.data import clustered, parts, prepared
 from sparrow.data.runs import begins, bits, first_equal, mixed
 from sparrow.data.schema import Cluster, Column, Schema, Split, Table
 from sparrow.features import hash_ids
@@ -279,8 +279,28 @@ def test_suggested_groups_change_together(dataset: data.Dataset) -> None:
             equal / len(behind), abs=0.1
         )  # a session may go on in another row group
     assert found.rows == len(rows)
+    for group, names in found.groups.items():
+        assert found.rows >= 1.5 * found.group_runs[group]
+        same = sum(all(a[n] == b[n] for n in names) for a, b in behind)
+        assert found.group_runs[group] == pytest.approx(len(rows) - same, rel=0.1)
     ((group, names),) = ((g, n) for g, n in found.groups.items() if "user" in n)
     assert "age" in names and "item" not in names and found.rows / found.group_runs[group] > 1.5
+
+
+@pytest.mark.parametrize("hours", [0.0, 1.0])
+def test_parts_that_interleave_are_clustered_too(log: Path, tmp_path: Path, hours: float) -> None:
+    """A split by ratio gives each batch's rows to all parts, and a log without a time is one partition."""
+    ratio = replace(SCHEMA, split=Split(by="ratio", valid=0.3, test=0.2), cluster=Cluster(by="session", hours=hours))
+    if not hours:
+        ratio = replace(ratio, columns={**ratio.columns, "ts": Column(kind="ignore")})
+    patch = pytest.MonkeyPatch()
+    with patch.context() as context:
+        context.setattr(prepared, "GROUP_ROWS", 50)  # rows that are read at a time
+        data.prepare([log], tmp_path / "out", schema=ratio)
+    for part in ("train", "valid", "test"):
+        rows = everything(data.open(tmp_path / "out"), part)
+        stretches = [key for key, _ in itertools.groupby((row["session"], row.get("ts", 0) // HOUR_MS) for row in rows)]
+        assert len(stretches) == len(set(stretches)) > 20
 
 
 def test_what_groups_are_worth_is_said(log: Path, tmp_path: Path) -> None:
@@ -302,6 +322,7 @@ def test_auto_goes_by_the_measured_factor(dataset: data.Dataset) -> None:
     ("changes", "says"),
     [
         ({"cluster": Cluster(by="sesion")}, "cluster.by: 'sesion' is no column of kind session or group; did you mean"),
+        ({"groups": {"g": ()}}, "groups.g: empty; name its features"),
         ({"groups": {"g": ("usr",)}}, "groups.g: no feature 'usr'; did you mean 'user'"),
         ({"groups": {"g": ("label",)}}, "groups.g: no feature 'label'"),
         ({"groups": {"g": ("user",), "h": ("user",)}}, "groups.g: 'user' is named twice"),

@@ -117,7 +117,8 @@ def grouped(rank: int, batch: int, most: int) -> KeyedJagged:
     inverse_B = torch.randint(0, max((batch + 1) // 2, 1), (batch,), generator=random)
     return KeyedJagged(
         keys=whole.keys, values_N=torch.cat([p.values_N for p in parts]),
-        lengths=torch.cat([p.lengths_B for p in parts]), inverse_B={("f2", "f3"): inverse_B},
+        lengths=torch.cat([p.lengths_B for p in parts]),
+        inverse_B={("f2", "f3"): inverse_B, ("f4",): torch.arange(batch)},
         rows=tuple(len(p.lengths_B) for p in parts),
     )  # fmt: skip
 
