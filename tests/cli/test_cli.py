@@ -256,7 +256,7 @@ def test_damaged_small_files(here: Path, trained: Path, capsys: pytest.CaptureFi
     assert main(["evaluate", "run"]) == 0  # the best is the last, as far as can be known
     assert main(["train", "run.toml", "--resume"]) == 0
     shutil.copytree(Path("prepared").resolve(), "broken")
-    Path("broken/manifest.json").write_text('{"version": 2}')
+    Path("broken/manifest.json").write_text('{"version": 3}')
     refuses(capsys, ["evaluate", "run", "--data", "broken"], "broken/manifest.json: damaged")
     shutil.copy("prepared/manifest.json", "broken/manifest.json")
     part = Path("broken/test/part-00000.parquet")
