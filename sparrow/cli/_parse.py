@@ -21,8 +21,8 @@ def parse(target: Callable[..., Any], arguments: Sequence[str], command: str, *,
             options: dict[str, Any] = {"prog": f"sparrow {command}", "return_unknown_args": unknown}
             return tyro.cli(target, args=list(arguments), **options)
     except SystemExit as stop:
-        if not stop.code:
-            raise
         text = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e\n]", " ", said.getvalue())
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().endswith("options")]
+        if not stop.code or not lines:  # rich leaves so when the reader of our output has gone
+            raise
         raise UserError(f"{command}: {' '.join(lines)}") from None
