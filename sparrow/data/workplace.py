@@ -34,7 +34,17 @@ def workplace(out: Path) -> Iterator[tuple[Path, list[str]]]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield work, notes
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
+
+
+def _remove(work: Path) -> None:
+    """The lock last: what a kill leaves in the midst of it is still known by it."""
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _LOCK:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _clean(out: Path) -> list[str]:
@@ -49,7 +59,7 @@ def _clean(out: Path) -> list[str]:
             if (work / "old").exists() and not out.exists():
                 (work / "old").rename(out)
                 notes.append(f"{out}: put back where it was before a preparation was killed")
-            shutil.rmtree(work, ignore_errors=True)
+            _remove(work)
             notes.append(f"{work}: left by a preparation that was killed; deleted")
     for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
         if work.is_dir() and not any(work.iterdir()) and time.time() - work.stat().st_mtime > 60:
