@@ -46,8 +46,12 @@ class Form:
         self.model: Any = MODEL.build(dataset.schema, rowwise_adagrad.Config(), 0)
         self.model.tables.mode = "fused"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        loader = iter(dataset.loader(BATCH, dedup=dedup))
-        self.batches = [next(loader) for _ in range(steps)]
+        self.batches = []
+        for i in range(steps):  # from all over the log: histories grow
+            loader = dataset.loader(BATCH, dedup=dedup)
+            at = len(loader) * (2 * i + 1) // (2 * steps)
+            loader.load_state_dict({"epoch": 0, "batch": at, "batch_size": BATCH})
+            self.batches.append(next(iter(loader)))
 
     def step(self, batch: Batch) -> float:
         """One step; the loss before it."""

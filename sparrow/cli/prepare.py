@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from sparrow.core.config import write_toml
-from sparrow.data import Repeats
+
+if TYPE_CHECKING:
+    from sparrow.data import Repeats
 
 
 def prepare(

@@ -72,7 +72,6 @@ class InFlight:
 
     exchange: Exchange
     device: torch.device
-
     rows: list[list[int]]
     ids: Pending[list[Tensor]]
     weights: Pending[list[Tensor]] | None

@@ -59,7 +59,6 @@ class ShardedTables(nn.Module):
         self._make = partial(Exchange, world, self.local, self.sharded, plan, shards, mine, forward, backward)
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
-        self._dims = {feature.name: specs[feature.table].dim for feature in self.features}
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
         self._ahead: weakref.WeakKeyDictionary[KeyedJagged, InFlight] = weakref.WeakKeyDictionary()
