@@ -3,7 +3,7 @@
     python benchmarks/dedup_training.py GLOBO_REQUESTS.parquet   # about four minutes
     python benchmarks/dedup_training.py --quick                  # the made log alone, few steps, the same checks
 
-Two causal layers of dim 64 over 50 ids, DLRM's head (`models/history.py`), 4096 rows a step. The made log has sessions
+Two causal layers of dim 64 over 50 ids, DLRM's head (`models/dlrm.py`), 4096 rows a step. The made log has sessions
 of 16.5 rows, one list of 50 ids that is as in the row before in 86 % of rows (80 % of all numbers, RecD's statistics),
 two ids and a number of the candidate. Both forms are trained on the same batches in turn and must have the same loss
 (1e-5 in the first pass; later ones learn the batches by heart, which magnifies rounding: 1e-2). p: the share of a step
@@ -32,10 +32,10 @@ from sparrow.data.schema import Cluster, Column, Schema
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
-from sparrow.models import history
+from sparrow.models import dlrm
 
 BATCH, STEPS, ROUNDS = 4096, 3, 4
-MODEL = history.Config(dim=64, layers=2, heads=2, longest=50, bottom=(64,), top=(64, 32))
+MODEL = dlrm.Config(dim=64, layers=2, heads=2, longest=50, bottom=(64,), top=(64, 32))
 
 
 class Form:
@@ -43,7 +43,8 @@ class Form:
 
     def __init__(self, dataset: data.Dataset, dedup: Any, steps: int) -> None:
         torch.manual_seed(0)
-        self.model: Any = MODEL.build(dataset.schema, rowwise_adagrad.Config(), 0)
+        lists = tuple(name for name, column in dataset.schema.columns.items() if column.kind == "list")
+        self.model: Any = replace(MODEL, history=lists).build(dataset.schema, rowwise_adagrad.Config(), 0)
         self.model.tables.mode = "fused"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.batches = []

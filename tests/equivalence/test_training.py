@@ -111,7 +111,7 @@ def test_many_ranks_with_dedup_are_one_without(
     settings = {**SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd"}
     if model == "history":
         del settings["model.deep"]
-    settings["model.name"] = model
+        settings |= {"model.name": "dlrm", "model.history": ["history", "tags"]}
     got = ranks(4).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
     before = torch.get_num_threads()
     want = cases.fit(

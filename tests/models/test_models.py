@@ -14,7 +14,7 @@ from sparrow.data.schema import Column, Schema, Table
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import computing
-from sparrow.models import dcnv2, dlrm, history, logistic
+from sparrow.models import dcnv2, dlrm, logistic
 from sparrow.models.dlrm import DLRM
 
 MODELS = [
@@ -24,7 +24,7 @@ MODELS = [
     dcnv2.Config(dim=4, cross_layers=2, deep=(16,)),
     dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="parallel"),
     dcnv2.Config(dim=4, cross_layers=1, deep=(16,), structure="parallel", embed_dense=True),
-    history.Config(dim=4, layers=1, longest=3, bottom=(8,), top=(16,)),
+    dlrm.Config(dim=4, bottom=(8,), top=(16,), history=("history",), layers=1, longest=3),
 ]
 SCHEMA = Schema(
     columns={

@@ -26,17 +26,23 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "prepared"
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "dcnv2": {}, "dlrm": {"model.name": "dlrm"},
+    "history": {"model.name": "dlrm", "model.history": ["history", "tags"]},
+}  # fmt: skip
+
+
 def fit(log: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
     settings = {"run_dir": str(run_dir), "threads": 1, "data.batch_size": 64, "model.dim": 4, "log.tensorboard": False}
     return train(Run.of(str(log), {**settings, **changes}))
 
 
-@pytest.mark.parametrize("model", ["dcnv2", "dlrm", "history"])
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_training_with_dedup_is_training_without(log: Path, tmp_path: Path, model: str, shuffle: bool) -> None:
     """To 1e-5: gradients of a row are first added up over the samples of each unique one."""
     on, off = (
-        fit(log, tmp_path / way, **{"data.dedup": way, "model.name": model, "data.shuffle": shuffle})
+        fit(log, tmp_path / way, **{"data.dedup": way, "data.shuffle": shuffle, **MODELS[model]})
         for way in ("on", "off")
     )
     assert on["step"] == off["step"] > 20
