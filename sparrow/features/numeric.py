@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from sparrow.core.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 _LARGEST = float(np.finfo(np.float32).max)
+UNIT = 1074  # every float64 is a multiple of 2^-1074
+_CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
 
 
 def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
@@ -60,24 +63,53 @@ def transform(x_N: Floats, kind: str | None, mean: float | None, std: float | No
 
 @dataclass
 class Moments:
-    """Count, mean and spread of a stream of numbers, NaN left out (Chan, Golub and LeVeque 1983, pairwise update)."""
+    """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and pieces they come.
+
+    total, squares: exact sums of x and of x * x, in units of 2^-UNIT.
+    """
 
     count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0  # sum of squared distances from the mean
+    total: int = 0
+    squares: int = 0
 
     def add(self, x_N: Floats) -> None:
         """Take in float64 [N]."""
         x_N = x_N[~np.isnan(x_N)]
-        if not len(x_N):
-            return
-        mean, count = float(x_N.mean()), self.count + len(x_N)
-        self.squares += float(((x_N - mean) ** 2).sum()) + (mean - self.mean) ** 2 * self.count * len(x_N) / count
-        self.mean += (mean - self.mean) * len(x_N) / count
-        self.count = count
+        self.count += len(x_N)
+        for first in range(0, len(x_N), _CHUNK):
+            x = x_N[first : first + _CHUNK]
+            self.total += _sum(x)
+            near = x * x
+            high = x * _SPLIT - (x * _SPLIT - x)  # 26 of x's 53 digits
+            low = x - high
+            self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)  # Dekker 1971
+
+    def merge(self, other: Moments) -> None:
+        """Take in what another one has."""
+        self.count, self.total = self.count + other.count, self.total + other.total
+        self.squares += other.squares
+
+    @property
+    def mean(self) -> float:
+        """The mean, rounded once; 0 of nothing."""
+        return float(Fraction(self.total, self.count << UNIT)) if self.count else 0.0
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1 for a constant, up to the rounding of its mean."""
-        std = math.sqrt(self.squares / self.count) if self.count else 0.0
-        return std if std > 1e-12 * abs(self.mean) else 1.0
+        """Population standard deviation; 1 for a constant."""
+        variance = (self.count * self.squares << UNIT) - self.total**2
+        return math.sqrt(Fraction(variance, self.count**2 << 2 * UNIT)) if variance > 0 else 1.0
+
+
+def _sum(x_N: Floats) -> int:
+    """The exact sum of at most _CHUNK numbers, in units of 2^-UNIT (Rump, Ogita and Oishi 2008).
+
+    What is left of each number above a common unit adds up without rounding; the rest comes in the next round.
+    """
+    found = 0
+    while top := float(np.abs(x_N).max()):
+        sigma = math.ldexp(2.0 * _CHUNK, math.frexp(top)[1])
+        high_N = x_N + sigma - sigma
+        found += int(Fraction(float(high_N.sum())) * (1 << UNIT))
+        x_N = x_N - high_N
+    return found
