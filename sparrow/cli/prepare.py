@@ -36,6 +36,7 @@ def prepare(
     order_by: str | None = None,
     cluster_hours: float | None = None,
     suggest_groups: bool = False,
+    ray: str | None = None,
     overwrite: bool = False,
     infer_only: bool = False,
 ) -> None:
@@ -64,6 +65,7 @@ def prepare(
         order_by: The column that says when; the log's time unless told.
         cluster_hours: Sessions stand together within so many hours; 1 unless told, 0 for the whole log.
         suggest_groups: Measure which features repeat from row to row, and say which to name as [groups] in the schema.
+        ray: Work on a Ray cluster: its address, auto for the one that Ray finds, or local to try it here. Its machines take a file each and must see the log and OUT.
         overwrite: Replace an existing OUT, once the new one is complete.
         infer_only: Print the schema that would be inferred, and stop.
     """  # noqa: E501 - a line of help each
@@ -106,7 +108,7 @@ def prepare(
     with _show.progress_bar() as progress:
         made = data.prepare(
             inputs, out, schema=given, label=label, split=wanted, grow=grow, overwrite=overwrite, progress=progress,
-            source=source,
+            source=source, ray=ray,
         )  # fmt: skip
     for note in made.notes:
         _show.out.print(f"note: {note}", markup=False, soft_wrap=True)

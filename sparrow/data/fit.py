@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,7 +79,11 @@ class _Ids:
 
     def __init__(self, path: Path, memory: int) -> None:
         self.counts = Counts(path, memory)
-        self._low, self._high, self._hashed = np.iinfo(np.int64).max, np.iinfo(np.int64).min, False
+        self.low, self.high, self.hashed = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), False
+
+    def widen(self, low: int, high: int, hashed: bool) -> None:
+        """There were integers of low..high, and perhaps others than integers."""
+        self.low, self.high, self.hashed = min(self.low, low), max(self.high, high), self.hashed or hashed
 
     def add(self, coded: pa.DictionaryArray, train_M: Bools) -> None:
         """Take in those coded ids [M] that are of the training part."""
@@ -91,10 +95,10 @@ class _Ids:
         if len(seen_U) < len(distinct):
             distinct, counts_U = distinct.take(pa.array(seen_U)), counts_U[seen_U]
         if distinct.type == pa.uint64():
-            self._hashed = True
+            self.hashed = True
         else:
             values_U = distinct.to_numpy()
-            self._low, self._high = min(self._low, int(values_U.min())), max(self._high, int(values_U.max()))
+            self.widen(int(values_U.min()), int(values_U.max()), False)
         self.counts.add(hashes(distinct), counts_U)
 
     def fitted(self, name: str, table: Table, known: Vocabulary | None) -> tuple[Table, Vocabulary | None]:
@@ -117,20 +121,20 @@ class _Ids:
         """A range that reaches to the highest integer, unless that would leave most of it empty."""
         assert table.low is not None
         assert table.high is not None
-        rows = self._high - table.low + 2
-        if self._hashed or self._high <= table.high or rows > 4 * (table.high - table.low + self._distinct()) + 1000:
+        rows = self.high - table.low + 2
+        if self.hashed or self.high <= table.high or rows > 4 * (table.high - table.low + self._distinct()) + 1000:
             return table
-        return replace(table, high=self._high, rows=rows)
+        return replace(table, high=self.high, rows=rows)
 
     def _distinct(self) -> int:
         return sum(len(hashes_U) for hashes_U, _ in self.counts.merged())
 
     def _is_compact(self) -> bool:
-        return not self._hashed and self._low <= self._high <= self._low + 4 * self._distinct() + 1000 - 1
+        return not self.hashed and self.low <= self.high <= self.low + 4 * self._distinct() + 1000 - 1
 
     def _as_range(self, name: str, table: Table, distinct: int) -> Table:
-        low = self._low if table.low is None else table.low
-        high = self._high if table.high is None else table.high
+        low = self.low if table.low is None else table.low
+        high = self.high if table.high is None else table.high
         if high < low:
             remedy = "use encoding 'vocabulary' or 'hash', or give low and high"
             raise UserError(f"tables.{name}: no integers in training to number; {remedy}")
@@ -150,7 +154,7 @@ class Fitter:
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
-        self.given, self._grow, self._map = given, grow, pool.map if pool else map
+        self.given, self.grow, self._map = given, grow, pool.map if pool else map
         schema = given.schema
         self.rows, self.left_out = np.zeros(3, np.int64), 0
         self.positives = np.zeros((3, len(schema.labels)), np.int64)
@@ -175,6 +179,31 @@ class Fitter:
             tasks += [partial(self._add_ids, table) for table in self._ids]
             list(self._map(lambda task: task(batch, train_N), tasks))
 
+    def state(self) -> Iterator[tuple[str, str, Int64s, Int64s]]:
+        """What was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
+        yield "rows", "", np.append(self.rows, self.left_out), self.positives.reshape(-1)
+        for name, moments in self._moments.items():
+            yield "moments", name, np.append(moments.count, _limbs(moments.total)), _limbs(moments.squares)
+        for name, values in self._values.items():
+            yield from (("values", name, run.view(np.int64), np.empty(0, np.int64)) for run in values.runs())
+        for name, ids in self._ids.items():
+            yield "range", name, np.array([ids.low, ids.high]), np.array([ids.hashed], np.int64)
+            yield from (("ids", name, hashes, counts) for hashes, counts in ids.counts.merged())
+
+    def absorb(self, kind: str, name: str, a: Int64s, b: Int64s) -> None:
+        """Take in an item of the `state` of a fitter of other rows; the order of items does not matter."""
+        if kind == "rows":
+            self.rows, self.left_out = self.rows + a[:-1], self.left_out + int(a[-1])
+            self.positives = self.positives + b.reshape(self.positives.shape)
+        elif kind == "moments":
+            self._moments[name].merge(Moments(int(a[0]), _whole(a[1:]), _whole(b)))
+        elif kind == "values":
+            self._values[name].add(a.view(np.float64))
+        elif kind == "range":
+            self._ids[name].widen(int(a[0]), int(a[1]), bool(b[0]))
+        else:
+            self._ids[name].counts.add(a, b)
+
     def fitted(self) -> Transforms:
         """What was given with what it lacked; UserError when the training part teaches nothing."""
         self._check_labels()
@@ -191,8 +220,8 @@ class Fitter:
         if name in self._bucketed:
             return False
         if table.encoding == "vocabulary":
-            return self._grow or name not in self.given.vocabularies
-        return None in (table.encoding, table.rows, table.distinct) or (self._grow and table.encoding == "range")
+            return self.grow or name not in self.given.vocabularies
+        return None in (table.encoding, table.rows, table.distinct) or (self.grow and table.encoding == "range")
 
     def _add_numbers(self, name: str, batch: pa.RecordBatch, train_N: Bools) -> None:
         x_N = batch.column(name).to_numpy()[train_N]
@@ -213,7 +242,7 @@ class Fitter:
 
     def _table(self, name: str) -> tuple[Table, Vocabulary | None]:
         table = self.given.schema.tables[name]
-        if self._grow and table.encoding == "range" and None not in (table.low, table.high, table.rows):
+        if self.grow and table.encoding == "range" and None not in (table.low, table.high, table.rows):
             return self._ids[name].grown_range(table), None
         return self._ids[name].fitted(name, table, self.given.vocabularies.get(name))
 
@@ -251,6 +280,15 @@ class Fitter:
             mean=moments.mean if mean is None else mean,
             std=moments.std if std is None else std,
         )
+
+
+def _limbs(x: int) -> Int64s:
+    """An integer of any size as some of 64 bits."""
+    return np.frombuffer(x.to_bytes(x.bit_length() // 64 * 8 + 8, "little", signed=True), np.int64)
+
+
+def _whole(limbs: Int64s) -> int:
+    return int.from_bytes(limbs.tobytes(), "little", signed=True)
 
 
 def _of_buckets(columns: Mapping[str, Column], table: str | None) -> Table:

@@ -10,30 +10,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.data._files import find
-from sparrow.data.clustered import clustered
+from sparrow.data.engine import Engine, Local
 from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
 from sparrow.data.inferred import infer_log
-from sparrow.data.intime import in_time_order
-from sparrow.data.parts import GROUP_ROWS, PAYS, PartWriter, files
-from sparrow.data.read import Log, Repairs, open_log, types_for
+from sparrow.data.parts import PAYS, PartWriter, files
+from sparrow.data.read import Log, Repairs, open_log
 from sparrow.data.schema import Schema, Source, Split
-from sparrow.data.spool import Spool, ahead, gathered
-from sparrow.data.transformed import NotIntegersError, Transforms, typed, vocabulary_file, weights_of
+from sparrow.data.transformed import Transforms, vocabulary_file, weights_of
 from sparrow.data.workplace import workplace
 from sparrow.features import ticks_per_second
 from sparrow.features.quantile import Ordered
 from sparrow.features.vocabulary import UNKNOWN
 
 VERSION = 3
-SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
-BATCH_BYTES = 1 << 24  # of text that is converted at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +58,7 @@ def prepare(
     grow: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Prepared:
     """Turn raw logs into a folder to train on: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
 
@@ -71,6 +67,9 @@ def prepare(
     are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
     new rows for this log's new ids, behind the old ones. label: the label's column, for inference. split, source:
     instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress: see `Progress`.
+    ray: the address of a Ray cluster whose machines read, transform and sort, a file each at a time; "auto" for the one
+    that Ray finds, "local" for one of this machine. They must see the log and `out` under the same names. The result is
+    the same to the bit.
 
     Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
     is a time. Memory: about 300 MiB, and 28 bytes an id of the vocabularies; disk beside `out`: the log's size as
@@ -91,7 +90,7 @@ def prepare(
         given = _complete(given, logs[0], label, split)
         try:
             with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
-                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None))
+                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None), ray=ray)
                 made = job.run(work / "new", grow)
             if out.exists():
                 out.rename(work / "old")
@@ -120,39 +119,44 @@ class _Job:
     work: Path
     pool: Executor
     told: Progress
-    ends: list[int] = field(default_factory=list)  # of the logs' rows
-    in_order: bool = True
+    ray: str | None
     writers: list[PartWriter] = field(default_factory=list)
 
     def run(self, new: Path, grow: bool) -> Prepared:
         """Write the whole folder `new`."""
         schema = self.given.schema
-        spool, times = self._read()
+        engine = self._engine()
+        engine.read()
         cuts = (0, 0)
         if schema.split.by == "time":
-            cuts = time_cuts(schema, times)
+            cuts = time_cuts(schema, engine.times)
         elif schema.split.by == "file":
-            cuts = (self.ends[0], self.ends[1])
+            cuts = (engine.ends[0], engine.ends[1])
         cutter = Cutter(schema=schema, cuts=cuts)
-        fitter, rows = Fitter(self.given, self.work, grow=grow, pool=self.pool), 0
-        for batch in ahead(spool):
-            fitter.add(batch, cutter.parts(batch, rows))
-            rows += batch.num_rows
-            self.told("fit", rows, spool.rows)
+        fitter = Fitter(self.given, self.work, grow=grow, pool=self.pool)
+        engine.fit(cutter, fitter)
         fitted = fitter.fitted()
         fitted = replace(fitted, schema=replace(fitted.schema, source=self.logs[0].source))
-        assert fitter.rows.sum() + fitter.left_out == spool.rows
+        assert fitter.rows.sum() + fitter.left_out == engine.ends[-1]
         new.mkdir()
-        unknown = self._write(new, fitted, cutter, spool, times, int(fitter.rows.sum()))
-        spool.drop()
+        ordered = engine.ordered(fitted, cutter, _partition(schema, engine.times) if schema.cluster else 0)
+        unknown = self._write(new, fitted.schema, ordered, int(fitter.rows.sum()))
         fitted.save(new)
         _write_manifest(new, fitted.schema, fitter, self.writers)
         return Prepared(
             out=new, schema=fitted.schema, left_out=fitter.left_out,
             rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
             label_means=_means(fitter, float("nan")),
-            notes=(*_notes(self.logs, fitted.schema, fitter, unknown), *self._group_notes(int(fitter.rows[0]))),
+            notes=(*engine.notes(), *_notes(fitted.schema, fitter, unknown), *self._group_notes(int(fitter.rows[0]))),
         )  # fmt: skip
+
+    def _engine(self) -> Engine:
+        common = self.given.schema, self.logs, self.work, self.pool, self.told
+        if self.ray is None:
+            return Local(*common)
+        from sparrow.data.cluster import Cluster
+
+        return Cluster(*common, address=self.ray)
 
     def _group_notes(self, rows: int) -> Iterator[str]:
         """What storing groups once is worth, of the training rows."""
@@ -163,63 +167,17 @@ class _Job:
             less = f"{kept * (factor - 1) / 2**20:.1f} MiB less as numbers"
             yield f"group {group}: {factor:.2f} rows a run, {less}; {how}"
 
-    def _read(self) -> tuple[Spool, Ordered]:
-        """Every row as `typed` makes it; and the times."""
-        integers = _integers(self.given.schema, self.logs[0])
-        while True:
-            spool = Spool(self.work / "rows", SPOOL_BYTES)
-            times = Ordered(self.work / "times", np.int64)
-            try:
-                self._read_as(integers, spool, times)
-                break
-            except NotIntegersError as error:  # far into a column of text that began like integers
-                integers = integers - {str(error)}
-                spool.drop()
-                (self.work / "times").unlink(missing_ok=True)
-        for log, rows in zip(self.logs, np.diff([0, *self.ends]), strict=True):
-            assert rows == log.repairs.rows == (log.rows or rows), "rows were lost while the log was read"
-        return spool, times
-
-    def _read_as(self, integers: frozenset[str], spool: Spool, times: Ordered) -> None:
-        schema, time = self.given.schema, self.given.schema.role("time")
-        self.ends, self.in_order, last = [], True, np.iinfo(np.int64).min
-        for log in self.logs:
-            types = types_for(schema, log)
-            types |= {schema.columns[name].source or name: pa.string() for name in integers}
-            for raw in ahead(gathered(log.batches(types), GROUP_ROWS, BATCH_BYTES)):
-                try:
-                    batch = typed(schema, raw, training=True, row0=spool.rows, integers=integers, pool=self.pool)
-                except UserError as error:
-                    raise log.located(error, self.ends[-1] if self.ends else 0) from None
-                spool.add(batch)
-                if time is not None and batch.num_rows:
-                    t_N = batch.column(time).to_numpy()
-                    self.in_order &= bool(t_N[0] >= last and (np.diff(t_N) >= 0).all())
-                    last = t_N[-1]
-                    times.add(t_N)
-                self.told("read", spool.rows, log.rows if len(self.logs) == 1 else 0)
-            self.ends.append(spool.rows)
-            if schema.split.by == "file":
-                last = np.iinfo(np.int64).min
-
     def _write(
-        self, new: Path, fitted: Transforms, cutter: Cutter, spool: Spool, times: Ordered, total: int
+        self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int
     ) -> dict[str, tuple[int, int]]:
         """The parts' files; returns how many ids of valid are unknown to each table, and how many there are."""
-        unknown, schema = dict.fromkeys(fitted.schema.tables, (0, 0)), fitted.schema
+        unknown, rows, whole = dict.fromkeys(schema.tables, (0, 0)), 0, False
         self.writers = [PartWriter(new / part, schema) for part in PARTS]
-        rows, time = 0, schema.role("time")
-        parted = ahead(self._parted(fitted, cutter, spool))
-        if time is not None and not self.in_order:
-            parted = in_time_order(parted, times, time, self.work)
-        if schema.cluster:
-            parted = clustered(parted, schema.cluster.by, time or "", _partition(schema, times), self.work)
-        whole = False
         try:
-            for part, table in parted:
+            for part, table in ordered:
                 self.writers[part].add(table)
                 if part == 1:
-                    _count_unknown(fitted.schema, table, unknown)
+                    _count_unknown(schema, table, unknown)
                 if table.num_rows:
                     rows += table.num_rows
                     self.told("write", rows, total)
@@ -229,16 +187,6 @@ class _Job:
                 writer.close(whole=whole)
         assert rows == total, "rows were lost while they were written"
         return unknown
-
-    def _parted(self, fitted: Transforms, cutter: Cutter, spool: Spool) -> Iterator[tuple[int, pa.Table]]:
-        """(part, its transformed rows), in the log's order."""
-        row0 = 0
-        for batch in spool:
-            table, parts_N = fitted.encoded(batch, self.pool), cutter.parts(batch, row0)
-            row0 += batch.num_rows
-            for part in range(len(PARTS)):
-                here_N = parts_N == part
-                yield part, table if here_N.all() else table.filter(pa.array(here_N))
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -302,22 +250,6 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
     return replace(given, schema=replace(schema, split=replace(split, by=by)))
 
 
-def _integers(schema: Schema, log: Log) -> frozenset[str]:
-    """Columns of text to be taken for integers, as long as they are: what the log begins with suggests it."""
-    if not log.files or log.source.format == "parquet":
-        return frozenset()
-    sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]
-    return frozenset(
-        name
-        for name, column in schema.columns.items()
-        if column.kind == "categorical"
-        and not column.quantiles
-        and schema.tables[str(column.table)].encoding is None
-        and pa.types.is_integer(log.types[column.source or name])
-        and sources.count(column.source or name) == 1
-    )
-
-
 def _partition(schema: Schema, times: Ordered) -> int:
     """How much of the time column is a partition; 0 for all of it, or where there is no time."""
     assert schema.cluster is not None
@@ -365,10 +297,8 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
             unknown[str(column.table)] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != 0).sum())
 
 
-def _notes(logs: list[Log], schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) -> Iterator[str]:
+def _notes(schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) -> Iterator[str]:
     """What a person should look at, a line each."""
-    for log in logs:
-        yield from log.notes()
     yield from (f"{name}: {column.note}" for name, column in schema.columns.items() if column.note)
     split = schema.split
     by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}

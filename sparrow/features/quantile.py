@@ -44,7 +44,7 @@ class Ordered:
         """The numbers at these places [P] of the ascending order, each 0 <= place < len(self)."""
         places_P = np.asarray(places, np.int64)
         assert not len(places_P) or (places_P.min() >= 0 and places_P.max() < len(self))
-        runs = self._runs()
+        runs = self.runs()
         sample = np.unique(np.concatenate([run[::_SAMPLE_EVERY] for run in runs] or [np.empty(0, self._kind)]))
         below_S = sum((run.searchsorted(sample, "left") for run in runs), np.zeros(len(sample), np.int64))
         upto_S = sum((run.searchsorted(sample, "right") for run in runs), np.zeros(len(sample), np.int64))
@@ -65,7 +65,8 @@ class Ordered:
         self._lengths.append(self._held)
         self._new, self._held = [], 0
 
-    def _runs(self) -> list[Array]:
+    def runs(self) -> list[Array]:
+        """Everything taken in, as sorted pieces."""
         runs = [np.sort(np.concatenate(self._new))] if self._new else []
         if self._lengths:
             spilled = np.memmap(self._path, self._kind, "r")

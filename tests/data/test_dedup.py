@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import clustered, parts, prepared
+from sparrow.data import clustered, engine, parts
 from sparrow.data.runs import begins, bits, first_equal, mixed
 from sparrow.data.schema import Cluster, Column, Schema, Split, Table
 from sparrow.features import hash_ids
@@ -295,7 +295,7 @@ def test_parts_that_interleave_are_clustered_too(log: Path, tmp_path: Path, hour
         ratio = replace(ratio, columns={**ratio.columns, "ts": Column(kind="ignore")})
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
-        context.setattr(prepared, "GROUP_ROWS", 50)  # rows that are read at a time
+        context.setattr(engine, "GROUP_ROWS", 50)  # rows that are read at a time
         data.prepare([log], tmp_path / "out", schema=ratio)
     for part in ("train", "valid", "test"):
         rows = everything(data.open(tmp_path / "out"), part)

@@ -1,0 +1,154 @@
+"""What goes through a log's rows in a preparation: an engine. `Local` is this machine; `cluster.py` has the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from sparrow.core.errors import UserError
+from sparrow.core.progress import Progress
+from sparrow.data.clustered import clustered
+from sparrow.data.fit import PARTS, Cutter, Fitter
+from sparrow.data.intime import in_time_order
+from sparrow.data.parts import GROUP_ROWS
+from sparrow.data.read import Log, types_for
+from sparrow.data.schema import Schema
+from sparrow.data.spool import Spool, ahead, gathered
+from sparrow.data.transformed import NotIntegersError, Transforms, typed
+from sparrow.features.quantile import Ordered
+
+SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
+BATCH_BYTES = 1 << 24  # of text that is converted at a time
+
+
+class Engine(Protocol):
+    """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
+
+    ends: of each log's rows, counted on from log to log. times: of all rows, when there is a time.
+    """
+
+    ends: list[int]
+    times: Ordered
+
+    def read(self) -> None:
+        """Look at every row once. UserError for what is wrong with one."""
+
+    def fit(self, cutter: Cutter, fitter: Fitter) -> None:
+        """Let the fitter take in every row."""
+
+    def ordered(self, fitted: Transforms, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+        """(part, its transformed rows) in the order in which they are to be written; each part comes at least once.
+
+        That is by time, then by row of the log. partition: of a clustered log, see `clustered`; 0 for one.
+        """
+
+    def notes(self) -> Iterator[str]:
+        """What reading repaired or passed over, a line each."""
+
+
+class Local:
+    """This machine: rows are read once and put aside as numbers; what memory does not hold is in `work`."""
+
+    def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, pool: Executor, told: Progress) -> None:
+        self._schema, self._logs, self._work, self._pool, self._told = schema, logs, work, pool, told
+        self.ends: list[int] = []
+        self._in_order = True
+
+    def read(self) -> None:
+        """See `Engine`."""
+        integers = whole_numbers(self._schema, self._logs[0])
+        while True:
+            self._spool = Spool(self._work / "rows", SPOOL_BYTES)
+            self.times = Ordered(self._work / "times", np.int64)
+            try:
+                self._read_as(integers)
+                break
+            except NotIntegersError as error:  # far into a column of text that began like integers
+                integers = integers - {str(error)}
+                self._spool.drop()
+                (self._work / "times").unlink(missing_ok=True)
+        for log, rows in zip(self._logs, np.diff([0, *self.ends]), strict=True):
+            assert rows == log.repairs.rows == (log.rows or rows), "rows were lost while the log was read"
+
+    def _read_as(self, integers: frozenset[str]) -> None:
+        schema, time = self._schema, self._schema.role("time")
+        self.ends, self._in_order, last = [], True, np.iinfo(np.int64).min
+        for log in self._logs:
+            for raw in ahead(raw_batches(schema, log, integers)):
+                rows = self._spool.rows
+                try:
+                    batch = typed(schema, raw, training=True, row0=rows, integers=integers, pool=self._pool)
+                except UserError as error:
+                    raise log.located(error, self.ends[-1] if self.ends else 0) from None
+                self._spool.add(batch)
+                if time is not None and batch.num_rows:
+                    t_N = batch.column(time).to_numpy()
+                    self._in_order &= bool(t_N[0] >= last and (np.diff(t_N) >= 0).all())
+                    last = t_N[-1]
+                    self.times.add(t_N)
+                self._told("read", self._spool.rows, log.rows if len(self._logs) == 1 else 0)
+            self.ends.append(self._spool.rows)
+            if schema.split.by == "file":
+                last = np.iinfo(np.int64).min
+
+    def fit(self, cutter: Cutter, fitter: Fitter) -> None:
+        """See `Engine`."""
+        rows = 0
+        for batch in ahead(self._spool):
+            fitter.add(batch, cutter.parts(batch, rows))
+            rows += batch.num_rows
+            self._told("fit", rows, self._spool.rows)
+
+    def ordered(self, fitted: Transforms, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+        """See `Engine`."""
+        schema, time = fitted.schema, fitted.schema.role("time")
+        parted = ahead(self._parted(fitted, cutter))
+        if time is not None and not self._in_order:
+            parted = in_time_order(parted, self.times, time, self._work)
+        if schema.cluster:
+            parted = clustered(parted, schema.cluster.by, time or "", partition, self._work)
+        yield from parted
+        self._spool.drop()
+
+    def _parted(self, fitted: Transforms, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
+        """(part, its transformed rows), in the log's order."""
+        row0 = 0
+        for batch in self._spool:
+            table, parts_N = fitted.encoded(batch, self._pool), cutter.parts(batch, row0)
+            row0 += batch.num_rows
+            for part in range(len(PARTS)):
+                here_N = parts_N == part
+                yield part, table if here_N.all() else table.filter(pa.array(here_N))
+
+    def notes(self) -> Iterator[str]:
+        """See `Engine`."""
+        for log in self._logs:
+            yield from log.notes()
+
+
+def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
+    """What the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
+    types = types_for(schema, log)
+    types |= {schema.columns[name].source or name: pa.string() for name in integers}
+    return gathered(log.batches(types), GROUP_ROWS, BATCH_BYTES)
+
+
+def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:
+    """Columns of text to be taken for integers, as long as they are: what the log begins with suggests it."""
+    if not log.files or log.source.format == "parquet":
+        return frozenset()
+    sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]
+    return frozenset(
+        name
+        for name, column in schema.columns.items()
+        if column.kind == "categorical"
+        and not column.quantiles
+        and schema.tables[str(column.table)].encoding is None
+        and pa.types.is_integer(log.types[column.source or name])
+        and sources.count(column.source or name) == 1
+    )

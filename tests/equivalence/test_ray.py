@@ -1,0 +1,156 @@
+"""A preparation on a Ray cluster is that of one machine, to the bit: every file, every note, every mistake."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.data.schema import Cluster, Column, Schema, Source, Split, Table
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'sparrow-rec[ray]')")
+pytest.importorskip("daft", reason="daft is not installed (pip install 'sparrow-rec[ray]')")
+pytestmark = [pytest.mark.multi, pytest.mark.filterwarnings("ignore")]  # warnings of theirs
+
+ROWS, START_MS = 5000, 1_700_000_000_000
+COLUMNS = {
+    "label": Column(kind="label"), "ts": Column(kind="time"), "session": Column(kind="session"),
+    "number": Column(kind="numeric"), "long": Column(kind="numeric", transform="log"),
+    "bucket": Column(kind="categorical", source="number", quantiles=7, table="bucket"),
+    "code": Column(kind="categorical", table="code"), "word": Column(kind="categorical", table="word"),
+    "hashed": Column(kind="categorical", table="hashed"),
+    "list": Column(kind="list", table="word", separator="|", pooling="mean"),
+}  # fmt: skip
+SCHEMA = Schema(
+    columns=COLUMNS,
+    tables={**{name: Table() for name in ("bucket", "code", "word")}, "hashed": Table(encoding="hash", rows=99)},
+    split=Split(by="time", valid=0.2, test=0.1, negatives=0.8),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def made(seed: int = 0) -> pa.Table:
+    """Rows out of time order, of a few sessions; many share their time."""
+    random = np.random.default_rng(seed)
+    words = np.array([f"w{i}" for i in range(200)])[random.zipf(1.5, (ROWS, 3)) % 200]
+    lists = [
+        "|".join(row[:n]) or None for row, n in zip(words.tolist(), random.integers(0, 3, ROWS).tolist(), strict=True)
+    ]
+    return pa.table({
+        "label": random.integers(0, 2, ROWS), "ts": START_MS + random.integers(0, 600, ROWS) * 20_000,
+        "session": pa.array([f"s{i}" if i else None for i in random.integers(0, 300, ROWS).tolist()]),
+        "number": pa.array(random.normal(1e6, 1, ROWS), mask=random.random(ROWS) < 0.1),
+        "long": random.lognormal(0, 4, ROWS), "code": random.integers(0, 500, ROWS),
+        "word": words[:, 0], "hashed": words[:, 1], "list": pa.array(lists, pa.string()),
+    })  # fmt: skip
+
+
+def cut(table: pa.Table, folder: Path, suffix: str = "parquet") -> list[str]:
+    """Files of unlike sizes, one of them with a single row."""
+    folder.mkdir()
+    edges = [0, 1, 700, 3000, table.num_rows]
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
+        piece = table.slice(low, high - low)
+        if suffix == "csv":
+            pyarrow.csv.write_csv(piece, folder / f"{i}.csv")
+        else:
+            pq.write_table(piece, folder / f"{i}.parquet", row_group_size=1000)
+    return [str(folder / f"{i}.{suffix}") for i in range(4)]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def both(files: list[str], tmp_path: Path, **settings: Any) -> data.Prepared:
+    """Prepared on this machine and on the cluster, and the same."""
+    here, there = (data.prepare(files, tmp_path / str(ray), ray=ray, **settings) for ray in (None, "local"))
+    assert digests(there.out) == digests(here.out)
+    assert replace(there, out=here.out) == replace(here, label_means=there.label_means)
+    assert sum(here.rows.values()) + here.left_out == ROWS - 1 or sum(here.rows.values()) + here.left_out == ROWS
+    return here
+
+
+@pytest.mark.parametrize("cluster", [None, Cluster(by="session"), Cluster(by="session", hours=0)])
+def test_parquet(tmp_path: Path, cluster: Cluster | None) -> None:
+    groups = {"once": ("word", "number")} if cluster else {}
+    found = both(cut(made(), tmp_path / "log"), tmp_path, schema=replace(SCHEMA, cluster=cluster, groups=groups))
+    assert min(found.rows.values()) > 0 and found.left_out > 0
+    assert found.schema.tables["word"].encoding == "vocabulary" and found.schema.tables["code"].encoding == "range"
+
+
+def test_text(tmp_path: Path) -> None:
+    """Cells and lines are repaired and counted; ids that began as integers do not go on so in the last file."""
+    table = made()
+    codes = [str(code) for code in table["code"].to_pylist()]
+    codes[-9:] = ["007"] * 9
+    numbers = [str(x) for x in table["number"].to_pylist()]
+    numbers[800] = "much"
+    table = table.set_column(5, "code", pa.array(codes)).set_column(3, "number", pa.array(numbers))
+    files = cut(table, tmp_path / "log", "csv")
+    lines = Path(files[2]).read_text().splitlines(keepends=True)
+    lines[10] = lines[10].split(",", 2)[2]
+    Path(files[2]).write_text("".join(lines))
+    found = both(files, tmp_path, schema=SCHEMA, source=Source(format="csv", bad_rows="repair"))
+    assert any("lines left out" in note for note in found.notes) and any("'much'" in note for note in found.notes)
+
+
+def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
+    files = cut(made(), tmp_path / "log")
+    untimed = {**COLUMNS, "ts": Column(kind="ignore")}
+    by_file = replace(SCHEMA, columns=untimed, split=Split(by="file", valid_files=(files[2],)))
+    (tmp_path / "a").mkdir()
+    assert both(files, tmp_path / "a", schema=by_file).rows["valid"] == 2300
+    both(files, tmp_path, schema=replace(SCHEMA, columns=untimed, split=Split(by="ratio", valid=0.3)))
+
+
+def test_grown_from_another_log(tmp_path: Path) -> None:
+    before = data.prepare(cut(made().slice(0, 4000), tmp_path / "before"), tmp_path / "first", schema=SCHEMA)
+    like = data.Transforms.load(before.out)
+    grown = both(cut(made(1), tmp_path / "log"), tmp_path, schema=like, grow=True)
+    assert (grown.schema.tables["word"].rows or 0) > (like.schema.tables["word"].rows or 0)
+
+
+def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:
+    labels = made()["label"].to_pylist()
+    labels[3500] = 7
+    files = cut(made().set_column(0, "label", pa.array(labels)), tmp_path / "log")
+    told = []
+    for ray in (None, "local"):
+        with pytest.raises(UserError) as error:
+            data.prepare(files, tmp_path / "out", schema=SCHEMA, ray=ray)
+        told.append(str(error.value))
+    assert told[0] == told[1] and "3.parquet, row 500" in told[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
+    with pytest.raises(UserError, match="in memory"):
+        data.prepare(data.table_log(made()), tmp_path / "out", schema=SCHEMA, ray="local")
+
+
+def test_a_cluster_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(UserError, match=f"ray: no cluster at '{address}' .*ray start --head"):
+        data.prepare(cut(made(), tmp_path / "log"), tmp_path / "out", schema=SCHEMA, ray=address)
