@@ -52,9 +52,9 @@ MADE = Schema(
 )  # fmt: skip
 
 
-def made(rows: int, out: Path, session_rows: float = SESSION_ROWS, same: float = SAME) -> None:
+def made(rows: int, out: Path, session_rows: float = SESSION_ROWS, same: float = SAME, seed: int = 0) -> None:
     """The made log, in the order of time. same: share of all numbers that are as in the session's row before."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     sizes = random.geometric(1 / session_rows, int(1.2 * rows / session_rows))
     sizes = sizes[np.cumsum(sizes) <= rows]
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)

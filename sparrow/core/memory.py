@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # of glibc's malloc.h
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 
 
 def keep_freed_memory() -> bool:
@@ -18,13 +18,27 @@ def keep_freed_memory() -> bool:
     Otherwise every large tensor of every step is new memory, and the system clears it page by page: on the machine
     of docs/LOG.md that took longer than a lookup. A program does this once, at its start; a library should not.
     """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
+    return _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def return_freed_memory() -> bool:
+    """Let this process give large blocks back as soon as it frees them; False where the C library cannot.
+
+    Blocks of ever other sizes, as in a preparation, leave holes in a heap that is kept: twice the memory that is used.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+    return _set((M_MMAP_THRESHOLD, 1 << 20), (M_TRIM_THRESHOLD, 1 << 20))
+
+
+def _set(*settings: tuple[int, int]) -> bool:
+    """Malloc's settings, and one heap for all threads."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
-    settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1))  # one heap for all threads
-    return all(mallopt(*setting) for setting in settings)
+    return all(mallopt(*setting) for setting in (*settings, (M_ARENA_MAX, 1)))
 
 
 def leave_out(package: str) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from sparrow.data.runs import mixed
-from sparrow.data.spool import Spool
+from sparrow.data.spool import Spool, gathered
 
 HELD_BYTES = 1 << 25  # of rows that are sorted at a time
-BITS = 6  # of a session's number, by which a partition is cut that memory does not hold
+BITS = 6  # at most, of a session's number, by which a partition is cut that memory does not hold
 
 
 def clustered(
@@ -44,19 +44,20 @@ def clustered(
         yield from _ordered(held, part, session, work, 0)
 
 
-def _ordered(held: Spool, part: int, session: str, work: Path, depth: int) -> Iterator[tuple[int, pa.Table]]:
-    """All of a spool's rows by session; sessions agree in the first depth * BITS bits of their mixed numbers."""
-    if held.in_memory or (depth + 1) * BITS > 64:
+def _ordered(held: Spool, part: int, session: str, work: Path, used: int) -> Iterator[tuple[int, pa.Table]]:
+    """All of a spool's rows by session; sessions agree in the first `used` bits of their mixed numbers."""
+    bits = min(BITS, (held.bytes // HELD_BYTES).bit_length() + 1, 64 - used)
+    if held.bytes <= HELD_BYTES or not bits:
         if held.rows:
             table = pa.Table.from_batches(held)
             yield part, table.take(pa.array(np.argsort(mixed(table[session].to_numpy()), kind="stable")))
         held.drop()
         return
-    buckets = [Spool(work / f"bucket-{depth}-{b}", HELD_BYTES >> BITS) for b in range(1 << BITS)]
+    buckets = [Spool(work / f"bucket-{used}-{b}", HELD_BYTES >> bits) for b in range(1 << bits)]
     sessions: list[set[int]] = [set() for _ in buckets]
-    for batch in held:
+    for batch in gathered(held, held.rows, HELD_BYTES >> 2):
         key_N = mixed(batch.column(session).to_numpy())
-        bucket_N = (key_N << np.uint64(depth * BITS)) >> np.uint64(64 - BITS)
+        bucket_N = (key_N << np.uint64(used)) >> np.uint64(64 - bits)
         order = np.argsort(bucket_N, kind="stable")
         ends = np.searchsorted(bucket_N[order], np.arange(len(buckets) + 1))
         batch = batch.take(pa.array(order))
@@ -70,4 +71,4 @@ def _ordered(held: Spool, part: int, session: str, work: Path, depth: int) -> It
             yield from ((part, pa.Table.from_batches([batch])) for batch in bucket)
             bucket.drop()
         else:
-            yield from _ordered(bucket, part, session, work, depth + 1)
+            yield from _ordered(bucket, part, session, work, used + bits)

@@ -23,7 +23,7 @@ from sparrow.data.transformed import NotIntegersError, Transforms, typed
 from sparrow.features.quantile import Ordered
 
 SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
-BATCH_BYTES = 1 << 24  # of text that is converted at a time
+BATCH_BYTES = 1 << 23  # of text that is converted at a time
 
 
 class Engine(Protocol):

@@ -24,7 +24,7 @@ from sparrow.features.vocabulary import EMPTY, Counts, Vocabulary
 PARTS = ("train", "valid", "test")
 LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
 
-COUNTED_IDS = 1 << 22  # ids that counting holds in memory, 16 bytes each, in all tables together
+COUNTED_IDS = 1 << 21  # ids that counting holds in memory, 16 bytes each, in all tables together
 VOCABULARY_MOST = 5_000_000  # a larger one is made only for tables that ask for it; others are hashed
 
 Int64s = npt.NDArray[np.int64]

@@ -137,8 +137,9 @@ def open(prepared_dir: str | Path) -> Dataset:
     if version != VERSION:
         raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
     try:
-        digest, vocabularies, _ = manifest["schema_sha256"], manifest["vocabulary_sha256"], manifest["runs"]
+        digest, vocabularies = manifest["schema_sha256"], manifest["vocabulary_sha256"]
         _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
+        _ = [(manifest["runs"][part].items(), manifest["saved_bytes"][part].items()) for part in PARTS]
         names = ("schema.toml", *vocabularies, *manifest["parts_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None

@@ -12,7 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError
@@ -22,7 +24,7 @@ from sparrow.data.transformed import weights_of
 
 ROWS = "part-00000.parquet"
 RUN = ":rows"  # no column of a log is named so: a separator of ours
-GROUP_ROWS = 1 << 16  # of a row group
+GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 24  # of a row group, at most
 PAYS = 1.5  # rows for a run of equal ones, from which on looking them up once is worth an index (RecD)
 
 
@@ -53,9 +55,9 @@ def request(schema: Schema) -> list[str]:
 
 
 class PartWriter:
-    """Writes one part in row groups of GROUP_ROWS, or of whole requests and at most as many where the log is clustered.
+    """Writes one part in row groups of at most GROUP_ROWS and GROUP_BYTES, of whole requests where it is clustered.
 
-    runs, bytes: of each group, so far; bytes as Arrow has them.
+    runs, saved: of each group, so far: runs, and bytes that rows beyond a run's first would take as numbers.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -64,8 +66,8 @@ class PartWriter:
         self._request = request(schema) if schema.cluster else []
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._held: list[pa.Table] = []
-        self._rows = 0
-        self.runs, self.bytes = dict.fromkeys(schema.groups, 0), dict.fromkeys(schema.groups, 0)
+        self._rows = self._bytes = 0
+        self.runs, self.saved = dict.fromkeys(schema.groups, 0), dict.fromkeys(schema.groups, 0)
 
     def add(self, table: pa.Table) -> None:
         """Take in rows; the first call fixes the columns, also when it brings none."""
@@ -75,33 +77,40 @@ class PartWriter:
                     self._folder / name, part.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
                 )
         self._held.append(table)
-        self._rows += table.num_rows
-        if self._rows > GROUP_ROWS:
+        self._rows, self._bytes = self._rows + table.num_rows, self._bytes + int(_sizes(table).sum())
+        if self._rows > GROUP_ROWS or self._bytes > GROUP_BYTES:
             self._write(all_of_it=False)
 
     def _write(self, *, all_of_it: bool) -> None:
         table = pa.concat_tables(self._held).combine_chunks()
-        while table.num_rows > (0 if all_of_it else GROUP_ROWS):
-            rows = min(GROUP_ROWS, table.num_rows)
-            if self._request and rows < table.num_rows:
-                head = table.slice(0, rows + 1)
-                ends = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
-                rows = int(ends[-1]) if len(ends) else rows  # a request of more rows is cut
-            for name, part in self._parts(table.slice(0, rows)).items():
+        ends, at, total = np.cumsum(_sizes(table)), 0, table.num_rows
+        while at < total:
+            before = ends[at - 1] if at else 0
+            fit = max(int(np.searchsorted(ends, before + GROUP_BYTES, "right")) - at, 1)
+            rows = min(GROUP_ROWS, fit, total - at)
+            if at + rows == total and not all_of_it:
+                break  # more of its rows may come
+            if self._request and at + rows < total:
+                head = table.slice(at, rows + 1)
+                starts = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
+                rows = int(starts[-1]) if len(starts) else rows  # a request of more rows is cut
+            for name, part in self._parts(table.slice(at, rows)).items():
                 self._writers[name].write_table(part, row_group_size=max(part.num_rows, 1))
-            table = table.slice(rows)
-        self._held, self._rows = [table], table.num_rows
+            at += rows
+        self._held, self._rows = [table.slice(at)], total - at
+        self._bytes = int(ends[-1] - (ends[at - 1] if at else 0)) if total else 0
 
     def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
         """File -> what it gets of some rows."""
         found = {}
         for group, names in self._groups.items():
             first = np.flatnonzero(begins([bits(table[name]) for name in names], table.num_rows))
-            runs = table.select(names).take(pa.array(first))
+            rows = table.select(names)
+            runs = rows.take(pa.array(first))
             lengths = np.diff(first, append=table.num_rows).astype(np.int32)
-            found[group_file(group)] = runs.add_column(0, RUN, pa.array(lengths))
+            found[group_file(group)] = runs = runs.add_column(0, RUN, pa.array(lengths))
             self.runs[group] += len(first)
-            self.bytes[group] += runs.nbytes
+            self.saved[group] += int(_sizes(rows).sum()) - int(_sizes(runs).sum())
         apart = {name for names in self._groups.values() for name in names}
         return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
 
@@ -113,6 +122,17 @@ class PartWriter:
         finally:
             for writer in self._writers.values():
                 writer.close()
+
+
+def _sizes(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes [N] of each row as numbers."""
+    sizes_N = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        if pa.types.is_large_list(column.type):
+            sizes_N += 8 + column.type.value_type.bit_width // 8 * pc.list_value_length(column).to_numpy()
+        else:
+            sizes_N += column.type.bit_width // 8
+    return sizes_N
 
 
 @contextmanager

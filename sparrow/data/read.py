@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from sparrow.data.schema import Column, Schema, Source
 
 __all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_for"]
 
-_BATCH_ROWS = 1 << 16
+_BATCH_ROWS, _BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet, at most
 _BLOCK_BYTES = 1 << 22
 _BEGINNING_BYTES = 1 << 24
 
@@ -299,14 +299,25 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
+def _batch_rows(meta: pq.FileMetaData, names: Collection[str]) -> int:
+    """How many rows of these columns are read at a time: about _BATCH_BYTES."""
+    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    kept = [column for column in columns if column.path_in_schema.split(".")[0] in names]
+    size = sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in kept)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * meta.num_rows // max(size, 1)))
+
+
 def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
     with _parquet(file) as parquet:
         rows = parquet.metadata.num_rows
         try:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-                batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
-                rows -= batch.num_rows
-                yield batch
+            size = _batch_rows(parquet.metadata, names)
+            for group in range(parquet.num_row_groups):  # one by one: Arrow fetches all that it is asked for at once
+                for batch in parquet.iter_batches(size, row_groups=[group], columns=names):
+                    batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
+                    rows -= batch.num_rows
+                    yield batch
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise

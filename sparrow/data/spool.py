@@ -15,18 +15,18 @@ T = TypeVar("T")
 class Spool:
     """Record batches of one schema, read as often as need be: up to `memory` bytes held, else all in the file `path`.
 
-    The caller deletes the file. rows: that it holds.
+    The caller deletes the file. rows, bytes: that it holds, bytes as in memory.
     """
 
     def __init__(self, path: Path, memory: int) -> None:
         self._path, self._left = path, memory
         self._held: list[pa.RecordBatch] = []
         self._writer: pa.RecordBatchStreamWriter | None = None
-        self.rows = 0
+        self.rows = self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Put a batch behind the others."""
-        self.rows += batch.num_rows
+        self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
         if self._writer is None:
             self._held.append(batch)
             self._left -= batch.nbytes
@@ -40,11 +40,6 @@ class Spool:
                 self._writer.write_batch(batch)
         else:
             self._writer.write_batch(batch)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether no file was needed."""
-        return self._writer is None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._writer is None:

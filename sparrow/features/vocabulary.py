@@ -18,7 +18,7 @@ from sparrow.core.errors import UserError
 Int64s = npt.NDArray[np.int64]
 
 MISSING, UNKNOWN, FIRST = 0, 1, 2  # the row of a missing id, that of any unknown one, and that of the most frequent
-MERGED = 1 << 20  # ids whose counts are merged at a time
+MERGED = 1 << 18  # ids whose counts are merged at a time
 
 
 class Counts:

@@ -16,7 +16,9 @@ from sparrow import data
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
+from sparrow.data.fit import PARTS
 from sparrow.data.loader import Dataset
+from sparrow.data.parts import PAYS
 from sparrow.data.schema import Schema
 from sparrow.metrics import Streaming
 from sparrow.metrics.intervals import Estimate
@@ -85,7 +87,7 @@ def report(
         _verdict(source, estimates), _learning(source), _calibration(source, estimates["calibration"]),
         _slices(source, by or _columns(dataset.schema, weighed)),
         _importances(weighed, split, min(rows, dataset.rows(split))),
-        _time(source), *_tables(source),
+        _time(source), *_groups(source), *_tables(source),
         ("Settings", f"<pre>{_html.escape((run_dir / 'run.toml').read_text(encoding='utf-8'))}</pre>"),
     ]  # fmt: skip
     path = Path(out) if out is not None else run_dir / "report.html"
@@ -337,6 +339,23 @@ def _time(source: _Source) -> Section:
     words = f"Of {profile['steps']} steps early in the run. look: scores judged for the log. Kinds of work count the "
     words += "operators alone, without Python between them. trace.json.gz beside the run's log shows each of them."
     return title, html + _html.text(words, soft=True)
+
+
+def _groups(source: _Source) -> list[Section]:
+    dataset, dedup, lines = source.dataset, source.found.run.data.dedup, []
+    for group, names in dataset.schema.groups.items():
+        saved = sum(dataset.manifest["saved_bytes"][part][group] for part in PARTS)
+        once = dedup == "on" or (dedup == "auto" and dataset.pays(group))
+        factor, how = dataset.factor(group), "once for each run" if once else "for every row"
+        lines.append([group, ", ".join(names), f"{factor:.2f}", _html.size(saved), how])
+    if not lines:
+        return []
+    header = ["group", "columns", "rows a run", "less to store", "looked up"]
+    words = (
+        f"Of the prepared log: groups are stored once for each run of equal rows, and looked up so from {PAYS} rows a "
+    )
+    words += f"run on (--data.dedup {dedup}). Less to store: as numbers, before compression, all parts."
+    return [("Rows that repeat", _html.table(header, lines) + _html.text(words, soft=True))]
 
 
 def _tables(source: _Source) -> list[Section]:

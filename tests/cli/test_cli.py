@@ -380,9 +380,10 @@ def long_log(rows: int = 200_000) -> None:
     "after", [0.0, 0.15, *(pytest.param(i / 20, marks=pytest.mark.slow) for i in (1, 2, 4, 5, 6, 8, 10, 14))]
 )
 def test_a_killed_prepare_leaves_nothing_that_reads_as_whole(here: Path, after: float) -> None:
+    """Clustered, so that partitions and buckets lie beside the rows."""
     long_log()
     raw(x=[1.0] * 50)
-    stopped(signal.SIGKILL, after)
+    stopped(signal.SIGKILL, after, "--cluster-by", "user_id", "--cluster-hours", "0")
     assert rows_of_new() in (0, 200_000)  # the latter when it was killed behind its last step
     if not rows_of_new():
         assert main(["prepare", "raw.parquet", "--out", "new"]) == 0

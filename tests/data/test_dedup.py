@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -152,7 +153,7 @@ def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
     rows = everything(dataset)
     for group in dataset.schema.groups:
         names = parts.columns_of(dataset.schema, group)
-        runs, at = 0, 0
+        runs, at, saved = 0, 0, 0
         file = pq.ParquetFile(dataset.path / "train" / parts.group_file(group))
         whole = pq.ParquetFile(dataset.path / "train" / parts.ROWS)
         assert file.num_row_groups == whole.num_row_groups > 2
@@ -162,7 +163,18 @@ def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
             want = sum(j == 0 or any(here[j][n] != here[j - 1][n] for n in names) for j in range(len(here)))
             assert file.metadata.row_group(i).num_rows == want
             runs += want
+            stored = file.read_row_group(i)
+            at_N = np.repeat(np.arange(stored.num_rows), stored[parts.RUN].to_numpy())
+            each_N = np.zeros(stored.num_rows, np.int64)  # bytes of a stored row: numbers, and where a list ends
+            for name, column in zip(stored.column_names, stored.columns, strict=True):
+                is_list = pa.types.is_large_list(column.type)
+                width = (column.type.value_type if is_list else column.type).bit_width // 8
+                each_N += (
+                    8 + width * pc.list_value_length(column).to_numpy() if is_list else width * (name != parts.RUN)
+                )
+            saved += each_N[at_N].sum() - each_N.sum() - 4 * stored.num_rows
         assert dataset.manifest["runs"]["train"][group] == runs < len(rows)
+        assert dataset.manifest["saved_bytes"]["train"][group] == saved
         assert dataset.factor(group) == len(rows) / runs
 
 
@@ -216,7 +228,25 @@ def test_a_request_of_more_rows_than_a_batch_is_cut(log: Path, tmp_path: Path) -
     one = replace(SCHEMA, columns={**SCHEMA.columns, "session": Column(kind="session", source="request")})
     data.prepare([tmp_path / "one.parquet"], tmp_path / "out", schema=one)
     dataset = data.open(tmp_path / "out")
-    assert [batch.batch_size for batch in dataset.loader(4)][:-1] == [4] * (len(dataset.loader(4)) - 1)
+    batches = list(dataset.loader(4))
+    assert [batch.batch_size for batch in batches][:-1] == [4] * (len(batches) - 1) and len(batches) > 3
+    seen = [x for batch in batches for x in batch.dense_BC[:, 0].tolist()]
+    assert seen == [row["row"] for row in everything(dataset)]
+
+
+def test_a_run_of_more_rows_than_a_row_group_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One session, one request, whose user never changes."""
+    monkeypatch.setattr(parts, "GROUP_ROWS", 64)
+    (row,) = made(1).slice(0, 1).to_pylist()
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "row": float(i), "label": i % 2} for i in range(300)]), tmp_path / "log"
+    )
+    data.prepare([tmp_path / "log"], tmp_path / "out", schema=replace(SCHEMA, split=Split(by="time", valid=0, test=0)))
+    dataset = data.open(tmp_path / "out")
+    assert dataset.manifest["runs"]["train"] == {"user": 5, "tags": 5}
+    assert [row["row"] for row in everything(dataset)] == list(range(300))
+    for on, off in zip(dataset.loader(300, dedup="on"), dataset.loader(300, dedup="off"), strict=True):
+        same(on, off)
 
 
 def test_taken_up_at_any_batch(dataset: data.Dataset) -> None:

@@ -15,6 +15,7 @@ from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.metrics import evaluate
 from sparrow.training import Run, restore, train
+from sparrow.training.report import report
 from tests.data.test_dedup import SCHEMA, made
 
 
@@ -86,3 +87,14 @@ def test_tables_are_equal_to_the_bit_for_gradients_that_add_up_exactly(pooling: 
             assert torch.equal(values, found[1][1][name])
         else:
             torch.testing.assert_close(values, found[1][1][name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_report_says_what_groups_are_worth(log: Path, tmp_path: Path) -> None:
+    fit(log, tmp_path / "run")
+    text = report(tmp_path / "run", rows=0, split="valid").read_text()
+    dataset = data.open(log)
+    for group in ("user", "tags"):
+        assert f"{dataset.factor(group):.2f}" in text
+    assert text.count("once for each run</td>") == sum(map(dataset.pays, ("user", "tags"))) > 0
+    fit(log, tmp_path / "off", **{"data.dedup": "off"})
+    assert "once for each run</td>" not in report(tmp_path / "off", rows=0, split="valid").read_text()
