@@ -93,7 +93,9 @@ def prepare(
     source = replace(known.source if known else Source(), **_told(about_text))
     if cluster_by or order_by or cluster_hours is not None:
         if like:
-            raise UserError("--like and --cluster-by: the columns are as they were; prepare the log with --schema")
+            raise UserError(
+                "--like with --cluster-by, --order-by or --cluster-hours: columns stay as they were; give --schema"
+            )
         given = clustered_by(
             known or infer_log(data.open_log(inputs, source), label), cluster_by, order_by, cluster_hours
         )

@@ -12,33 +12,32 @@ from typing import Any
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory it frees, for the next step to use; False where the C library cannot.
+def keep_freed_memory() -> None:
+    """Let this process keep the memory it frees, for the next step to use, where the C library can.
 
     Otherwise every large tensor of every step is new memory, and the system clears it page by page: on the machine
     of docs/LOG.md that took longer than a lookup. A program does this once, at its start; a library should not.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
-    return _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
+    _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def return_freed_memory() -> bool:
-    """Let this process give large blocks back as soon as it frees them; False where the C library cannot.
+def return_freed_memory() -> None:
+    """Let this process give large blocks back as soon as it frees them, where the C library can.
 
     Blocks of ever other sizes, as in a preparation, leave holes in a heap that is kept: twice the memory that is used.
     """
     if sys.platform == "linux":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
-    return _set((M_MMAP_THRESHOLD, 1 << 20), (M_TRIM_THRESHOLD, 1 << 20))
+    _set((M_MMAP_THRESHOLD, 1 << 20), (M_TRIM_THRESHOLD, 1 << 20))
 
 
-def _set(*settings: tuple[int, int]) -> bool:
+def _set(*settings: tuple[int, int]) -> None:
     """Malloc's settings, and one heap for all threads."""
-    try:
+    with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return all(mallopt(*setting) for setting in (*settings, (M_ARENA_MAX, 1)))
+        for setting in (*settings, (M_ARENA_MAX, 1)):
+            mallopt(*setting)
 
 
 def leave_out(package: str) -> None:

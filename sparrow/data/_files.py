@@ -30,9 +30,14 @@ class File:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's disks, or what is mounted there."""
+        return isinstance(self.system, pafs.LocalFileSystem)
+
     def resolve(self) -> Path:
         """The absolute path; of a file in an object store one that no file of this machine has."""
-        return Path(self.path).resolve() if isinstance(self.system, pafs.LocalFileSystem) else Path("/") / self.name
+        return Path(self.path).resolve() if self.is_local else Path("/") / self.name
 
     def start(self, size: int) -> bytes:
         """The first `size` bytes as they are stored."""
@@ -48,6 +53,8 @@ class File:
     def check(self) -> None:
         """UserError when the file is no longer what it was when the log was opened."""
         info = self.system.get_file_info(self.path)
+        if info.type == pafs.FileType.NotFound:
+            raise UserError(f"{self}: not there any more, or not on the machine that reads it; put it where it was")
         if info.type != pafs.FileType.File or (info.size, info.mtime_ns) != (self.size, self.modified):
             raise UserError(f"{self}: changed while it was read; copy it first and name the copy")
 

@@ -40,14 +40,14 @@ def clustered(
                 now[part] = k, Spool(work / f"partition-{part}", HELD_BYTES)
             (batch,) = table.slice(first, last - first).combine_chunks().to_batches()
             now[part][1].add(batch)
-    for part, (_, held) in sorted(now.items(), key=lambda item: item[0]):
+    for part, (_, held) in sorted(now.items()):
         yield from _ordered(held, part, session, work, 0)
 
 
 def _ordered(held: Spool, part: int, session: str, work: Path, used: int) -> Iterator[tuple[int, pa.Table]]:
     """All of a spool's rows by session; sessions agree in the first `used` bits of their mixed numbers."""
-    bits = min(BITS, (held.bytes // HELD_BYTES).bit_length() + 1, 64 - used)
-    if held.bytes <= HELD_BYTES or not bits:
+    bits = min(BITS, (held.bytes // HELD_BYTES).bit_length() + 1)
+    if held.bytes <= HELD_BYTES:
         if held.rows:
             table = pa.Table.from_batches(held)
             yield part, table.take(pa.array(np.argsort(mixed(table[session].to_numpy()), kind="stable")))

@@ -1,4 +1,4 @@
-"""What goes through a log's rows in a preparation: an engine. `Local` is this machine; `cluster.py` has the other."""
+"""What goes through a log's rows in a preparation: an engine. `Local` is this machine; `on_ray.py` has the other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Engine(Protocol):
 class Local:
     """This machine: rows are read once and put aside as numbers; what memory does not hold is in `work`."""
 
-    def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, pool: Executor, told: Progress) -> None:
+    def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, pool: Executor) -> None:
         self._schema, self._logs, self._work, self._pool, self._told = schema, logs, work, pool, told
         self.ends: list[int] = []
         self._in_order = True
@@ -133,9 +133,12 @@ class Local:
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """What the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
-    types = types_for(schema, log)
-    types |= {schema.columns[name].source or name: pa.string() for name in integers}
-    return gathered(log.batches(types), GROUP_ROWS, BATCH_BYTES)
+    return gathered(log.batches(raw_types(schema, log, integers)), GROUP_ROWS, BATCH_BYTES)
+
+
+def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:
+    """The columns of `raw_batches`, as text is read."""
+    return types_for(schema, log) | {schema.columns[name].source or name: pa.string() for name in integers}
 
 
 def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:

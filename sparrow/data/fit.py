@@ -130,7 +130,7 @@ class _Ids:
         return sum(len(hashes_U) for hashes_U, _ in self.counts.merged())
 
     def _is_compact(self) -> bool:
-        return not self.hashed and self.low <= self.high <= self.low + 4 * self._distinct() + 1000 - 1
+        return not self.hashed and self.low <= self.high < self.low + 4 * self._distinct() + 1000
 
     def _as_range(self, name: str, table: Table, distinct: int) -> Table:
         low = self.low if table.low is None else table.low

@@ -95,7 +95,7 @@ class PartWriter:
                 starts = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
                 rows = int(starts[-1]) if len(starts) else rows  # a request of more rows is cut
             for name, part in self._parts(table.slice(at, rows)).items():
-                self._writers[name].write_table(part, row_group_size=max(part.num_rows, 1))
+                self._writers[name].write_table(part, row_group_size=GROUP_ROWS)
             at += rows
         self._held, self._rows = [table.slice(at)], total - at
         self._bytes = int(ends[-1] - (ends[at - 1] if at else 0)) if total else 0

@@ -28,7 +28,7 @@ from sparrow.features import ticks_per_second
 from sparrow.features.quantile import Ordered
 from sparrow.features.vocabulary import UNKNOWN
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,21 +151,20 @@ class _Job:
         )  # fmt: skip
 
     def _engine(self) -> Engine:
-        common = self.given.schema, self.logs, self.work, self.pool, self.told
         if self.ray is None:
-            return Local(*common)
-        from sparrow.data.cluster import Cluster
+            return Local(self.given.schema, self.logs, self.work, self.told, self.pool)
+        from sparrow.data.on_ray import OnRay
 
-        return Cluster(*common, address=self.ray)
+        return OnRay(self.given.schema, self.logs, self.work, self.told, address=self.ray)
 
     def _group_notes(self, rows: int) -> Iterator[str]:
         """What storing groups once is worth, of the training rows."""
         writer = self.writers[0]
         for group, runs in writer.runs.items():
             factor, saved = rows / max(runs, 1), writer.saved[group]
-            how = "looked up once" if factor >= PAYS else f"repeated in batches, as it pays from {PAYS} on"
-            less = f"{saved / 2**20:.1f} MiB less as numbers"
-            yield f"group {group}: {factor:.2f} rows a run, {less}; {how}"
+            how = "once" if factor >= PAYS else f"for every row, as it pays from {PAYS} on"
+            less = f"{saved / 2**20:.1f} MiB less in train, before compression"
+            yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; unless told, looked up {how}"
 
     def _write(
         self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +132,7 @@ class Log:
                 columns[name] = column.cast(self.types[name]) if column.type != self.types[name] else column
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise UserError(f"{where}: column {name!r}: {first_line(error)}; write all files alike") from None
-        first = self.repairs.rows
+        first = self.repairs.rows - (self.repairs.starts[-1] if self.repairs.starts else 0)
         self.repairs.rows += batch.num_rows
         batch = pa.RecordBatch.from_pydict(columns)
         if self.source.bad_rows == "repair":
@@ -299,25 +300,31 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
-def _batch_rows(meta: pq.FileMetaData, names: Collection[str]) -> int:
-    """How many rows of these columns are read at a time: about _BATCH_BYTES."""
-    groups = [meta.row_group(i) for i in range(meta.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    kept = [column for column in columns if column.path_in_schema.split(".")[0] in names]
+def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
+    """How many of a row group's rows are read at a time: about _BATCH_BYTES of these columns, if the group is even."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    kept = [c for c in columns if any(f"{c.path_in_schema}.".startswith(f"{name}.") for name in names)]
     size = sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in kept)
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * meta.num_rows // max(size, 1)))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(size, 1)))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """In pieces of about _BATCH_BYTES: text that repeats is small in the file."""
+    pieces = min(-(-batch.nbytes // _BATCH_BYTES), batch.num_rows) or 1
+    edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
+    return (batch.slice(low, high - low) for low, high in itertools.pairwise(edges))
 
 
 def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
     with _parquet(file) as parquet:
         rows = parquet.metadata.num_rows
         try:
-            size = _batch_rows(parquet.metadata, names)
             for group in range(parquet.num_row_groups):  # one by one: Arrow fetches all that it is asked for at once
+                size = _batch_rows(parquet.metadata.row_group(group), names)
                 for batch in parquet.iter_batches(size, row_groups=[group], columns=names):
                     batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
                     rows -= batch.num_rows
-                    yield batch
+                    yield from _cut(batch)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise

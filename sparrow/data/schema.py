@@ -171,6 +171,8 @@ class Schema:
 
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
+            if name.startswith(":"):
+                raise UserError(f"columns.{name}: such names are Sparrow's; name it otherwise, with source = {name!r}")
             if column.table is not None and column.table not in self.tables:
                 raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
         for table in {c.table for c in self.columns.values() if c.quantiles}:
@@ -251,15 +253,17 @@ def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: fl
     """A schema whose log is to be clustered: by a column of the log, in the order of another, within so many hours.
 
     What is None stays. A column that is ignored gets the kind session, or time; one that is a feature as well gets a
-    second column. UserError for a column that is not there.
+    second column. UserError for a column that is not there, or that says something else.
     """
     columns = dict(schema.columns)
 
-    def column(name: str, kinds: tuple[str, ...]) -> str:
+    def column(name: str, kinds: tuple[str, ...], what: str, *refused: str) -> str:
         if name not in columns:
             raise UserError(f"cluster: no column {name!r}{suggest(name, columns)}")
         if columns[name].kind in kinds:
             return name
+        if columns[name].kind in ("label", "weight", "baseline", "list", *refused):
+            raise UserError(f"cluster: {name!r} is of kind {columns[name].kind}; name a column that says {what}")
         former = schema.role(kinds[0])
         if former is not None:
             columns[former] = replace(columns[former], kind="ignore")
@@ -272,11 +276,11 @@ def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: fl
         return name
 
     if order_by is not None:
-        column(order_by, ("time",))
+        column(order_by, ("time",), "when")
     old = schema.cluster
     if by is None and old is None:
         raise UserError("--order-by, --cluster-hours: say by what, with --cluster-by")
-    cluster = Cluster(
-        by=column(by, ("session", "group")) if by else old.by if old else "", hours=old.hours if old else 1.0
-    )
+    if by:
+        by = column(by, ("session", "group"), "which session", "time", "numeric")
+    cluster = Cluster(by=by or (old.by if old else ""), hours=old.hours if old else 1.0)
     return replace(schema, columns=columns, cluster=cluster if hours is None else replace(cluster, hours=hours))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Spool:
     """Record batches of one schema, read as often as need be: up to `memory` bytes held, else all in the file `path`.
 
-    The caller deletes the file. rows, bytes: that it holds, bytes as in memory.
+    `drop` deletes the file. rows, bytes: that it holds, bytes as in memory.
     """
 
     def __init__(self, path: Path, memory: int) -> None:
@@ -28,7 +28,7 @@ class Spool:
         """Put a batch behind the others."""
         self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
         if self._writer is None:
-            self._held.append(batch)
+            self._held.append(_own(batch))
             self._left -= batch.nbytes
             if self._left >= 0:
                 return
@@ -51,10 +51,17 @@ class Spool:
 
     def drop(self) -> None:
         """Forget all rows."""
-        self._held, self._left = [], 0
+        self._held = []
         if self._writer is not None:
             self._writer.close()
             self._path.unlink(missing_ok=True)
+
+
+def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows; a copy, if they are a small part of what they keep in memory."""
+    if 2 * batch.nbytes >= sum(column.get_total_buffer_size() for column in batch.columns):
+        return batch
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
 def ahead(items: Iterable[T], name: str = "sparrow-ahead") -> Iterator[T]:

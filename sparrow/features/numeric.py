@@ -16,7 +16,7 @@ from sparrow.core.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 _LARGEST = float(np.finfo(np.float32).max)
-UNIT = 1074  # every float64 is a multiple of 2^-1074
+_UNIT = 1074  # every float64 is a multiple of 2^-1074
 _CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
 
 
@@ -65,7 +65,7 @@ def transform(x_N: Floats, kind: str | None, mean: float | None, std: float | No
 class Moments:
     """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and pieces they come.
 
-    total, squares: exact sums of x and of x * x, in units of 2^-UNIT.
+    total, squares: exact sums of x and of x * x, in units of 2^-_UNIT.
     """
 
     count: int = 0
@@ -92,17 +92,17 @@ class Moments:
     @property
     def mean(self) -> float:
         """The mean, rounded once; 0 of nothing."""
-        return float(Fraction(self.total, self.count << UNIT)) if self.count else 0.0
+        return float(Fraction(self.total, self.count << _UNIT)) if self.count else 0.0
 
     @property
     def std(self) -> float:
         """Population standard deviation; 1 for a constant."""
-        variance = (self.count * self.squares << UNIT) - self.total**2
-        return math.sqrt(Fraction(variance, self.count**2 << 2 * UNIT)) if variance > 0 else 1.0
+        variance = (self.count * self.squares << _UNIT) - self.total**2
+        return math.sqrt(Fraction(variance, self.count**2 << 2 * _UNIT)) if variance > 0 else 1.0
 
 
 def _sum(x_N: Floats) -> int:
-    """The exact sum of at most _CHUNK numbers, in units of 2^-UNIT (Rump, Ogita and Oishi 2008).
+    """The exact sum of at most _CHUNK numbers, in units of 2^-_UNIT (Rump, Ogita and Oishi 2008).
 
     What is left of each number above a common unit adds up without rounding; the rest comes in the next round.
     """
@@ -110,6 +110,6 @@ def _sum(x_N: Floats) -> int:
     while top := float(np.abs(x_N).max()):
         sigma = math.ldexp(2.0 * _CHUNK, math.frexp(top)[1])
         high_N = x_N + sigma - sigma
-        found += int(Fraction(float(high_N.sum())) * (1 << UNIT))
+        found += int(Fraction(float(high_N.sum())) * (1 << _UNIT))
         x_N = x_N - high_N
     return found

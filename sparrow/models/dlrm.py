@@ -54,6 +54,8 @@ class DLRM(nn.Module):
         for name in config.history:
             if name not in lists:
                 raise UserError(f"model.history: no list {name!r}{suggest(name, lists)}")
+        if len(set(config.history)) < len(config.history):
+            raise UserError("model.history: a list is named twice; name it once")
         self.history = config.history
         self.tables = tables_for(schema, config.dim, rule, seed, sequences=config.history)
         sizes = config.dim, config.layers, config.heads, config.longest

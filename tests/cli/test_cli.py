@@ -222,6 +222,13 @@ def test_what_repeats_is_proposed_and_then_stored_once(here: Path, capsys: pytes
     refuses(
         capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-by", "sesion"], "no column 'sesion'; did you mean"
     )
+    refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-by", "label"], "'label' is of kind label; name")
+    refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-by", "ts"], "a column that says which session")
+    refuses(
+        capsys,
+        ["prepare", "log.parquet", "--out", "c", "--cluster-by", "session", "--order-by", "label"],
+        "a column that says when",
+    )
     refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--cluster-hours", "2"], "say by what, with --cluster-by")
     refuses(capsys, ["prepare", "log.parquet", "--out", "c", "--suggest-groups"], "say by what, with --cluster-by")
     assert main(["prepare", "log.parquet", "--infer-only", "--cluster-by", "session"]) == 0
@@ -256,7 +263,7 @@ def test_damaged_small_files(here: Path, trained: Path, capsys: pytest.CaptureFi
     assert main(["evaluate", "run"]) == 0  # the best is the last, as far as can be known
     assert main(["train", "run.toml", "--resume"]) == 0
     shutil.copytree(Path("prepared").resolve(), "broken")
-    Path("broken/manifest.json").write_text('{"version": 3}')
+    Path("broken/manifest.json").write_text('{"version": 4}')
     refuses(capsys, ["evaluate", "run", "--data", "broken"], "broken/manifest.json: damaged")
     shutil.copy("prepared/manifest.json", "broken/manifest.json")
     part = Path("broken/test/part-00000.parquet")

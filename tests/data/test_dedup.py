@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import clustered, engine, parts
+from sparrow.data import clustered, engine, intime, parts
 from sparrow.data.runs import begins, bits, first_equal, mixed
 from sparrow.data.schema import Cluster, Column, Schema, Split, Table
 from sparrow.features import hash_ids
+from sparrow.features.quantile import Ordered
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
@@ -270,6 +272,41 @@ def test_memory_holds_no_partition(log: Path, tmp_path: Path, monkeypatch: pytes
         assert everything(data.open(tmp_path / "one"), part) == everything(data.open(tmp_path / "other"), part)
     digests = [json.loads((tmp_path / n / "manifest.json").read_text())["parts_sha256"] for n in ("one", "other")]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("kind", ["one session", "late rows"])
+def test_memory_holds_little_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Rows that are put aside in small pieces must not keep all of the batches that they are pieces of."""
+    monkeypatch.setattr(clustered, "HELD_BYTES", 1 << 18)
+    monkeypatch.setattr(intime, "RANGE_BYTES", 1 << 18)
+    random, peak = np.random.default_rng(0), 0
+
+    def batches() -> Iterator[tuple[int, pa.Table]]:
+        nonlocal peak
+        for i in range(60):
+            session, ts = np.full(4000, 7), 4000 * i + np.arange(4000)
+            some = random.random(4000) < 0.01
+            if kind == "one session":
+                session[some] = random.integers(0, 1 << 40, some.sum())
+            else:
+                ts[some] = random.integers(0, 240_000, some.sum())
+            rows = {f"x{j}": random.random(4000) for j in range(20)}
+            yield 0, pa.table({"session": session, "ts": ts, **rows})
+            peak = max(peak, pa.total_allocated_bytes() - before)
+
+    before = pa.total_allocated_bytes()
+    if kind == "one session":
+        found = clustered.clustered(batches(), "session", "ts", 0, tmp_path)
+    else:
+        times = Ordered(tmp_path / "times", np.int64)
+        times.add(np.arange(240_000))
+        found = intime.in_time_order(batches(), times, "ts", tmp_path)
+    count = 0
+    for _, table in found:
+        count += table.num_rows
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert count == 240_000
+    assert peak < 15 << 20  # of 42 MB
 
 
 def test_a_log_in_any_order_gives_the_same_folder(log: Path, tmp_path: Path) -> None:

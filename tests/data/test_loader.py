@@ -185,8 +185,8 @@ def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path
     with pytest.raises(UserError, match=r"manifest\.json: damaged"):
         data.open(tmp_path)
     text = (dataset.path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"version": 3', '"version": 99'))
-    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 3; prepare the log again"):
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 4', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 4; prepare the log again"):
         data.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"schema\.toml: missing"):

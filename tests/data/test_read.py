@@ -329,3 +329,15 @@ def test_a_table_is_a_log_too() -> None:
 def test_reading_needs_no_torch() -> None:
     code = "import sys, sparrow.data.read, sparrow.data.inferred, sparrow.features; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_parquet_comes_in_batches_of_bounded_bytes(tmp_path: Path) -> None:
+    """Lists that grow through the file, a name with a dot, and text that repeats."""
+    lists = pa.array([[]] * 200_000 + [list(range(300))] * 20_000, pa.list_(pa.int64()))
+    words = pa.array(["x" * 2000] * 220_000, pa.large_string())
+    pq.write_table(pa.table({"a.b": lists, "word": words}), tmp_path / "log.parquet", row_group_size=100_000)
+    log = open_log([tmp_path / "log.parquet"])
+    for name in ("a.b", "word"):
+        rows = [(batch.num_rows, batch.nbytes) for batch in log.batches({name: log.types[name]})]
+        assert sum(count for count, _ in rows) == 220_000
+        assert max(size for _, size in rows) < 3 * (1 << 23)

@@ -18,6 +18,7 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
+from sparrow.data import parts
 from sparrow.data.schema import Cluster, Column, Schema, Source, Split, Table
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'sparrow-rec[ray]')")
@@ -43,7 +44,10 @@ SCHEMA = Schema(
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "GROUP_ROWS", 500)  # many row groups, cut by rows and by bytes
+        patch.setattr(parts, "GROUP_BYTES", 40_000)
+        yield
     ray.shutdown()
 
 
@@ -84,12 +88,13 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def both(files: list[str], tmp_path: Path, **settings: Any) -> data.Prepared:
+def both(files: list[str], tmp_path: Path, rows: int = ROWS, **settings: Any) -> data.Prepared:
     """Prepared on this machine and on the cluster, and the same."""
-    here, there = (data.prepare(files, tmp_path / str(ray), ray=ray, **settings) for ray in (None, "local"))
+    here, there = (data.prepare(files, tmp_path / str(address), ray=address, **settings) for address in (None, "local"))
     assert digests(there.out) == digests(here.out)
     assert replace(there, out=here.out) == replace(here, label_means=there.label_means)
-    assert sum(here.rows.values()) + here.left_out == ROWS - 1 or sum(here.rows.values()) + here.left_out == ROWS
+    assert sum(here.rows.values()) + here.left_out == rows
+    assert pq.ParquetFile(here.out / "train" / parts.ROWS).num_row_groups > 3
     return here
 
 
@@ -113,8 +118,19 @@ def test_text(tmp_path: Path) -> None:
     lines = Path(files[2]).read_text().splitlines(keepends=True)
     lines[10] = lines[10].split(",", 2)[2]
     Path(files[2]).write_text("".join(lines))
-    found = both(files, tmp_path, schema=SCHEMA, source=Source(format="csv", bad_rows="repair"))
+    found = both(files, tmp_path, ROWS - 1, schema=SCHEMA, source=Source(format="csv", bad_rows="repair"))
     assert any("lines left out" in note for note in found.notes) and any("'much'" in note for note in found.notes)
+
+
+def test_names_are_the_callers_and_repairs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers stand in the folder in which Ray was started."""
+    table = made()
+    numbers = [None if x is None else str(x) for x in table["number"].to_pylist()]
+    numbers[800] = "much"
+    monkeypatch.chdir(tmp_path)
+    files = cut(table.set_column(3, "number", pa.array(numbers)), Path("log"))
+    found = both(files, Path(), schema=SCHEMA, source=Source(bad_rows="repair"))
+    assert any("log/2.parquet" in note and "at row 100: 'much'" in note for note in found.notes)
 
 
 def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
@@ -138,9 +154,9 @@ def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:
     labels[3500] = 7
     files = cut(made().set_column(0, "label", pa.array(labels)), tmp_path / "log")
     told = []
-    for ray in (None, "local"):
+    for address in (None, "local"):
         with pytest.raises(UserError) as error:
-            data.prepare(files, tmp_path / "out", schema=SCHEMA, ray=ray)
+            data.prepare(files, tmp_path / "out", schema=SCHEMA, ray=address)
         told.append(str(error.value))
     assert told[0] == told[1] and "3.parquet, row 500" in told[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
@@ -152,5 +168,5 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(UserError, match=f"ray: no cluster at '{address}' .*ray start --head"):
+    with pytest.raises(UserError, match=f"ray: no cluster answers at '{address}' .*ray start --head"):
         data.prepare(cut(made(), tmp_path / "log"), tmp_path / "out", schema=SCHEMA, ray=address)

@@ -15,7 +15,6 @@ import re
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,9 +25,9 @@ import pyarrow as pa
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
-from sparrow.data.engine import raw_batches, whole_numbers
+from sparrow.data.engine import raw_batches, raw_types, whole_numbers
 from sparrow.data.fit import LEFT_OUT, PARTS, Cutter, Fitter
-from sparrow.data.read import Log, Repairs, types_for
+from sparrow.data.read import Log, Repairs
 from sparrow.data.runs import mixed
 from sparrow.data.schema import Schema
 from sparrow.data.transformed import NotIntegersError, Transforms, typed
@@ -85,19 +84,18 @@ class _Piece:
             row0 += raw.num_rows
 
 
-class Cluster:
+class OnRay:
     """The engine (see `Engine`) on the Ray cluster at `address`."""
 
-    def __init__(
-        self, schema: Schema, logs: Sequence[Log], work: Path, pool: Executor, told: Progress, *, address: str
-    ) -> None:
+    def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, *, address: str) -> None:
         if any(log.beginning is not None and not log.files for log in logs):
             raise UserError("ray: a table in memory is on one machine; write it to files, or leave ray out")
-        self._schema, self._logs, self._work, self._told = schema, logs, work, told
+        self._schema, self._logs, self._work, self._told = schema, logs, work.resolve(), told  # workers run elsewhere
         self._integers = whole_numbers(schema, logs[0])
         self._pieces: list[_Piece] = []
         for log in logs:
             for file, names in zip(log.files, log.columns, strict=True):
+                file = replace(file, path=str(file.resolve())) if file.is_local else file
                 one = replace(log, files=(file,), columns=(names,), rows=0, beginning=None, repairs=Repairs())
                 self._pieces.append(_Piece(log=one, place=len(self._pieces)))
         self._notes: list[tuple[int, str]] = []
@@ -130,7 +128,9 @@ class Cluster:
         columns = {name: column for name, column in self._schema.columns.items() if name in wanted}
         lean = replace(self._schema, columns=columns, groups={}, cluster=None)
         rows, expected = np.zeros(len(self._pieces), np.int64), sum(log.rows for log in self._logs)
-        for _, name, times_N, rows_1 in _told([partial(_times, piece, lean, self._integers) for piece in self._pieces]):
+        for _, name, times_N, rows_1 in _messages(
+            [partial(_times, piece, lean, self._integers) for piece in self._pieces]
+        ):
             rows[int(name)] += rows_1[0]
             self.times.add(times_N)
             self._told("read", int(rows.sum()), expected)
@@ -140,7 +140,7 @@ class Cluster:
         """See `Engine`."""
         known = dict.fromkeys(fitter.given.vocabularies, EMPTY)  # which there are is all that counting asks
         given = replace(fitter.given, vocabularies=known)
-        for kind, name, a, b in _told(
+        for kind, name, a, b in _messages(
             [partial(_counted, piece, given, fitter.grow, cutter, self._integers) for piece in self._pieces]
         ):
             if kind == "note":
@@ -154,9 +154,7 @@ class Cluster:
         folder = self._work / "fitted"
         folder.mkdir()
         fitted.save(folder)
-        types = types_for(fitted.schema, self._logs[0]) | {
-            fitted.schema.columns[name].source or name: pa.string() for name in self._integers
-        }
+        types = raw_types(fitted.schema, self._logs[0], self._integers)
         if self._logs[0].source.format == "parquet":
             types = {name: self._logs[0].types[name] for name in types}
         empty = pa.schema(list(types.items())).empty_table()
@@ -235,7 +233,7 @@ def _message(kind: str, name: str, a: Int64s, b: Int64s) -> pa.RecordBatch:
     )
 
 
-def _told(tasks: Sequence[Work]) -> Iterator[Message]:
+def _messages(tasks: Sequence[Work]) -> Iterator[Message]:
     """The messages of all tasks, as they come."""
     for batch in _run(tasks, _MESSAGE):
         kinds, names, *lists = batch.columns
@@ -299,6 +297,8 @@ def _connect(address: str) -> None:
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         except (OSError, ValueError, RuntimeError) as error:
             words = (str(error).strip() or type(error).__name__).splitlines()[0]
-            remedy = "name the address that `ray start --head` told, or say local"
-            raise UserError(f"ray: no cluster at {address!r} ({words}); {remedy}") from None
+            remedy = "name the address that `ray start --head` told (its token: RAY_AUTH_MODE), or say local"
+            raise UserError(f"ray: no cluster answers at {address!r} ({words}); {remedy}") from None
     daft.set_runner_ray(noop_if_initialized=True)
+    if daft.get_or_infer_runner_type() != "ray":
+        raise UserError("ray: this process has used daft without Ray; prepare in a new one")
