@@ -56,7 +56,7 @@ class Form:
 
     def step(self, batch: Batch) -> float:
         """One step; the loss before it."""
-        loss = self.model.loss(batch)
+        loss, _ = judged(self.model(batch), batch)
         loss.backward()
         self.model.tables.update()
         self.optimizer.step()

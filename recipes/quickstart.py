@@ -11,6 +11,7 @@ import torch
 
 from sparrow import checkpoint, data
 from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import evaluate
 from sparrow.models.dlrm import DLRM, Config
 
@@ -30,12 +31,12 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     for batch in log.loader(512):
-        loss = model.loss(batch)  # ids -> rows -> pooled vectors -> logits -> scalar
+        loss = binary_cross_entropy(model(batch), batch)  # ids -> rows -> pooled vectors -> logits -> scalar
         loss.backward()  # each table's rows are updated here
         optimizer.step()  # the dense weights
         optimizer.zero_grad()
 
-    result = evaluate(model.score, log.loader(512, split="test"))
+    result = evaluate(lambda batch: probabilities(model(batch)), log.loader(512, split="test"))
     print(f"test AUC {result['auc']:.3f}, NE {result['ne']:.3f}; the best possible: AUC {made.limit['auc']:.3f}")
 
     # dense weights and table rows, as safetensors

@@ -2,5 +2,6 @@
 
 from sparrow.interactions.cross import CrossNet
 from sparrow.interactions.dot import DotInteraction
+from sparrow.interactions.fm import FactorizationMachine
 
-__all__ = ["CrossNet", "DotInteraction"]
+__all__ = ["CrossNet", "DotInteraction", "FactorizationMachine"]

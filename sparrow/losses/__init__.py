@@ -1,5 +1,5 @@
 """logits, labels -> scalar."""
 
-from sparrow.losses.bce import binary_cross_entropy, judged
+from sparrow.losses.bce import binary_cross_entropy, judged, probabilities
 
-__all__ = ["binary_cross_entropy", "judged"]
+__all__ = ["binary_cross_entropy", "judged", "probabilities"]

@@ -13,7 +13,7 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
     sum_b w_b l_b / sum_b w_b, averaged over tasks; UserError when the batch has no labels.
     """
     if batch.labels_BT is None:
-        raise UserError("loss: the batch has no labels; use a log with a label column, or model.score to predict")
+        raise UserError("loss: the batch has no labels; use a log with a label column, or only predict")
     loss_BT = F.binary_cross_entropy_with_logits(logits_BT.float(), batch.labels_BT, reduction="none")
     if batch.weights_B is None:
         return loss_BT.mean() if len(loss_BT) else loss_BT.sum()  # a rank may have no samples of a batch
@@ -23,4 +23,9 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
 
 def judged(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """`binary_cross_entropy`, and the probabilities [B, T] that it is of, which have no graph."""
-    return binary_cross_entropy(logits_BT, batch), torch.sigmoid(logits_BT.detach().float())
+    return binary_cross_entropy(logits_BT, batch), probabilities(logits_BT.detach())
+
+
+def probabilities(logits_BT: Tensor) -> Tensor:
+    """Of logits [B, T], in fp32."""
+    return torch.sigmoid(logits_BT.float())

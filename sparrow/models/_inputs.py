@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Hashed, TableSpec
 from sparrow.kernels.rules import RowRule
+from sparrow.layers import NumericEmbedding
 
 
 def tables_for(
-    schema: Schema, dim: int, rule: RowRule, seed: int, init_scale: float | None = None, sequences: Collection[str] = ()
+    schema: Schema,
+    dim: int,
+    rule: RowRule,
+    seed: int,
+    init_scale: float | None = None,
+    sequences: Collection[str] = (),
+    several: Mapping[str, int] = MappingProxyType({}),
 ) -> EmbeddingTables:
     """Tables of one dim for all of a schema's id columns; those of `sequences` give a vector per id.
 
-    UserError when another column cannot be pooled to a vector.
+    several: table -> how many vectors of dim side by side an id of it has, else one. UserError when another column
+    cannot be pooled to a vector.
     """
     specs = []
     for name, table in schema.tables.items():
         if table.rows is None:
             raise UserError(f"tables.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
         addressing: Addressing = Hashed(table.rows) if table.encoding == "hash" else Direct(table.rows)
-        specs.append(TableSpec(name=name, dim=dim, addressing=addressing, rule=rule, init_scale=init_scale))
+        size = dim * several.get(name, 1)
+        specs.append(TableSpec(name=name, dim=size, addressing=addressing, rule=rule, init_scale=init_scale))
     features = []
     for name in schema.sparse:
         column = schema.columns[name]
@@ -49,3 +59,23 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
     if not tables.features:
         return batch.dense_BC.new_zeros(batch.batch_size, 0)
     return tables.pooled(batch.ids)
+
+
+class Vectors(nn.Module):
+    """A vector of `dim` for each feature, [B, features, dim]: a dense column's is its number times one that is learned.
+
+    Dense columns come first, then id columns, lists pooled. UserError for a log with fewer than `least` features.
+    """
+
+    def __init__(self, schema: Schema, dim: int, rule: RowRule, seed: int, least: int = 1) -> None:
+        super().__init__()
+        self.dim, self.features = dim, len(schema.dense) + len(schema.sparse)
+        if self.features < least:
+            raise UserError(f"model: it needs {least} features and this log has {self.features}; use logistic or dcnv2")
+        self.tables = tables_for(schema, dim, rule, seed)
+        self.numeric = NumericEmbedding(len(schema.dense), dim)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[B, features, dim]."""
+        found, _ = self.numeric(batch.dense_BC, pooled(self.tables, batch))
+        return found.unflatten(1, (self.features, self.dim))

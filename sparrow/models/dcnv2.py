@@ -12,7 +12,6 @@ from sparrow.data.schema import Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes, to_compute
-from sparrow.losses import judged
 from sparrow.models._inputs import pooled, tables_for, tasks
 
 
@@ -20,7 +19,8 @@ from sparrow.models._inputs import pooled, tables_for, tasks
 class Config:
     """dim: of every embedding. cross_layers, rank: see `CrossNet`. deep: hidden sizes of the MLP.
 
-    embed_dense: give each dense column a vector of dim too, instead of its number alone.
+    embed_dense: give each dense column a vector of dim too, instead of its number alone. bottom: sizes of an MLP whose
+    output stands in the place of the dense columns (as in MLPerf's DLRM-DCNv2).
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
     """
 
@@ -30,9 +30,10 @@ class Config:
     deep: tuple[int, ...] = (128, 64)
     structure: Literal["stacked", "parallel"] = "parallel"
     embed_dense: bool = True
+    bottom: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require_sizes(dim=(self.dim,), deep=self.deep)
+        require_sizes(dim=(self.dim,), deep=self.deep, bottom=self.bottom)
         require(least=1, cross_layers=self.cross_layers, rank=self.rank)
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
@@ -49,8 +50,11 @@ class DCNv2(nn.Module):
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.tables = tables_for(schema, config.dim, rule, seed)
-        self.numeric = NumericEmbedding(len(schema.dense), config.dim) if config.embed_dense else None
+        self.bottom = MLP(len(schema.dense), config.bottom) if config.bottom and schema.dense else None
+        is_embedded = config.embed_dense and self.bottom is None
+        self.numeric = NumericEmbedding(len(schema.dense), config.dim) if is_embedded else None
         features = self.numeric.out_features if self.numeric else len(schema.dense)
+        features = self.bottom.out_features if self.bottom else features
         features += config.dim * len(schema.sparse)
         self.cross = CrossNet(features, config.cross_layers, config.rank)
         self.deep = MLP(features, config.deep)
@@ -62,7 +66,8 @@ class DCNv2(nn.Module):
         """Logits [B, T]."""
         ids_BX = pooled(self.tables, batch)
         if self.numeric is None:
-            x = narrow = to_compute(torch.cat([batch.dense_BC, ids_BX], 1))
+            dense_BC = batch.dense_BC if self.bottom is None else self.bottom(batch.dense_BC)
+            x = narrow = torch.cat([to_compute(dense_BC), to_compute(ids_BX)], 1)
             fold = None
         else:
             (x, narrow), fold = self.numeric(batch.dense_BC, ids_BX), self.numeric.fold
@@ -70,15 +75,3 @@ class DCNv2(nn.Module):
         if self.structure == "stacked":
             return self.head(self.deep(crossed))
         return self.head(crossed, self.deep(narrow, fold) if len(self.deep.layers) else x)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean logloss."""
-        return self.learn(batch)[0]
-
-    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean logloss, and the probabilities [B, T] that it judges."""
-        return judged(self(batch), batch)
-
-    def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, T]."""
-        return torch.sigmoid(self(batch).float())

@@ -11,7 +11,6 @@ from sparrow.data.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, CausalTransformer, Linear, require_sizes, to_compute
-from sparrow.losses import judged
 from sparrow.models._inputs import pooled, tables_for, tasks
 
 
@@ -87,15 +86,3 @@ class DLRM(nn.Module):
                 found = read_UD if found.inverse_B is None else read_UD.index_select(0, found.inverse_B)
             vectors.append(found)
         return torch.cat(vectors, 1)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean logloss."""
-        return self.learn(batch)[0]
-
-    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean logloss, and the probabilities [B, T] that it judges."""
-        return judged(self(batch), batch)
-
-    def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, T]."""
-        return torch.sigmoid(self(batch).float())

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from sparrow.core import Batch
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.losses import judged
 from sparrow.models._inputs import pooled, tables_for, tasks
 
 
@@ -26,18 +25,6 @@ class LogisticRegression(nn.Module):
         """Logits [B, T]."""
         dense_BT = (batch.dense_BC[:, :, None] * self.weight_CT).sum(1) + self.bias_T
         return dense_BT + pooled(self.tables, batch).unflatten(1, (-1, self.tasks)).sum(1)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean logloss."""
-        return self.learn(batch)[0]
-
-    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean logloss, and the probabilities [B, T] that it judges."""
-        return judged(self(batch), batch)
-
-    def score(self, batch: Batch) -> Tensor:
-        """Probabilities [B, T]."""
-        return torch.sigmoid(self(batch))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A run: config, loop, schedules, run log, report. Training sees `model.learn(batch)` and `model.score(batch)` only."""
+"""A run: config, loop, schedules, run log, report. Training sees `model(batch)`, logits [B, T], only."""
 
 from sparrow.training.fitting import Fitted, fit
 from sparrow.training.loop import Trainer, train

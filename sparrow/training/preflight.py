@@ -15,6 +15,7 @@ from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema, Table
 from sparrow.layers import computing
+from sparrow.losses import binary_cross_entropy
 from sparrow.training.restore import tables_of
 from sparrow.training.run import Run
 
@@ -149,7 +150,7 @@ def _probe(run: Run, schema: Schema, batch: Batch) -> tuple[dict[str, tuple[int,
         for one in tables:
             one.mode = "deferred"
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), computing(run.precision, torch.device("cpu")):
-            loss = model.loss(batch)
+            loss = binary_cross_entropy(model(batch), batch)
         for parameter in model.parameters():
             kept.pop(parameter.untyped_storage().data_ptr(), None)
         loss.backward()

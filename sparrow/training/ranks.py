@@ -17,6 +17,7 @@ from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.distributed import World, watch
 from sparrow.embeddings import EmbeddingTables
+from sparrow.losses import judged
 from sparrow.sharding import Layout, ShardedTables
 from sparrow.training.feed import Portion
 from sparrow.training.restore import build, tables_of
@@ -48,10 +49,9 @@ class Ranks:
         return build(run, schema, shard if self.world.size > 1 else None)
 
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
-        """`model.learn`, whose dense gradients are summed over all ranks while backward runs."""
+        """Batch -> `judged`, whose dense gradients are summed over all ranks while backward runs."""
         if self.world.size == 1:
-            learn: Callable[[Batch], tuple[Tensor, Tensor]] = model.learn
-            return learn
+            return lambda batch: judged(model(batch), batch)
         dense = self.world.group()  # of its own: its sums overlap the tables' exchange
         learner = _Learner(model)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
@@ -130,8 +130,7 @@ class _Learner(nn.Module):
         for tables in tables_of(self.model):
             if isinstance(tables, ShardedTables):
                 tables.begin(batch.ids)
-        found: tuple[Tensor, Tensor] = self.model.learn(batch)
-        return found
+        return judged(self.model(batch), batch)
 
 
 def _sum(

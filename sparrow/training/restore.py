@@ -23,6 +23,7 @@ from sparrow.data import Transforms
 from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables, unallocated
 from sparrow.layers import computing
+from sparrow.losses import probabilities
 from sparrow.sharding import ShardedTables
 from sparrow.training.run import Run
 
@@ -89,7 +90,7 @@ def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Ten
 
     def score(batch: Batch) -> torch.Tensor:
         with computing(run.precision, device):
-            scores_BT: torch.Tensor = model.score(batch)
+            scores_BT = probabilities(model(batch))
         if kept < 1:
             scores_BT = scores_BT / (scores_BT + (1 - scores_BT) / kept)
         return scores_BT

@@ -21,6 +21,7 @@ from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
+from sparrow.losses import probabilities
 
 RUN = {
     "run_dir": "run",
@@ -96,7 +97,9 @@ def test_predictions_are_the_evaluated_scores(here: Path, trained: Path) -> None
     assert main(["predict", str(trained), "log.parquet", "--out", "scores.parquet", "--batch-size", "256"]) == 0
     scores = pq.read_table("scores.parquet")["score"].to_numpy()
     found, log = restore(trained), data.open("prepared")
-    direct = [found.model.score(b)[:, 0] for part in ("train", "valid", "test") for b in log.loader(256, split=part)]
+    direct = [
+        probabilities(found.model(b))[:, 0] for part in ("train", "valid", "test") for b in log.loader(256, split=part)
+    ]
     import torch
 
     torch.testing.assert_close(torch.from_numpy(scores.copy()), torch.cat(direct).detach(), rtol=1e-5, atol=1e-6)

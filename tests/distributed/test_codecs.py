@@ -23,6 +23,14 @@ def test_what_arrives_is_within_the_bound(name: str) -> None:
         assert ((codec.decode(data, 50, 7) - block).abs() <= codec.error(block)).all()
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_a_gradient_that_was_broadcast(name: str) -> None:
+    """Of a sum, say: one number for all rows, whose sides have a stride of 0."""
+    for rows in (1, 5):
+        block = torch.ones(()).expand(rows, 1)
+        assert torch.equal(CODECS[name].decode(CODECS[name].encode(block, 0, True), rows, 1), torch.ones(rows, 1))
+
+
 def test_fp16_cuts_finite_numbers_and_keeps_infinite_ones() -> None:
     block = torch.tensor([[1e5, -1e38, float("inf"), -float("inf"), float("nan"), 0.0]])
     found = CODECS["fp16"].decode(CODECS["fp16"].encode(block, 0, True), 1, 6)

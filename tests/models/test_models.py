@@ -14,7 +14,8 @@ from sparrow.data.schema import Column, Schema, Table
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import computing
-from sparrow.models import dcnv2, dlrm, logistic
+from sparrow.losses import judged, probabilities
+from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, logistic, masknet, mmoe, ple, wukong
 from sparrow.models.dlrm import DLRM
 
 MODELS = [
@@ -24,7 +25,23 @@ MODELS = [
     dcnv2.Config(dim=4, cross_layers=2, deep=(16,)),
     dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="parallel"),
     dcnv2.Config(dim=4, cross_layers=1, deep=(16,), structure="parallel", embed_dense=True),
+    dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="stacked", bottom=(8, 4)),
     dlrm.Config(dim=4, bottom=(8,), top=(16,), history=("history",), layers=1, longest=3),
+    fm.Config(dim=4),
+    deepfm.Config(dim=4, deep=(16,)),
+    masknet.Config(dim=4, blocks=2, width=8, deep=(16,)),
+    masknet.Config(dim=4, blocks=2, width=8, deep=(16,), structure="serial"),
+    finalmlp.Config(dim=4, first=(16,), second=(8,), gates=(8,)),
+    finalmlp.Config(dim=4, first=(16,), second=(8,), gates=()),
+    autoint.Config(dim=4, width=8, deep=(16,)),
+    autoint.Config(dim=4, width=8, deep=()),
+    din.Config(dim=4, attention=(8,), deep=(16,)),
+    mmoe.Config(dim=4, experts=2, expert=(16,), tower=(8,)),
+    ple.Config(dim=4, shared=1, own=1, expert=(16,), tower=(8,)),
+    wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(16,), top=(16,), bottom=(8,)),
+    wukong.Config(
+        dim=4, n_f=3, n_l=3, k=3, mlp=(16,), top=(16,), bottom=(8,), projection="linear", several={"item": 2}
+    ),
 ]
 SCHEMA = Schema(
     columns={
@@ -50,6 +67,18 @@ def batch(size: int = 64, seed: int = 0, schema: Schema = SCHEMA) -> Batch:
     return Batch(dense_BC=torch.randn(size, len(schema.dense), generator=random), ids=ids, labels_BT=label)
 
 
+def learn(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return judged(model(batch), batch)
+
+
+def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return learn(model, batch)[0]
+
+
+def score(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return probabilities(model(batch))
+
+
 def build(config: object, schema: Schema = SCHEMA, seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
     return config.build(schema, rowwise_adagrad.Config(lr=0.3), seed)
@@ -64,38 +93,38 @@ def test_every_model_has_a_row() -> None:
 def test_learns_a_planted_signal(config: object) -> None:
     model = build(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    first = model.loss(batch()).item()
+    first = loss_of(model, batch()).item()
     for step in range(60):
-        model.loss(batch(seed=step)).backward()
+        loss_of(model, batch(seed=step)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert model.loss(batch(seed=1000)).item() < 0.4 < first
+    assert loss_of(model, batch(seed=1000)).item() < 0.4 < first
 
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_score_is_the_probability_that_loss_judges(config: object) -> None:
     model, example = build(config), batch()
-    score = model.score(example)
-    assert score.shape == (64, 1)
-    assert ((score > 0) & (score < 1)).all()
-    torch.testing.assert_close(model.loss(example), F.binary_cross_entropy(score, example.labels_BT))
+    found = score(model, example)
+    assert found.shape == (64, 1)
+    assert ((found > 0) & (found < 1)).all()
+    torch.testing.assert_close(loss_of(model, example), F.binary_cross_entropy(found, example.labels_BT))
 
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_learning_tells_the_scores_it_learns_from(config: object) -> None:
     model, example = build(config), batch()
-    loss, scores = model.learn(example)
-    assert torch.equal(loss, model.loss(example))
-    assert torch.equal(scores, model.score(example))
+    loss, scores = learn(model, example)
+    assert torch.equal(loss, loss_of(model, example))
+    assert torch.equal(scores, score(model, example))
     assert not scores.requires_grad
 
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_bf16_is_close_and_learns(config: object) -> None:
     model, example = build(config), batch()
-    exact = model.score(example)
+    exact = score(model, example)
     with computing("bf16", torch.device("cpu")):
-        loss, scores = model.learn(example)
+        loss, scores = learn(model, example)
     assert scores.dtype == loss.dtype == torch.float32
     torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.02)
     loss.backward()
@@ -109,7 +138,7 @@ def test_several_labels_have_a_logit_each(config: object) -> None:
     both = dataclasses.replace(example, labels_BT=torch.cat([example.labels_BT, 1 - example.labels_BT], 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):
-        loss, scores = model.learn(both)
+        loss, scores = learn(model, both)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -123,7 +152,7 @@ def test_every_weight_and_table_gets_a_gradient(config: object) -> None:
     model = build(config)
     tables = next(m for m in model.modules() if isinstance(m, EmbeddingTables))
     tables.mode = "deferred"
-    model.loss(batch(512)).backward()
+    loss_of(model, batch(512)).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.abs().sum() > 0, name
@@ -132,7 +161,7 @@ def test_every_weight_and_table_gets_a_gradient(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_seeds_decide(config: object) -> None:
-    one, two, other = (build(config, seed=seed).score(batch()) for seed in (0, 0, 1))
+    one, two, other = (score(build(config, seed=seed), batch()) for seed in (0, 0, 1))
     assert torch.equal(one, two)
     assert torch.equal(one, other) == isinstance(config, logistic.Config)  # which begins at zero
 
@@ -141,7 +170,7 @@ def test_seeds_decide(config: object) -> None:
 def test_without_dense_columns(config: object) -> None:
     columns = {k: v for k, v in SCHEMA.columns.items() if v.kind != "numeric"}
     schema = dataclasses.replace(SCHEMA, columns=columns)
-    loss = build(config, schema).loss(batch(schema=schema))
+    loss = loss_of(build(config, schema), batch(schema=schema))
     assert torch.isfinite(loss)
 
 
@@ -150,14 +179,14 @@ def test_sample_weights(config: object) -> None:
     model, whole = build(config), batch(64)
     weights_B = torch.zeros(64)
     weights_B[:3] = torch.tensor([1.0, 2.0, 3.0])
-    each = F.binary_cross_entropy(model.score(whole), whole.labels_BT, reduction="none")[:3, 0]
-    weighted = model.loss(dataclasses.replace(whole, weights_B=weights_B))
+    each = F.binary_cross_entropy(score(model, whole), whole.labels_BT, reduction="none")[:3, 0]
+    weighted = loss_of(model, dataclasses.replace(whole, weights_B=weights_B))
     torch.testing.assert_close(weighted, (each * weights_B[:3]).sum() / 6)
 
 
 def test_a_batch_without_labels() -> None:
     with pytest.raises(UserError, match="no labels"):
-        build(MODELS[0]).loss(dataclasses.replace(batch(), labels_BT=None))
+        loss_of(build(MODELS[0]), dataclasses.replace(batch(), labels_BT=None))
 
 
 def test_a_sequence_column_is_refused() -> None:

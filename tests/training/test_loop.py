@@ -20,6 +20,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.data.schema import Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
+from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
 from sparrow.models import dcnv2, dlrm
 from sparrow.models.dlrm import DLRM
@@ -222,10 +223,10 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     scores, labels, seen = [], [], 0
     for batch in log.loader(256):
         if seen * 5 // log.rows("train") == 0:
-            scores.append(model.score(batch).detach()[:, 0])
+            scores.append(probabilities(model(batch)).detach()[:, 0])
             labels.append(batch.labels_BT[:, 0])
         seen += batch.batch_size
-        model.loss(batch).backward()
+        binary_cross_entropy(model(batch), batch).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert got[0]["examples"] == sum(map(len, labels))
@@ -243,14 +244,13 @@ def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path
 
 
 def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn, calls = DLRM.learn, [0]
+    forward, calls = DLRM.forward, [0]
 
-    def sometimes(self: DLRM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def sometimes(self: DLRM, batch: Batch) -> torch.Tensor:
         calls[0] += 1
-        loss, scores = learn(self, batch)
-        return loss * (float("nan") if calls[0] == 7 else 1.0), scores  # two calls are the preflight's
+        return forward(self, batch) * (float("nan") if calls[0] == 6 else 1.0)  # one call is the preflight's
 
-    monkeypatch.setattr(DLRM, "learn", sometimes)
+    monkeypatch.setattr(DLRM, "forward", sometimes)
     result = train(make(prepared, tmp_path / "skip"))
     assert result["skipped_steps"] == 1
     assert all(v.isfinite().all() for v in tensors(tmp_path / "skip").values())
@@ -376,7 +376,7 @@ def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> Non
     trainer.fit()
     found = restore(tmp_path / "run", which="last")
     for batch in data.open(prepared).loader(300, split="valid"):
-        assert torch.equal(found.model.score(batch), trainer.model.score(batch))
+        assert torch.equal(probabilities(found.model(batch)), probabilities(trainer.model(batch)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,191 @@
+"""Every model on real logs: quality over seeds, speed, memory and size; what `docs/choosing-a-model.md` says.
+
+    python benchmarks/models.py --data FOLDER_OF_REAL_SETS --globo GLOBO_REQUESTS.parquet   # about forty minutes
+    python benchmarks/models.py --quick                                                     # a made log, one seed
+
+Globo: every row is predicted before it is trained on, the last fifth counts; settings of `recipes/globo.toml`, the
+model's of its own Globo recipe or else its defaults. census_kdd (split at random) and ML-100k (four stars or more,
+split at random): all defaults, the test part. A cell (log, model, seed) is a process of its own and is kept in
+--cells, so that a stopped run goes on where it was. Two threads; examples/s of training, the first 20 steps left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparrow import data
+from sparrow.core.config import Family
+from sparrow.core.errors import UserError
+from sparrow.core.memory import keep_freed_memory
+from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.losses import judged
+from sparrow.metrics import evaluate
+from sparrow.training import Run, restore, train
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+SEEDS = (0, 1, 2)
+METRICS = ("auc", "gauc", "ne", "calibration")
+MODELS = Family("sparrow.models").names()
+
+
+def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
+    """Progressive validation; metrics of the last fifth."""
+    recipe = RECIPES / f"globo_{model}.toml"
+    run = Run.load(recipe if recipe.exists() else RECIPES / "globo.toml", {"model.name": model, "data.path": str(log)})
+    dataset = data.open(log)
+    torch.manual_seed(seed)
+    net: Any = run.model.build(dataset.schema, run.tables, seed)
+    tables = [m for m in net.modules() if type(m).__name__ == "EmbeddingTables"]
+    for one in tables:
+        one.mode = "fused"
+    optimizer = run.dense.build(net.parameters())
+    loader = dataset.loader(run.data.batch_size)
+    seen: list[tuple[Any, torch.Tensor]] = []
+    begin, rows = 0.0, 0
+    for step, batch in enumerate(loader):
+        if step == 20:
+            begin, rows = time.perf_counter(), 0
+        loss, scores_BT = judged(net(batch), batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rows += batch.batch_size
+        if step >= 0.8 * len(loader):
+            seen.append((batch, scores_BT))
+    speed = rows / (time.perf_counter() - begin)
+    scores = iter([scores_BT for _, scores_BT in seen])
+    return {**evaluate(lambda batch: next(scores), [batch for batch, _ in seen]), **sizes(net, speed)}
+
+
+def held_out(log: Path, model: str, seed: int) -> dict[str, Any]:
+    """Defaults; metrics of the test part."""
+    dataset = data.open(log)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"run_dir": f"{folder}/run", "model.name": model, "seed": seed, "log.tensorboard": False}
+        train(Run.of(str(log), settings))
+        found = restore(f"{folder}/run")
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
+        speed = statistics.median([x["examples_per_s"] for x in lines if "examples_per_s" in x][1:] or [float("nan")])
+        return {**evaluate(found.scores, dataset.loader(4096, split="test")), **sizes(found.model, speed)}
+
+
+def sizes(net: torch.nn.Module, speed: float) -> dict[str, Any]:
+    """Speed, dense weights and the process's highest memory."""
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return {"examples_per_s": speed, "weights": sum(p.numel() for p in net.parameters()), "mib": int(peak) / 1024}
+
+
+def cell(log: Path, name: str, model: str, seed: int, cells: Path) -> dict[str, Any] | None:
+    """One result, kept; None for a model that cannot be had on a log."""
+    kept = cells / f"{name}-{model}-{seed}.json"
+    if not kept.exists():
+        program = [sys.executable, "-W", "ignore", __file__, "--cell", name, str(log), model, str(seed)]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        if done.returncode and "UserError" not in done.stderr:
+            sys.exit(f"{name}, {model}, seed {seed}: {done.stderr[-2000:]}")
+        kept.write_text(done.stdout.splitlines()[-1] if not done.returncode else "null")
+    found: dict[str, Any] | None = json.loads(kept.read_text())
+    return found
+
+
+def logs(asked: argparse.Namespace, work: Path) -> dict[str, Path]:
+    """Name -> prepared log."""
+    made: dict[str, Path] = {}
+    if asked.quick:
+        data.generate(work / "log.parquet", rows=20_000, users=300, items=200)
+        made["made"] = data.prepare([work / "log.parquet"], work / "made").out
+        return made
+    if asked.globo:
+        schema = Schema.load(RECIPES / "globo.schema.toml")
+        made["globo"] = data.prepare([asked.globo], work / "globo", schema=schema).out
+    if asked.data:
+        split = Split(by="ratio", valid=0.1, test=0.1)
+        (census,) = (asked.data / "census_kdd").glob("*.gz")
+        made["census"] = data.prepare([census], work / "census", label="c41", split=split).out
+        columns = {
+            "like": Column(kind="label", source="rating:float", threshold=4),
+            "user": Column(kind="categorical", source="user_id:token", table="user"),
+            "movie": Column(kind="categorical", source="item_id:token", table="movie"),
+        }
+        schema = Schema(columns=columns, tables={"user": Table(), "movie": Table()}, split=split)
+        made["movielens"] = data.prepare([asked.data / "ml_100k" / "ml-100k.inter"], work / "ml", schema=schema).out
+    return made
+
+
+def show(name: str, found: dict[str, list[dict[str, Any] | None]]) -> None:
+    """A log's table, the best AUC first."""
+    kept = {model: [one for one in each if one] for model, each in found.items() if each[0]}
+    print(f"\n{name}: {len(next(iter(kept.values())))} seeds, mean and standard deviation")
+    print(f"{'model':<12}{'AUC':>17}{'GAUC':>17}{'NE':>17}{'calibration':>13}{'ex/s':>10}{'weights':>10}{'MiB':>7}")
+    for model, each in sorted(kept.items(), key=lambda item: -statistics.mean(one["auc"] for one in item[1])):
+        cells = []
+        for metric in METRICS[:3]:
+            values = [one[metric] for one in each if metric in one]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.mean(values):.4f} +- {spread:.4f}" if values else "-")
+        middle = {key: statistics.median(one[key] for one in each) for key in ("calibration", "examples_per_s", "mib")}
+        print(
+            f"{model:<12}" + "".join(f"{text:>17}" for text in cells) + f"{middle['calibration']:13.3f}"
+            f"{middle['examples_per_s']:10,.0f}{each[0]['weights']:10,}{middle['mib']:7,.0f}"
+        )  # fmt: skip
+    for model in found.keys() - kept.keys():
+        print(f"{model:<12} not on this log: it lacks what the model reads")
+
+
+def verdict(found: dict[str, list[dict[str, Any] | None]]) -> None:
+    """Whether the best beats plain DLRM by more than three standard errors."""
+    means = {m: [one["auc"] for one in each if one] for m, each in found.items()}
+    best = max((m for m in means if means[m]), key=lambda m: statistics.mean(means[m]))
+    gains = [a - b for a, b in zip(means[best], means["dlrm"], strict=True)]
+    error = statistics.stdev(gains) / len(gains) ** 0.5
+    gain = statistics.mean(gains)
+    met = "met" if gain > 3 * error and gain > 0 else "missed"
+    times = f"{gain / max(error, 1e-12):.1f} standard errors"
+    print(f"TARGET {best} over dlrm, AUC on Globo: {gain:.4f}, {times} (goal: 3) {met}")
+
+
+def main() -> None:
+    """All cells, a seed after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with census_kdd and ml_100k")
+    parser.add_argument("--globo", type=Path, help="the request log that globo_requests.py makes")
+    parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
+    parser.add_argument("--quick", action="store_true", help="a made log, one seed")
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.cell:
+        keep_freed_memory()
+        torch.set_num_threads(2)
+        name, log, model, seed = asked.cell
+        try:
+            print(json.dumps((stream if name == "globo" else held_out)(Path(log), model, int(seed))))
+        except UserError as error:
+            sys.exit(f"UserError: {error}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        cells = asked.cells or work / "cells"
+        cells.mkdir(parents=True, exist_ok=True)
+        for name, log in logs(asked, work).items():
+            found: dict[str, list[dict[str, Any] | None]] = {model: [] for model in MODELS}
+            for seed in SEEDS[: 1 if asked.quick else None]:
+                for model in MODELS:
+                    found[model].append(cell(log, name, model, seed, cells))
+            show(name, found)
+            if name == "globo":
+                verdict(found)
+
+
+if __name__ == "__main__":
+    main()

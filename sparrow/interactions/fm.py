@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class FactorizationMachine(nn.Module):
+    """A weight for each feature and a dot product for each pair, summed: [B, F, tasks * (D + 1)] -> [B, tasks].
+
+    A task's part of a vector is D numbers for the pairs and the weight behind them. The pairs cost O(F D):
+    ((sum v)^2 - sum v^2) / 2 (Rendle 2010, Factorization Machines, lemma 3.1).
+    """
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        self.bias_T = nn.Parameter(torch.zeros(tasks))
+
+    def forward(self, vectors_BFX: Tensor) -> Tensor:
+        """Logits [B, tasks]."""
+        each_BFTX = vectors_BFX.unflatten(2, (len(self.bias_T), -1)).float()
+        v_BFTD, weight_BFT = each_BFTX[..., :-1], each_BFTX[..., -1]
+        pairs_BT = (v_BFTD.sum(1).square() - v_BFTD.square().sum(1)).sum(2) / 2
+        return weight_BFT.sum(1) + pairs_BT + self.bias_T

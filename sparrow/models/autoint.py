@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparrow.core import Batch, UserError
+from sparrow.core.errors import require
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.models._inputs import Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. layers, width, heads: of self-attention, width being that of all heads together.
+
+    deep: hidden sizes of the MLP beside it; without any the plain AutoInt.
+    """
+
+    dim: int = 16
+    layers: int = 2
+    width: int = 32
+    heads: int = 2
+    deep: tuple[int, ...] = (128, 64)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), width=(self.width,), deep=self.deep)
+        require(least=1, layers=self.layers, heads=self.heads)
+        if self.width % self.heads:
+            raise UserError(f"heads: {self.heads} do not divide width {self.width}; take a divisor")
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return AutoInt(schema, self, rule=rule, seed=seed)
+
+
+class AutoInt(nn.Module):
+    """Features that attend to one another, and an MLP beside them (AutoInt+, arXiv 1810.11921)."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, config.dim, rule, seed)
+        sizes = [config.dim, *[config.width] * config.layers]
+        self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
+        self.deep = MLP(self.vectors.features * config.dim, config.deep) if config.deep else None
+        self.head = Linear(
+            self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema)
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        vectors_BFD = x = self.vectors(batch)
+        for layer in self.attention:
+            x = layer(x)
+        return self.head(x.flatten(1), *([self.deep(vectors_BFD.flatten(1))] if self.deep else []))
+
+
+class _Attention(nn.Module):
+    """relu(attention + W x) over the features of an example (equations 5 to 8); the scores are not scaled there."""
+
+    def __init__(self, inputs: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkvr = Linear(inputs, 4 * width, bias=False)
+
+    def forward(self, x_BFD: Tensor) -> Tensor:
+        size, features, _ = x_BFD.shape
+        projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value, rest = projected
+        found = F.scaled_dot_product_attention(query, key, value, scale=1.0) + rest
+        return found.transpose(1, 2).flatten(2).relu()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+from sparrow.data.schema import Schema
+from sparrow.interactions import FactorizationMachine
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.models._inputs import Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. deep: hidden sizes of the MLP."""
+
+    dim: int = 16
+    deep: tuple[int, ...] = (128, 64)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), deep=self.deep)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return DeepFM(schema, self, rule=rule, seed=seed)
+
+
+class DeepFM(nn.Module):
+    """A factorization machine beside an MLP that reads the same vectors (arXiv 1703.04247).
+
+    With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all of them.
+    """
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed)
+        self.machine = FactorizationMachine(tasks(schema))
+        self.deep = MLP(self.vectors.features * self.vectors.dim, config.deep)
+        self.head = Linear(self.deep.out_features, tasks(schema), bias=False)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        vectors_BFD = self.vectors(batch)
+        return self.machine(vectors_BFD) + self.head(self.deep(vectors_BFD.flatten(1)))

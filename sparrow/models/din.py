@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch, Jagged, UserError
+from sparrow.core.errors import suggest
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes
+from sparrow.models._inputs import tables_for, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. attention, deep: hidden sizes of the MLPs that weigh an id and that predict.
+
+    pairs: list -> the candidate's column that weighs its ids; unless told, each list whose table has an id column.
+    """
+
+    dim: int = 16
+    attention: tuple[int, ...] = (32,)
+    deep: tuple[int, ...] = (128, 64)
+    pairs: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), attention=self.attention, deep=self.deep)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return DIN(schema, self, rule=rule, seed=seed)
+
+
+class DIN(nn.Module):
+    """Lists summed with weights that depend on the candidate, beside the other features (DIN, arXiv 1706.06978).
+
+    As in the paper the weights are no softmax: many alike ids count more than one. What depends on the candidate is
+    not the same for the samples of a dedup group, so lists are expanded before they are weighed. UserError for a log
+    without a list to weigh.
+    """
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        columns = schema.columns
+        one = {columns[name].table: name for name in reversed(schema.sparse) if columns[name].kind == "categorical"}
+        lists = [name for name in schema.sparse if columns[name].kind == "list"]
+        self.pairs = config.pairs or {name: one[columns[name].table] for name in lists if columns[name].table in one}
+        for name, candidate in self.pairs.items():
+            if name not in lists:
+                raise UserError(f"model.pairs: no list {name!r}{suggest(name, lists)}")
+            if candidate not in one.values():
+                raise UserError(f"model.pairs.{name}: no id column {candidate!r}{suggest(candidate, one.values())}")
+        if not self.pairs:
+            raise UserError("model: no list shares its table with an id column; name some as model.pairs, or use dlrm")
+        self.tables = tables_for(schema, config.dim, rule, seed, sequences=self.pairs)
+        self.attention = nn.ModuleList(MLP(4 * config.dim, config.attention) for _ in self.pairs)
+        self.weights = nn.ModuleList(Linear(one.out_features, 1) for one in self.attention)  # type: ignore[arg-type]
+        self.numeric = NumericEmbedding(len(schema.dense), config.dim)
+        self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep)
+        self.head = Linear(self.deep.out_features, tasks(schema))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        found = self.tables(batch.ids)
+        for place, (name, candidate) in enumerate(self.pairs.items()):
+            found[name] = self._weighed(found[name].expanded(), found[candidate], place)
+        wide, narrow = self.numeric(batch.dense_BC, torch.cat(list(found.values()), 1))
+        return self.head(self.deep(narrow, self.numeric.fold) if len(self.deep.layers) else self.deep(wide))
+
+    def _weighed(self, listed: Jagged, candidate_BD: Tensor, place: int) -> Tensor:
+        """Sum of a list's vectors, each times its weight: [B, D]."""
+        row_N = torch.arange(len(candidate_BD), device=candidate_BD.device).repeat_interleave(listed.lengths_B)
+        item_ND, candidate_ND = listed.values_N, candidate_BD[row_N]
+        both = torch.cat([item_ND, candidate_ND, item_ND - candidate_ND, item_ND * candidate_ND], 1)
+        weight_N1 = self.weights[place](self.attention[place](both))
+        if listed.weights_N is not None:
+            weight_N1 = weight_N1 * listed.weights_N[:, None]
+        return torch.zeros_like(candidate_BD).index_add(0, row_N, (item_ND * weight_N1).to(candidate_BD.dtype))

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+from sparrow.data.schema import Schema
+from sparrow.interactions import FactorizationMachine
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import require_sizes
+from sparrow.models._inputs import Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of the vectors whose dot products are the pairs' weights."""
+
+    dim: int = 16
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,))
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return FM(schema, self, rule=rule, seed=seed)
+
+
+class FM(nn.Module):
+    """Factorization machine (Rendle 2010): each label has vectors and weights of its own, side by side in a table."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed)
+        self.machine = FactorizationMachine(tasks(schema))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        return self.machine(self.vectors(batch))

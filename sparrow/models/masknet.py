@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+from sparrow.core.errors import require
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.models._inputs import Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. blocks, width: mask blocks and their output. reduction: how many times as wide as its
+    mask the layer is that a mask comes from. deep: hidden sizes of the MLP behind parallel blocks.
+
+    structure: "parallel" blocks all read the features, "serial" ones each what the one before gives.
+    """
+
+    dim: int = 16
+    blocks: int = 3
+    width: int = 64
+    reduction: float = 1.0
+    deep: tuple[int, ...] = (64,)
+    structure: Literal["parallel", "serial"] = "parallel"
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), width=(self.width,), deep=self.deep)
+        require(least=1, blocks=self.blocks)
+        require(above=0, reduction=self.reduction)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return MaskNet(schema, self, rule=rule, seed=seed)
+
+
+class MaskNet(nn.Module):
+    """Layers whose inputs are multiplied with masks made of all features (MaskNet, arXiv 2102.07619)."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, config.dim, rule, seed)
+        self.norm = nn.LayerNorm(config.dim)
+        features, self.is_parallel = self.vectors.features * config.dim, config.structure == "parallel"
+        inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]
+        self.blocks = nn.ModuleList(_Block(features, size, config) for size in inputs)
+        self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep)
+        self.head = Linear(self.deep.out_features, tasks(schema))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        vectors_BFD = self.vectors(batch)
+        features, x = vectors_BFD.flatten(1), self.norm(vectors_BFD).flatten(1)
+        if self.is_parallel:
+            x = torch.cat([block(features, x) for block in self.blocks], 1)
+        else:
+            for block in self.blocks:
+                x = block(features, x)
+        return self.head(self.deep(x))
+
+
+class _Block(nn.Module):
+    """relu(norm(W (x * mask))), the mask by two layers from the features (section 3.3, equations 5 to 8)."""
+
+    def __init__(self, features: int, inputs: int, config: Config) -> None:
+        super().__init__()
+        self.aggregate = MLP(features, [max(1, round(inputs * config.reduction))])
+        self.project = Linear(self.aggregate.out_features, inputs)
+        self.hidden, self.norm = Linear(inputs, config.width, bias=False), nn.LayerNorm(config.width)
+
+    def forward(self, features: Tensor, x: Tensor) -> Tensor:
+        mask = self.project(self.aggregate(features))
+        return self.norm(self.hidden(to_compute(x) * mask)).relu()

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.models import ple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """MMoE (Ma et al., KDD 2018): one level of `experts` that all labels share, a gate and a tower for each label.
+
+    That is `ple` with one level and no expert of a label alone. The rest is as there.
+    """
+
+    dim: int = 16
+    experts: int = 4
+    expert: tuple[int, ...] = (64,)
+    tower: tuple[int, ...] = (32,)
+
+    def __post_init__(self) -> None:
+        self._as_ple()
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return self._as_ple().build(schema, rule, seed)
+
+    def _as_ple(self) -> ple.Config:
+        return ple.Config(dim=self.dim, shared=self.experts, own=0, levels=1, expert=self.expert, tower=self.tower)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+from sparrow.core.errors import require
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.models._inputs import Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. shared, own: experts of all labels, and of each label alone, in each level.
+
+    levels: layers of experts. expert, tower: sizes of an expert's MLP and of the MLP of each label behind them.
+    """
+
+    dim: int = 16
+    shared: int = 2
+    own: int = 2
+    levels: int = 2
+    expert: tuple[int, ...] = (64,)
+    tower: tuple[int, ...] = (32,)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), expert=self.expert, tower=self.tower)
+        require(least=1, shared=self.shared, levels=self.levels)
+        require(least=0, own=self.own)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return PLE(schema, self, rule=rule, seed=seed)
+
+
+class PLE(nn.Module):
+    """Experts that labels share or have alone, mixed for each label by a gate (PLE; Tang et al., RecSys 2020)."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, config.dim, rule, seed)
+        labels, size = tasks(schema), self.vectors.features * config.dim
+        self.levels = nn.ModuleList()
+        for level in range(config.levels):
+            self.levels.append(_Level(size, labels, config, is_last=level == config.levels - 1))
+            size = config.expert[-1] if config.expert else size
+        self.towers = nn.ModuleList(MLP(size, config.tower) for _ in range(labels))
+        self.heads = nn.ModuleList(Linear(tower.out_features, 1) for tower in self.towers)  # type: ignore[arg-type]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        x = self.vectors(batch).flatten(1)
+        streams = [x] * (len(self.towers) + 1)  # of each label, and what all share
+        for level in self.levels:
+            streams = level(streams)
+        return torch.cat([head(tower(x)) for head, tower, x in zip(self.heads, self.towers, streams, strict=False)], 1)
+
+
+class _Level(nn.Module):
+    """CGC (section 4.1): a label's gate mixes its own experts and the shared ones, the shared gate all of them."""
+
+    def __init__(self, inputs: int, labels: int, config: Config, *, is_last: bool) -> None:
+        super().__init__()
+        counts = [config.own] * labels + [config.shared]
+        self.experts = nn.ModuleList(nn.ModuleList(MLP(inputs, config.expert) for _ in range(n)) for n in counts)
+        mixed = [config.own + config.shared] * labels + ([] if is_last else [config.own * labels + config.shared])
+        self.gates = nn.ModuleList(Linear(inputs, n) for n in mixed)
+
+    def forward(self, streams: list[Tensor]) -> list[Tensor]:
+        found = [[expert(x) for expert in experts] for experts, x in zip(self.experts, streams, strict=True)]  # type: ignore[attr-defined]
+        everything = [expert for experts in found for expert in experts]
+        mixed = []
+        for place, (gate, x) in enumerate(zip(self.gates, streams, strict=False)):
+            experts = everything if place == len(found) - 1 else [*found[place], *found[-1]]
+            share_BX = gate(x).float().softmax(1)
+            mixed.append((torch.stack(experts, 2) * share_BX[:, None]).sum(2))
+        return mixed

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch, UserError
+from sparrow.core.errors import require, suggest
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.models._inputs import pooled, tables_for, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a vector. bottom: hidden sizes of the dense columns' MLP. layers: l. n_f, n_l: vectors that a layer's FM
+    block and its linear block give. k: of the low-rank product. mlp, top: hidden sizes of FM blocks and of the head.
+
+    several: table -> vectors that an id of it has, for important features. projection: Y of the low-rank product is
+    learned ("linear") or an MLP's output for each example ("attentive"), from `compressed` vectors.
+    """
+
+    dim: int = 16
+    bottom: tuple[int, ...] = (64,)
+    layers: int = 2
+    n_f: int = 8
+    n_l: int = 8
+    k: int = 8
+    mlp: tuple[int, ...] = (128,)
+    top: tuple[int, ...] = (64,)
+    several: dict[str, int] = field(default_factory=dict)
+    projection: Literal["attentive", "linear"] = "attentive"
+    compressed: int = 4
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), bottom=self.bottom, mlp=self.mlp, top=self.top)
+        require(least=1, layers=self.layers, n_f=self.n_f, n_l=self.n_l, k=self.k, compressed=self.compressed)
+        for name, count in self.several.items():
+            require(least=1, **{f"several.{name}": count})
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return Wukong(schema, self, rule=rule, seed=seed)
+
+    def vectors(self, schema: Schema) -> int:
+        """n_0, the vectors that the first layer reads."""
+        found = sum(self.several.get(str(schema.columns[name].table), 1) for name in schema.sparse)
+        return found + bool(schema.dense)
+
+    def flops(self, schema: Schema) -> int:
+        """Floating-point operations of the matrix products of one example, forward: two for each multiply-add."""
+
+        def mlp(*sizes: int) -> int:
+            return sum(a * b for a, b in itertools.pairwise(sizes))
+
+        dim, n, wide = self.dim, self.vectors(schema), self.n_f + self.n_l
+        count = mlp(len(schema.dense), *self.bottom, dim) if schema.dense else 0
+        for _ in range(self.layers):
+            count += 2 * n * dim * self.k + mlp(n * self.k, *self.mlp, self.n_f * dim) + self.n_l * n * dim
+            count += wide * n * dim if n != wide else 0
+            if self.projection == "attentive":
+                hidden = self.compressed * dim
+                count += self.compressed * n * dim + mlp(hidden, hidden, n * self.k)
+            n = wide
+        return 2 * (count + mlp(n * dim, *self.top, tasks(schema)))
+
+
+class Wukong(nn.Module):
+    """Stacked factorization machines: layer i has the orders 1 to 2^i of interactions (Wukong, arXiv 2403.02545)."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        for name in config.several:
+            if name not in schema.tables:
+                raise UserError(f"model.several: no table {name!r}{suggest(name, schema.tables)}")
+        self.dim = config.dim
+        self.tables = tables_for(schema, config.dim, rule, seed, several=config.several)
+        self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
+        sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
+        self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
+        self.top = MLP(sizes[-1] * config.dim, config.top)
+        self.head = Linear(self.top.out_features, tasks(schema))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        parts = [] if self.bottom is None else [self.bottom(batch.dense_BC)]
+        x_BND = torch.cat([to_compute(part) for part in (*parts, pooled(self.tables, batch))], 1).unflatten(
+            1, (-1, self.dim)
+        )
+        for layer in self.layers:
+            x_BND = layer(x_BND)
+        return self.head(self.top(x_BND.flatten(1)))
+
+
+class _Layer(nn.Module):
+    """norm(FM block and linear block side by side + residual), the norm over each vector (section 3.2)."""
+
+    def __init__(self, n: int, config: Config) -> None:
+        super().__init__()
+        self.fm = _FactorizationBlock(n, config)
+        self.linear = _Across(n, config.n_l)
+        wide = config.n_f + config.n_l
+        self.residual = _Across(n, wide) if n != wide else nn.Identity()
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        both = torch.cat([self.fm(x_BND), self.linear(x_BND)], 1)
+        return self.norm(both + self.residual(x_BND))
+
+
+class _Across(nn.Module):
+    """W X: vectors that are sums of vectors, [B, n, D] -> [B, m, D]."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(m, n) / n**0.5)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.weight.to(x_BND.dtype) @ x_BND
+
+
+class _FactorizationBlock(nn.Module):
+    """MLP(norm(X X^T Y)) as n_f vectors, X^T Y first: O(n k D), not O(n^2 D) (section 3.3 and 3.6)."""
+
+    def __init__(self, n: int, config: Config) -> None:
+        super().__init__()
+        self.k, self.dim = config.k, config.dim
+        self.is_linear = config.projection == "linear"
+        if self.is_linear:
+            self.y = nn.Parameter(torch.randn(n, config.k) / n**0.5)
+        else:
+            hidden = config.compressed * config.dim
+            self.compress, self.attention = _Across(n, config.compressed), MLP(hidden, [hidden])
+            self.project = Linear(hidden, n * config.k)
+        self.norm = nn.LayerNorm(n * config.k)
+        self.mlp = MLP(n * config.k, config.mlp)
+        self.out = Linear(self.mlp.out_features, config.n_f * config.dim)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        if self.is_linear:
+            y = self.y.to(x_BND.dtype)
+        else:
+            y = self.project(self.attention(self.compress(x_BND).flatten(1))).unflatten(1, (-1, self.k))
+            y = y.to(x_BND.dtype) / x_BND.shape[1] ** 0.5
+        product_BNK = x_BND @ (x_BND.transpose(1, 2) @ y)
+        return self.out(self.mlp(self.norm(product_BNK.flatten(1)))).unflatten(1, (-1, self.dim))

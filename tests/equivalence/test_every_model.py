@@ -1,0 +1,110 @@
+"""Every model: resumed = uninterrupted, dedup = expanded, sharded = single, compiled = eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.core import Batch
+from sparrow.core.config import Family
+from sparrow.data.schema import Column
+from sparrow.distributed import World
+from sparrow.losses import binary_cross_entropy
+from sparrow.training import Run, train
+from sparrow.training.restore import tables_of
+from tests.data.test_dedup import SCHEMA, made
+from tests.equivalence import cases
+from tests.equivalence.pool import Pool
+from tests.models.test_models import MODELS, batch, build
+from tests.training.test_loop import Kill, dies_at, same, tensors
+
+FAMILY = Family("sparrow.models")
+NAMES = FAMILY.names()
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clustered, with groups."""
+    place = tmp_path_factory.mktemp("sessions")
+    pq.write_table(made(200, 4), place / "log.parquet")
+    schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})
+    return data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out
+
+
+def settings(name: str, **more: Any) -> dict[str, Any]:
+    small = {"threads": 1, "data.batch_size": 60, "log.tensorboard": False, "data.shuffle": False, **more}
+    return {**small, "model.name": name, **({} if name == "logistic" else {"model.dim": 4})}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_is_uninterrupted(sessions: Path, tmp_path: Path, name: str) -> None:
+    """To the bit."""
+    runs = [
+        Run.of(str(sessions), settings(name, run_dir=str(tmp_path / place), **{"checkpoint.every": 3}))
+        for place in ("whole", "cut")
+    ]
+    whole = train(runs[0])
+    with pytest.raises(Kill):
+        train(runs[1], listener=dies_at(6))
+    cut = train(runs[1], resume=True)
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+    assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
+    """Logits and dense gradients to 1e-5: gradients of a row are added up over its samples first."""
+    dataset = data.open(sessions)
+    if FAMILY.name_of(config) == "wukong":
+        config = replace(config, several={})
+    model = build(config, dataset.schema)
+    for tables in tables_of(model):
+        tables.mode = "deferred"  # and never updated
+    for one, other in zip(dataset.loader(50, dedup="on"), dataset.loader(50, dedup="off"), strict=True):
+        assert one.ids.inverse_B and not other.ids.inverse_B
+        found = []
+        for form in (one, other):
+            model.zero_grad()
+            logits_BT = model(form)
+            binary_cross_entropy(logits_BT, form).backward()
+            found.append([logits_BT, *(p.grad for p in model.parameters())])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(float(b.detach().abs().max()), 1e-3))
+        break
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("name", NAMES)
+def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, name: str) -> None:
+    """With dedup between ranks; scores to 1e-5: gradients of shares of a batch are added up in another order."""
+    changes = settings(name, **{"data.dedup": "on", "sharding.plan": "table_row_wise", "tables.name": "sgd"})
+    got = ranks(2).run(cases.fit, str(sessions), str(tmp_path / "run"), changes, False)
+    before = torch.get_num_threads()
+    want = cases.fit(World(), str(sessions), str(tmp_path / "one"), {**changes, "data.dedup": "off"}, False)
+    torch.set_num_threads(before)
+    for score in ("logloss", "ne", "calibration"):
+        assert got[0]["results"]["valid"][score] == pytest.approx(want["results"]["valid"][score], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_compiled_is_eager(config: Any) -> None:
+    """Logits and dense gradients to 1e-5, for two sizes of batch."""
+    model, found = build(config), []
+    for run in (model, torch.compile(model, dynamic=True)):
+        found.append([])
+        for size in (64, 48):
+            example: Batch = batch(size)
+            model.zero_grad()
+            logits_BT = run(example)
+            binary_cross_entropy(logits_BT, example).backward()
+            found[-1] += [logits_BT.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(float(b.detach().abs().max()), 1e-3))
