@@ -251,6 +251,8 @@ class Trainer:
 
     def _judge(self, batch: Batch, scores_BT: Tensor) -> None:
         assert batch.labels_BT is not None
+        if not bool(scores_BT.isfinite().all()):
+            return  # of a step that is left out, and said to be; a sum that takes in a NaN stays one
         part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
         for metric in (self.progressive[part], self.window):
             metric.update(scores_BT[:, 0], batch.labels_BT[:, 0], batch.weights_B)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
 import os
 import random
 import signal
@@ -253,6 +254,7 @@ def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(DLRM, "forward", sometimes)
     result = train(make(prepared, tmp_path / "skip"))
     assert result["skipped_steps"] == 1
+    assert all(math.isfinite(window["ne"]) for window in result["progressive"])
     assert all(v.isfinite().all() for v in tensors(tmp_path / "skip").values())
     calls[0] = 0
     with pytest.raises(UserError, match="step 4: the loss or a gradient is not finite"):
