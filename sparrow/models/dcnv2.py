@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,6 +35,10 @@ class Config:
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep, bottom=self.bottom)
         require(least=1, cross_layers=self.cross_layers, rank=self.rank)
+
+    def larger(self) -> Config:
+        """The next size: one more cross layer, an MLP of twice the width."""
+        return replace(self, cross_layers=self.cross_layers + 1, deep=tuple(2 * size for size in self.deep))
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
         """The model for a log."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,11 @@ class Config:
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), bottom=self.bottom, top=self.top)
+
+    def larger(self) -> Config:
+        """The next size: MLPs of twice the width, the top one a layer deeper too."""
+        top = tuple(2 * size for size in self.top)
+        return replace(self, bottom=tuple(2 * size for size in self.bottom), top=(*top[:1], *top))
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
         """The model for a log."""

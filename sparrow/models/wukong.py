@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -45,6 +45,13 @@ class Config:
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
         """The model for a log."""
         return Wukong(schema, self, rule=rule, seed=seed)
+
+    def larger(self) -> Config:
+        """The next size: layers first, up to four, then n_f, n_l, k and the MLPs' widths together (section 5.2)."""
+        if self.layers < 4:
+            return replace(self, layers=self.layers + 1)
+        wide = tuple(2 * size for size in self.mlp)
+        return replace(self, n_f=2 * self.n_f, n_l=2 * self.n_l, k=2 * self.k, mlp=wide, compressed=2 * self.compressed)
 
     def vectors(self, schema: Schema) -> int:
         """n_0, the vectors that the first layer reads."""

@@ -1,0 +1,56 @@
+"""Train a family of growing models and draw quality against floating-point operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def scale(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN.toml...")],
+    /,
+    sizes: int = 4,
+    out: Path = Path("scale.png"),
+) -> None:
+    """Train a family of growing models and draw quality against floating-point operations.
+
+    Each size is a run of its own, RUN_DIR/size-0 and so on; what is trained already is kept, what was stopped goes on.
+    Several files, of models to be compared, are drawn together. Models that say how they grow: wukong (layers first,
+    then n_f, n_l, k and width together), dlrm and dcnv2 (width, then layers).
+
+    Args:
+        runs: Run files; each is the smallest size of its family.
+        sizes: How many sizes of each.
+        out: The picture.
+    """
+    from sparrow.cli import _show
+    from sparrow.core.errors import UserError, require
+    from sparrow.training import Run
+    from sparrow.training.scaling import Point, draw, law
+    from sparrow.training.scaling import scale as run
+    from sparrow.training.scaling import sizes as family_of
+
+    require(least=2, most=20, sizes=sizes)
+    if not runs:
+        raise UserError("scale: name a run file, the smallest of its family")
+    families = {}
+    for path in runs:
+        first = Run.load(path)
+        if first.run_dir in families:
+            raise UserError(f"{path}: writes to {first.run_dir}, as another file does; give it a run_dir of its own")
+        families[first.run_dir] = family_of(first, sizes)
+    found: dict[str, list[Point]] = {}
+    for name, each in families.items():
+        found[name] = run(each, lambda place: _show.err.print(f"training {place}", soft_wrap=True))
+        table = _show.Table(title=f"{name}: {found[name][0].family}", title_justify="left")
+        for header in ("size", "MFLOP an example", "dense weights", "NE", "AUC"):
+            table.add_column(header, justify="right")
+        for number, p in enumerate(found[name]):
+            table.add_row(str(number), f"{p.flops / 1e6:.3f}", f"{p.weights:,}", f"{p.ne:.4f}", f"{p.auc:.4f}")
+        _show.out.print(table)
+        a, b = law(found[name])
+        _show.out.print(f"NE = {a:.4g} * FLOP^{b:.5f}, by least squares; measured on {found[name][0].measured}")
+    if draw(found, out):
+        _show.out.print(f"{out}: the picture", soft_wrap=True)

@@ -1,0 +1,147 @@
+"""A family of growing models, trained one by one: quality against floating-point operations (Wukong's scaling law)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparrow import data
+from sparrow.core import Batch
+from sparrow.core.config import Family
+from sparrow.core.errors import UserError
+from sparrow.core.files import whole
+from sparrow.training import picture
+from sparrow.training.loop import train
+from sparrow.training.restore import restore, tables_of
+from sparrow.training.run import Run
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of a family. flops: of one example, forward, matrix products; ne: of what `measured` names."""
+
+    family: str
+    settings: dict[str, Any]
+    flops: float
+    weights: int
+    rows: int
+    ne: float
+    auc: float
+    measured: str
+
+
+def sizes(run: Run, count: int) -> list[Run]:
+    """The run and `count - 1` larger ones, each in a folder of its own below the run's.
+
+    UserError for a model that does not say how it grows.
+    """
+    name = Family("sparrow.models").name_of(run.model)
+    runs = []
+    model: Any = run.model
+    for size in range(count):
+        if not _grows(name):
+            known = filter(_grows, Family("sparrow.models").names())
+            raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
+        runs.append(replace(run, run_dir=f"{run.run_dir}/size-{size}", model=model))
+        model = model.larger()
+    return runs
+
+
+def _grows(name: str) -> bool:
+    return "larger" in vars(Family("sparrow.models").config(name, "model.name"))
+
+
+def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
+    """Train what is not trained yet, and measure all: on the valid part, or the last fifth of a stream without one.
+
+    A run that was stopped is taken up again. told: hears of each run that begins.
+    """
+    points = []
+    for run in runs:
+        place = Path(run.run_dir)
+        finished = _results(place)
+        if finished is None:
+            if told is not None:
+                told(run.run_dir)
+            finished = train(run, resume=(place / "checkpoints").is_dir())
+        points.append(_point(run, finished))
+    return points
+
+
+def law(points: Sequence[Point]) -> tuple[float, float]:
+    """(a, b) of NE = a * flops^b by least squares on the logarithms (the form of Wukong's figure 1).
+
+    UserError for fewer than two sizes.
+    """
+    x, y = (np.log([getattr(p, name) for p in points]) for name in ("flops", "ne"))
+    if len(set(x.tolist())) < 2:
+        raise UserError("scale: a law needs two sizes or more; give --sizes 2 or more")
+    b, log_a = np.polyfit(x, y, 1)
+    return math.exp(log_a), float(b)
+
+
+def flops(model: torch.nn.Module, batch: Batch) -> float:
+    """Floating-point operations of the matrix products that score an example of a batch."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(batch)
+    return counter.get_total_flops() / batch.batch_size
+
+
+def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
+    """NE over GFLOP an example, a line and its law for each family; False where matplotlib is not installed."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return False
+    with matplotlib.rc_context(picture.STYLE):
+        figure = Figure(figsize=(6.4, 4), layout="constrained")
+        axis = figure.subplots()
+        for name, points in families.items():
+            x = np.array([p.flops for p in points]) / 1e9
+            (line,) = axis.plot(x, [p.ne for p in points], "o", label=name)
+            a, b = law(points)
+            along = np.geomspace(x.min(), x.max(), 50)
+            law_text = f"{a * 1e9**b:.4g} x^{b:.4f}"
+            axis.plot(along, a * (along * 1e9) ** b, color=line.get_color(), linewidth=1, label=law_text)
+        axis.set_xscale("log")
+        axis.set_xlabel("GFLOP an example, forward")
+        axis.set_title("normalised entropy", loc="left")
+        axis.legend()
+        with whole(path) as partial:
+            figure.savefig(partial, dpi=130, format="png")
+    return True
+
+
+def _results(place: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((place / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return None if found["stopped_by"] else found
+
+
+def _point(run: Run, results: dict[str, Any]) -> Point:
+    found = restore(run.run_dir)
+    dataset = data.open(run.data.path)
+    part, measured = results["valid"], "valid"
+    if not dataset.rows("valid"):
+        if not results["progressive"]:
+            raise UserError(f"{run.run_dir}: neither a valid part nor progressive validation to measure by")
+        part, measured = results["progressive"][-1], "last fifth of the stream"
+    return Point(
+        family=Family("sparrow.models").name_of(run.model), settings=vars(run.model), measured=measured,
+        flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
+        weights=sum(p.numel() for p in found.model.parameters()),
+        rows=sum(record.spec.addressing.rows for one in tables_of(found.model) for record in one.all_records()),
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparrow import data
+from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.core.config import to_dict, write_toml
+from sparrow.models import dcnv2, deepfm, dlrm, wukong
+from sparrow.training import Run
+from sparrow.training.scaling import Point, law, scale, sizes
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("scaling")
+    data.generate(place / "log.parquet", rows=3000, users=50, items=30)
+    return data.prepare([place / "log.parquet"], place / "prepared").out
+
+
+def run_of(prepared: Path, place: Path, model: Any = None) -> Run:
+    small = wukong.Config(dim=4, layers=1, n_f=2, n_l=2, k=2, mlp=(8,), top=(8,), bottom=(8,), compressed=1)
+    changes = {"run_dir": str(place), "data.batch_size": 200, "threads": 1, "log.tensorboard": False}
+    return Run.of(str(prepared), {**changes, "model": to_dict(model or small) | {"name": "wukong"}})
+
+
+def point(flops: float, ne: float) -> Point:
+    return Point("wukong", {}, flops, 1, 1, ne, 0.5, "valid")
+
+
+def test_the_law_of_points_that_obey_one() -> None:
+    a, b = law([point(x, 0.9956 * x**-0.00071) for x in np.geomspace(1e8, 1e11, 7)])
+    assert (a, b) == (pytest.approx(0.9956), pytest.approx(-0.00071))
+    with pytest.raises(UserError, match="two sizes or more"):
+        law([point(1e9, 0.9)])
+
+
+def test_families_grow(prepared: Path, tmp_path: Path) -> None:
+    models: list[Any] = [run.model for run in sizes(run_of(prepared, tmp_path / "w"), 6)]
+    assert [m.layers for m in models] == [1, 2, 3, 4, 4, 4]
+    assert [m.n_f for m in models] == [2, 2, 2, 2, 4, 8] == [m.n_l for m in models] == [m.k for m in models]
+    schema = data.open(prepared).schema
+    flops = [m.flops(schema) for m in models]
+    assert flops == sorted(flops) and len(set(flops)) == 6
+    assert dlrm.Config(top=(8, 4)).larger().top == (16, 16, 8)
+    assert dcnv2.Config(deep=(8,), cross_layers=2).larger() == dcnv2.Config(deep=(16,), cross_layers=3)
+    run = Run.of(str(prepared), {"model.name": "deepfm"})
+    assert isinstance(run.model, deepfm.Config)
+    with pytest.raises(UserError, match="'deepfm' does not say how it grows; use one of dcnv2, dlrm, wukong"):
+        sizes(run, 2)
+
+
+def test_sizes_are_trained_once_and_counted_right(prepared: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    runs = sizes(run_of(prepared, tmp_path / "w"), 2)
+    points = scale(runs, told.append)
+    schema = data.open(prepared).schema
+    for run, found in zip(runs, points, strict=True):
+        model: Any = run.model
+        assert found.flops == model.flops(schema)
+        assert found.measured == "valid" and 0 < found.ne < 2 and found.weights > 0
+    assert told == [run.run_dir for run in runs]
+    assert scale(runs, told.append) == points and len(told) == 2
+
+
+def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_text(write_toml(to_dict(run_of(prepared, Path("w")))))
+    assert main(["scale", "w.toml", "--sizes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "MFLOP an example" in said and "NE = " in said
+    assert Path("scale.png").stat().st_size > 5000
+    assert main(["scale", "w.toml", "w.toml"]) == 2
+    assert "writes to w, as another file does" in capsys.readouterr().err
