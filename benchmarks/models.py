@@ -6,8 +6,8 @@
 Globo: every row is predicted before it is trained on, the last fifth counts; settings of `recipes/globo.toml`, the
 model's of its own Globo recipe or else its defaults. census_kdd (split at random) and ML-100k (four stars or more,
 split at random): all defaults, the test part. A cell (log, model, seed) is a process of its own and is kept in
---cells, so that a stopped run goes on where it was. Two threads; examples/s of training, the first 20 steps left out, of
-the fastest seed: the machines are shared.
+--cells, so that a stopped run goes on where it was. Two threads; examples/s of training, the first 20 steps left out,
+of the fastest seed: the machines are shared.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def cell(log: Path, name: str, model: str, seed: int, cells: Path) -> dict[str, 
     if not kept.exists():
         program = [sys.executable, "-W", "ignore", __file__, "--cell", name, str(log), model, str(seed)]
         done = subprocess.run(program, capture_output=True, text=True, check=False)
-        if done.returncode and "UserError" not in done.stderr:
+        if done.returncode and "UserError: model" not in done.stderr:
             sys.exit(f"{name}, {model}, seed {seed}: {done.stderr[-2000:]}")
         kept.write_text(done.stdout.splitlines()[-1] if not done.returncode else "null")
     found: dict[str, Any] | None = json.loads(kept.read_text())

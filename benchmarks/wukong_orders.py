@@ -6,8 +6,9 @@
 27 id columns of 8 values, each value with a hidden vector of two numbers. A click's logit is 2.5 times a sum of
 products of dot products of hidden vectors, of unit variance: pairs (order 2), products of two pairs (4) or of four (8).
 Wukong of dim 16, n_f = n_l = 8, k = 8 with 1 to 3 layers sees each row once; NE of 50,000 rows that come after, and of
-the true probabilities (the limit). A layer has orders up to 2, two up to 4, three up to 8. Then Wukong, DLRM and DCNv2
-grow (`Config.larger`) over a factor of 30 in FLOP on order 4, and their NE at equal FLOP is read off the fitted laws.
+the true probabilities (the limit). With the linear projection that is used there, and but for norms and ReLUs, a layer
+has orders up to 2, two up to 4, three up to 8. Then Wukong, DLRM and DCNv2 grow (`Config.larger`) over a factor of 30
+in FLOP on order 4, and their NE at equal FLOP, within what all have, is read off the fitted laws.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def depth(rows: int, seeds: int) -> None:
     for order in (2, 4, 8):
         cells, limits = {}, []
         for layers in (1, 2, 3):
-            config = wukong.Config(layers=layers, n_f=8, n_l=8, k=8, mlp=(128,), top=(64,))
+            config = wukong.Config(layers=layers, n_f=8, n_l=8, k=8, mlp=(128,), top=(64,), projection="linear")
             each = [trained(config, order, seed, rows) for seed in range(seeds)]
             cells[layers] = [point.ne for point, _ in each]
             limits += [limit for _, limit in each]
@@ -143,11 +144,16 @@ def families(rows: int, seeds: int, sizes: int) -> None:
             means[name].append(Point(name, {}, each[0].flops, each[0].weights, 0, statistics.mean(ne), 0, ""))
             config = config.larger()
     span = max(p.flops for p in means["wukong"]) / min(p.flops for p in means["wukong"])
-    at = max(p.flops for p in means["wukong"])
-    print(f"TARGET span of compute: {span:.0f} times (goal 30) {'met' if span >= 30 else 'missed'}")
+    at = min(max(p.flops for p in points) for points in means.values())  # within what all have
+    found = {}
     for name, points in means.items():
         a, b = law(points)
-        print(f"{name}: NE = {a:.4g} * FLOP^{b:.4f}; at {at / 1e6:.1f} MFLOP {a * at**b:.4f}")
+        found[name] = a * at**b
+        print(f"{name}: NE = {a:.4g} * FLOP^{b:.4f}; at {at / 1e6:.2f} MFLOP {found[name]:.4f}")
+    others = min(found["dlrm"], found["dcnv2"])
+    print(f"TARGET span of compute: {span:.0f} times (goal 30) {'met' if span >= 30 else 'missed'}")
+    met = "met" if found["wukong"] < others else "missed"
+    print(f"TARGET Wukong at equal FLOP: NE {found['wukong']:.4f} against {others:.4f} (goal: lower) {met}")
 
 
 def main() -> None:

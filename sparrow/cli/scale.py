@@ -18,7 +18,7 @@ def scale(
 
     Each size is a run of its own, RUN_DIR/size-0 and so on; what is trained already is kept, what was stopped goes on.
     Several files, of models to be compared, are drawn together. Models that say how they grow: wukong (layers first,
-    then n_f, n_l, k and width together), dlrm and dcnv2 (width, then layers).
+    then n_f, n_l, k and width together), dlrm and dcnv2 (width and a layer in each step).
 
     Args:
         runs: Run files; each is the smallest size of its family.
@@ -33,6 +33,8 @@ def scale(
     from sparrow.training.scaling import sizes as family_of
 
     require(least=2, most=20, sizes=sizes)
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"--out: no folder {out.resolve().parent}; make it first")
     if not runs:
         raise UserError("scale: name a run file, the smallest of its family")
     families = {}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class FactorizationMachine(nn.Module):
     """A weight for each feature and a dot product for each pair, summed: [B, F, tasks * (D + 1)] -> [B, tasks].
 
-    A task's part of a vector is D numbers for the pairs and the weight behind them. The pairs cost O(F D):
+    A task's part of a vector is D numbers for the pairs and the weight behind them, times D^0.5. The pairs cost O(F D):
     ((sum v)^2 - sum v^2) / 2 (Rendle 2010, Factorization Machines, lemma 3.1).
     """
 
@@ -19,5 +19,7 @@ class FactorizationMachine(nn.Module):
         """Logits [B, tasks]."""
         each_BFTX = vectors_BFX.unflatten(2, (len(self.bias_T), -1)).float()
         v_BFTD, weight_BFT = each_BFTX[..., :-1], each_BFTX[..., -1]
+        # row-wise AdaGrad has one sum of squares for all of them: unscaled, the weight's gradient would slow the others
+        weight_BFT = weight_BFT * v_BFTD.shape[-1] ** -0.5
         pairs_BT = (v_BFTD.sum(1).square() - v_BFTD.square().sum(1)).sum(2) / 2
         return weight_BFT.sum(1) + pairs_BT + self.bias_T

@@ -63,12 +63,13 @@ class _Attention(nn.Module):
 
     def __init__(self, inputs: int, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.size = heads, width // heads
         self.qkvr = Linear(inputs, 4 * width, bias=False)
+        nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four layers of their own
 
     def forward(self, x_BFD: Tensor) -> Tensor:
         size, features, _ = x_BFD.shape
-        projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, -1).permute(2, 0, 3, 1, 4)
+        projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, self.size).permute(2, 0, 3, 1, 4)
         query, key, value, rest = projected
         found = F.scaled_dot_product_attention(query, key, value, scale=1.0) + rest
         return found.transpose(1, 2).flatten(2).relu()

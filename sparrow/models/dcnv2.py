@@ -37,8 +37,9 @@ class Config:
         require(least=1, cross_layers=self.cross_layers, rank=self.rank)
 
     def larger(self) -> Config:
-        """The next size: one more cross layer, an MLP of twice the width."""
-        return replace(self, cross_layers=self.cross_layers + 1, deep=tuple(2 * size for size in self.deep))
+        """The next size: one more cross layer, its rank and the MLP's width doubled."""
+        deep, rank = tuple(2 * size for size in self.deep), self.rank and 2 * self.rank
+        return replace(self, cross_layers=self.cross_layers + 1, rank=rank, deep=deep)
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
         """The model for a log."""

@@ -36,27 +36,31 @@ class Config:
 class DIN(nn.Module):
     """Lists summed with weights that depend on the candidate, beside the other features (DIN, arXiv 1706.06978).
 
-    As in the paper the weights are no softmax: many alike ids count more than one. What depends on the candidate is
-    not the same for the samples of a dedup group, so lists are expanded before they are weighed. UserError for a log
+    As in the paper the weights are no softmax: many alike ids count more than one. They begin near 1, as a sum would;
+    the column's own pooling does not count. What depends on the candidate is not the same for the samples of a dedup
+    group, so lists are expanded before they are weighed. UserError for a log
     without a list to weigh.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         columns = schema.columns
-        one = {columns[name].table: name for name in reversed(schema.sparse) if columns[name].kind == "categorical"}
+        single = [name for name in schema.sparse if columns[name].kind == "categorical"]
+        one = {columns[name].table: name for name in reversed(single)}
         lists = [name for name in schema.sparse if columns[name].kind == "list"]
         self.pairs = config.pairs or {name: one[columns[name].table] for name in lists if columns[name].table in one}
         for name, candidate in self.pairs.items():
             if name not in lists:
                 raise UserError(f"model.pairs: no list {name!r}{suggest(name, lists)}")
-            if candidate not in one.values():
-                raise UserError(f"model.pairs.{name}: no id column {candidate!r}{suggest(candidate, one.values())}")
+            if candidate not in single:
+                raise UserError(f"model.pairs.{name}: no id column {candidate!r}{suggest(candidate, single)}")
         if not self.pairs:
             raise UserError("model: no list shares its table with an id column; name some as model.pairs, or use dlrm")
         self.tables = tables_for(schema, config.dim, rule, seed, sequences=self.pairs)
         self.attention = nn.ModuleList(MLP(4 * config.dim, config.attention) for _ in self.pairs)
         self.weights = nn.ModuleList(Linear(one.out_features, 1) for one in self.attention)  # type: ignore[arg-type]
+        for weight in self.weights:
+            nn.init.ones_(weight.bias)  # type: ignore[arg-type]
         self.numeric = NumericEmbedding(len(schema.dense), config.dim)
         self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep)
         self.head = Linear(self.deep.out_features, tasks(schema))

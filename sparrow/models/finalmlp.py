@@ -30,7 +30,9 @@ class Config:
         require_sizes(dim=(self.dim,), first=self.first, second=self.second, gates=self.gates)
         require(least=1, heads=self.heads)
         for name, sizes in (("first", self.first), ("second", self.second)):
-            if not sizes or sizes[-1] % self.heads:
+            if not sizes:
+                raise UserError(f"{name}: empty; give each of the two MLPs a size or more")
+            if sizes[-1] % self.heads:
                 raise UserError(f"heads: {self.heads} do not divide the last size of {name}; take a divisor")
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
@@ -41,7 +43,8 @@ class Config:
 class FinalMLP(nn.Module):
     """Two MLPs with inputs weighed apart, and a bilinear form of both (FinalMLP, arXiv 2304.00902).
 
-    Each gate is made of one learned vector, the paper's choice where no features are named for it (section 3.2).
+    Each gate is made of one learned vector, the paper's choice where no features are named for it (section 3.2). It is
+    the same for all examples: another path for the gradient, not another function.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:

@@ -17,7 +17,7 @@ from sparrow.models._inputs import Vectors, tasks
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """dim: of a feature's vector. blocks, width: mask blocks and their output. reduction: how many times as wide as its
-    mask the layer is that a mask comes from. deep: hidden sizes of the MLP behind parallel blocks.
+    mask the layer is that a mask comes from. deep: hidden sizes of the MLP behind the blocks.
 
     structure: "parallel" blocks all read the features, "serial" ones each what the one before gives.
     """

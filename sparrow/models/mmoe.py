@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models import ple
@@ -22,6 +23,7 @@ class Config:
     tower: tuple[int, ...] = (32,)
 
     def __post_init__(self) -> None:
+        require(least=1, experts=self.experts)
         self._as_ple()
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:

@@ -77,13 +77,15 @@ class Config:
 
 
 class Wukong(nn.Module):
-    """Stacked factorization machines: layer i has the orders 1 to 2^i of interactions (Wukong, arXiv 2403.02545)."""
+    """Stacked factorization machines: layer i reaches order 2^i and more (Wukong, arXiv 2403.02545)."""
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         for name in config.several:
             if name not in schema.tables:
                 raise UserError(f"model.several: no table {name!r}{suggest(name, schema.tables)}")
+        if not config.vectors(schema):
+            raise UserError("model: this log has no feature; make some numeric, categorical or list")
         self.dim = config.dim
         self.tables = tables_for(schema, config.dim, rule, seed, several=config.several)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparrow import data
+from sparrow import checkpoint, data
 from sparrow.core import Batch
-from sparrow.core.config import Family
+from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.training import picture
-from sparrow.training.loop import train
+from sparrow.training.loop import resolved, train
 from sparrow.training.restore import restore, tables_of
 from sparrow.training.run import Run
 
@@ -53,7 +53,10 @@ def sizes(run: Run, count: int) -> list[Run]:
             known = filter(_grows, Family("sparrow.models").names())
             raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
         runs.append(replace(run, run_dir=f"{run.run_dir}/size-{size}", model=model))
-        model = model.larger()
+        larger = model.larger()
+        if larger == model:
+            raise UserError(f"model.name: {name!r} without hidden layers cannot grow; give it some")
+        model = larger
     return runs
 
 
@@ -69,11 +72,14 @@ def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
     points = []
     for run in runs:
         place = Path(run.run_dir)
+        _check_same(run, place)
         finished = _results(place)
         if finished is None:
             if told is not None:
                 told(run.run_dir)
             finished = train(run, resume=(place / "checkpoints").is_dir())
+        if finished["stopped_by"]:
+            raise UserError(f"{place}: stopped by {finished['stopped_by']}; the same command goes on from there")
         points.append(_point(run, finished))
     return points
 
@@ -123,6 +129,21 @@ def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
     return True
 
 
+def _check_same(run: Run, place: Path) -> None:
+    """UserError when a folder holds a run of other settings, or of another log."""
+    if not (place / "run.toml").is_file():
+        return
+    dataset = data.open(run.data.path)
+    before, now = (flatten(to_dict(one)) for one in (Run.load(place / "run.toml"), resolved(run, dataset)))
+    for name in before.keys() | now.keys():
+        if name != "threads" and before.get(name) != now.get(name):
+            what = f"{name} {before.get(name)!r}, it is {now.get(name)!r} now"
+            raise UserError(f"{place}: was trained with {what}; delete it or give another run_dir")
+    saved = checkpoint.latest(place / "checkpoints")
+    if saved is not None and checkpoint.load(place / "checkpoints", saved).state.get("data") != dataset.fingerprint:
+        raise UserError(f"{place}: was trained on another log than {dataset.path}; delete it or give another run_dir")
+
+
 def _results(place: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads((place / "results.json").read_text(encoding="utf-8"))
@@ -132,7 +153,7 @@ def _results(place: Path) -> dict[str, Any] | None:
 
 
 def _point(run: Run, results: dict[str, Any]) -> Point:
-    found = restore(run.run_dir)
+    found = restore(run.run_dir, device="cpu")  # where the counted batch is
     dataset = data.open(run.data.path)
     part, measured = results["valid"], "valid"
     if not dataset.rows("valid"):
@@ -141,7 +162,8 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
         part, measured = results["progressive"][-1], "last fifth of the stream"
     return Point(
         family=Family("sparrow.models").name_of(run.model), settings=vars(run.model), measured=measured,
-        flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
+        flops=flops(found.model, dataset.first(64)),
+        ne=math.nan if part["ne"] is None else part["ne"], auc=math.nan if part["auc"] is None else part["auc"],
         weights=sum(p.numel() for p in found.model.parameters()),
         rows=sum(record.spec.addressing.rows for one in tables_of(found.model) for record in one.all_records()),
     )  # fmt: skip

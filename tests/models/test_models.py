@@ -175,6 +175,14 @@ def test_without_dense_columns(config: object) -> None:
 
 
 @pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_a_batch_without_rows(config: object) -> None:
+    """What a rank may get of a log's last batch."""
+    loss = loss_of(build(config), batch(0))
+    loss.backward()
+    assert loss.item() == 0
+
+
+@pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_sample_weights(config: object) -> None:
     model, whole = build(config), batch(64)
     weights_B = torch.zeros(64)

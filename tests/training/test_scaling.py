@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def test_sizes_are_trained_once_and_counted_right(prepared: Path, tmp_path: Path
         assert found.measured == "valid" and 0 < found.ne < 2 and found.weights > 0
     assert told == [run.run_dir for run in runs]
     assert scale(runs, told.append) == points and len(told) == 2
+    others = [dataclasses.replace(run, seed=7) for run in runs]
+    with pytest.raises(UserError, match="size-0: was trained with seed 0, it is 7 now; delete it"):
+        scale(others)
 
 
 def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
