@@ -290,7 +290,7 @@ def test_dlrm_has_the_losses_of_its_first_authors() -> None:
 def test_forward_is_torchrecs() -> None:
     """DLRM and MLPerf's DLRM-DCNv2, with its weights."""
     pytest.importorskip("torchrec", reason="torchrec is not installed (see benchmarks/README.md)")
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
     from torchrec.models.dlrm import DLRM, DLRM_DCN
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -298,7 +298,7 @@ def test_forward_is_torchrecs() -> None:
     names = list(SCHEMA.sparse)
     for is_dcn in (False, True):
         torch.manual_seed(1)
-        pooling = {"item": "SUM", "user": "SUM", "history": "MEAN"}
+        pooling = {"item": PoolingType.SUM, "user": PoolingType.SUM, "history": PoolingType.MEAN}
         bags = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(name=n, embedding_dim=8, num_embeddings=30, feature_names=[n], pooling=pooling[n])
@@ -326,7 +326,12 @@ def test_forward_is_torchrecs() -> None:
         top = ours.deep if is_dcn else ours.top
         for mine, other in zip([*ours.bottom.layers, *top.layers, ours.head], layers, strict=True):
             mine.weight.data, mine.bias.data = other.weight.data, other.bias.data
-        if is_dcn:
+        if not is_dcn:  # its pairs are in the order of the upper triangle
+            theirs_at = {pair: i for i, pair in enumerate(itertools.combinations(range(4), 2))}
+            order = [theirs_at[j, i] for i in range(4) for j in range(i)]
+            first = ours.top.layers[0].weight
+            first.data = torch.cat([first.data[:, :8], first.data[:, 8:][:, order]], 1)
+        else:
             cross = theirs.inter_arch.crossnet
             for i in range(3):
                 ours.cross.weights[2 * i].data = cross.V_kernels[i].data
