@@ -104,7 +104,7 @@ def flops(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
-    """NE over GFLOP an example, a line and its law for each family; False where matplotlib is not installed."""
+    """NE over MFLOP an example, a line and its law for each family; False where matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -114,14 +114,16 @@ def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         axis = figure.subplots()
         for name, points in families.items():
-            x = np.array([p.flops for p in points]) / 1e9
+            x = np.array([p.flops for p in points]) / 1e6
             (line,) = axis.plot(x, [p.ne for p in points], "o", label=name)
             a, b = law(points)
             along = np.geomspace(x.min(), x.max(), 50)
-            law_text = f"{a * 1e9**b:.4g} x^{b:.4f}"
-            axis.plot(along, a * (along * 1e9) ** b, color=line.get_color(), linewidth=1, label=law_text)
+            law_text = f"{a * 1e6**b:.4g} x^{b:.4f}"
+            axis.plot(along, a * (along * 1e6) ** b, color=line.get_color(), linewidth=1, label=law_text)
         axis.set_xscale("log")
-        axis.set_xlabel("GFLOP an example, forward")
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")  # the default writes formulas, which the style leaves be
+        axis.xaxis.set_minor_formatter(lambda x, _: "")
+        axis.set_xlabel("MFLOP an example, forward")
         axis.set_title("normalised entropy", loc="left")
         axis.legend()
         with whole(path) as partial:
