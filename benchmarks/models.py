@@ -33,6 +33,7 @@ from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.losses import judged
 from sparrow.metrics import evaluate
 from sparrow.training import Run, restore, train
+from sparrow.training.restore import tables_of
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEEDS = (0, 1, 2)
@@ -47,8 +48,7 @@ def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
     dataset = data.open(log)
     torch.manual_seed(seed)
     net: Any = run.model.build(dataset.schema, run.tables, seed)
-    tables = [m for m in net.modules() if type(m).__name__ == "EmbeddingTables"]
-    for one in tables:
+    for one in tables_of(net):
         one.mode = "fused"
     optimizer = run.dense.build(net.parameters())
     loader = dataset.loader(run.data.batch_size)

@@ -1,4 +1,7 @@
-"""One job of `dedup_prepare.py` in a process that loads nothing else: JOB LOG OUT; prints seconds and MiB."""
+"""One job of `dedup_prepare.py` in a process that loads nothing else: JOB LOG OUT; prints seconds and MiB.
+
+polars packs columns in dictionaries as it writes, Sparrow does not, as in a prepared log.
+"""
 
 from __future__ import annotations
 

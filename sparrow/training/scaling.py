@@ -137,7 +137,7 @@ def _check_same(run: Run, place: Path) -> None:
         return
     dataset = data.open(run.data.path)
     before, now = (flatten(to_dict(one)) for one in (Run.load(place / "run.toml"), resolved(run, dataset)))
-    for name in before.keys() | now.keys():
+    for name in sorted(before.keys() | now.keys()):
         if name != "threads" and before.get(name) != now.get(name):
             what = f"{name} {before.get(name)!r}, it is {now.get(name)!r} now"
             raise UserError(f"{place}: was trained with {what}; delete it or give another run_dir")

@@ -85,9 +85,13 @@ def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, name: str) -> None:
     """With dedup between ranks; scores to 1e-5: gradients of shares of a batch are added up in another order."""
-    changes = settings(
-        name, **{"data.dedup": "on", "sharding.plan": "table_row_wise", "tables.name": "sgd", "tables.lr": 1.0}
-    )
+    rules = {
+        "tables.name": "sgd",
+        "tables.lr": 1.0,
+        "dense.name": "sgd",
+        "dense.lr": 0.01,
+    }  # Adam makes steps of rounding
+    changes = settings(name, **{"data.dedup": "on", "sharding.plan": "table_row_wise", **rules})
     got = ranks(2).run(cases.fit, str(sessions), str(tmp_path / "run"), changes, False)
     before = torch.get_num_threads()
     want = cases.fit(World(), str(sessions), str(tmp_path / "one"), {**changes, "data.dedup": "off"}, False)
@@ -95,7 +99,7 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
     for score in ("logloss", "ne", "calibration"):
         assert got[0]["results"]["valid"][score] == pytest.approx(want["results"]["valid"][score], rel=1e-5)
     for weight, value in want["dense"].items():
-        torch.testing.assert_close(got[0]["dense"][weight], value, rtol=1e-3, atol=1e-3 * float(value.abs().max()))
+        torch.testing.assert_close(got[0]["dense"][weight], value, rtol=1e-4, atol=1e-4 * float(value.abs().max()))
 
 
 @pytest.mark.slow
