@@ -18,7 +18,7 @@ from sparrow.data.schema import Column
 from sparrow.distributed import World
 from sparrow.losses import binary_cross_entropy
 from sparrow.training import Run, train
-from sparrow.training.restore import tables_of
+from sparrow.training.restore import restore, tables_of
 from tests.data.test_dedup import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
@@ -100,6 +100,9 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
         assert got[0]["results"]["valid"][score] == pytest.approx(want["results"]["valid"][score], rel=1e-5)
     for weight, value in want["dense"].items():
         torch.testing.assert_close(got[0]["dense"][weight], value, rtol=1e-4, atol=1e-4 * float(value.abs().max()))
+    sides = [tables_of(restore(tmp_path / side).model) for side in ("run", "one")]
+    for mine, other in zip(*([r for t in side for r in t.all_records()] for side in sides), strict=True):
+        torch.testing.assert_close(mine.fields["weight"], other.fields["weight"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
