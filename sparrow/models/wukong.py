@@ -97,12 +97,11 @@ class Wukong(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
         parts = [] if self.bottom is None else [self.bottom(batch.dense_BC)]
-        x_BND = torch.cat([to_compute(part) for part in (*parts, pooled(self.tables, batch))], 1).unflatten(
-            1, (-1, self.dim)
-        )
+        x_BE = torch.cat([to_compute(part) for part in (*parts, pooled(self.tables, batch))], 1)
+        x_NBD = x_BE.unflatten(1, (-1, self.dim)).transpose(0, 1).contiguous()
         for layer in self.layers:
-            x_BND = layer(x_BND)
-        return self.head(self.top(x_BND.flatten(1)))
+            x_NBD = layer(x_NBD)
+        return self.head(self.top(x_NBD.transpose(0, 1).flatten(1)))
 
 
 class _Layer(nn.Module):
@@ -110,26 +109,28 @@ class _Layer(nn.Module):
 
     def __init__(self, n: int, config: Config) -> None:
         super().__init__()
-        self.fm = _FactorizationBlock(n, config)
-        self.linear = _Across(n, config.n_l)
         wide = config.n_f + config.n_l
-        self.residual = _Across(n, wide) if n != wide else nn.Identity()
+        self.fm = _FactorizationBlock(n, config)
+        # what is linear in the vectors is one product: the linear block, what the FM block projects, the residual
+        self.across = _Across(n, [config.n_l, self.fm.projected, wide if n != wide else 0])
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
-        both = torch.cat([self.fm(x_BND), self.linear(x_BND)], 1)
-        return self.norm(both + self.residual(x_BND))
+    def forward(self, x_NBD: Tensor) -> Tensor:
+        linear, projected, residual = self.across(x_NBD)
+        both = torch.cat([self.fm(x_NBD, projected), linear])
+        return self.norm(both + (residual if len(residual) else x_NBD))
 
 
 class _Across(nn.Module):
-    """W X: vectors that are sums of vectors, [B, n, D] -> [B, m, D]."""
+    """W X for several W: vectors that are sums of vectors, [n, B, D] -> [m, B, D] for each m of `sizes`."""
 
-    def __init__(self, n: int, m: int) -> None:
+    def __init__(self, n: int, sizes: list[int]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(m, n) / n**0.5)
+        self.sizes = sizes
+        self.weight = nn.Parameter(torch.randn(sum(sizes), n) / n**0.5)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return self.weight.to(x_BND.dtype) @ x_BND
+    def forward(self, x_NBD: Tensor) -> tuple[Tensor, ...]:
+        return (self.weight.to(x_NBD.dtype) @ x_NBD.flatten(1)).unflatten(1, x_NBD.shape[1:]).split(self.sizes)
 
 
 class _FactorizationBlock(nn.Module):
@@ -139,21 +140,22 @@ class _FactorizationBlock(nn.Module):
         super().__init__()
         self.k, self.dim = config.k, config.dim
         self.is_linear = config.projection == "linear"
-        if self.is_linear:
-            self.y = nn.Parameter(torch.randn(n, config.k) / n**0.5)
-        else:
+        self.projected = config.k if self.is_linear else config.compressed
+        if not self.is_linear:
             hidden = config.compressed * config.dim
-            self.compress, self.attention = _Across(n, config.compressed), MLP(hidden, [hidden])
-            self.project = Linear(hidden, n * config.k)
+            self.attention, self.project = MLP(hidden, [hidden]), Linear(hidden, n * config.k)
         self.norm = nn.LayerNorm(n * config.k)
         self.mlp = MLP(n * config.k, config.mlp)
         self.out = Linear(self.mlp.out_features, config.n_f * config.dim)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
+    def forward(self, x_NBD: Tensor, projected: Tensor) -> Tensor:
+        """projected: X^T Y of a linear Y [k, B, D], or the vectors that Y is made of."""
+        x_BND = x_NBD.transpose(0, 1)
         if self.is_linear:
-            y = self.y.to(x_BND.dtype)
+            product_BDK = projected.permute(1, 2, 0)
         else:
-            y = self.project(self.attention(self.compress(x_BND).flatten(1))).unflatten(1, (-1, self.k))
-            y = y.to(x_BND.dtype) / x_BND.shape[1] ** 0.5
-        product_BNK = x_BND @ (x_BND.transpose(1, 2) @ y)
-        return self.out(self.mlp(self.norm(product_BNK.flatten(1)))).unflatten(1, (-1, self.dim))
+            y = self.project(self.attention(projected.transpose(0, 1).flatten(1))).unflatten(1, (-1, self.k))
+            product_BDK = x_BND.transpose(1, 2) @ (y.to(x_NBD.dtype) / len(x_NBD) ** 0.5)
+        return (
+            self.out(self.mlp(self.norm((x_BND @ product_BDK).flatten(1)))).unflatten(1, (-1, self.dim)).transpose(0, 1)
+        )

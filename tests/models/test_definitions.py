@@ -177,7 +177,7 @@ def test_wukongs_orders(layers: int) -> None:
         layer.norm = layer.fm.norm = nn.Identity()
         nn.init.zeros_(layer.fm.out.bias)
     model.double()
-    x = torch.randn(2, 8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def f(t: float) -> torch.Tensor:
         y = t * x
@@ -196,10 +196,13 @@ def test_wukongs_orders(layers: int) -> None:
 
 def test_wukongs_low_rank_product_is_the_factorization_machines() -> None:
     model, _ = wide(1, projection="linear", mlp=())
-    block, x = model.layers[0].fm, torch.randn(3, 8, 4)
-    want = (x @ x.transpose(1, 2)) @ block.y
+    block, across, x = model.layers[0].fm, model.layers[0].across, torch.randn(3, 8, 4)
+    _, y, _ = across.weight.split(across.sizes)
+    want = (x @ x.transpose(1, 2)) @ y.T
     want = F.layer_norm(want.flatten(1), (16,)) @ block.out.weight.T + block.out.bias
-    torch.testing.assert_close(block(x), want.unflatten(1, (3, 4)), rtol=1e-5, atol=1e-5)
+    _, projected, _ = across(x.transpose(0, 1))
+    found = block(x.transpose(0, 1), projected).transpose(0, 1)
+    torch.testing.assert_close(found, want.unflatten(1, (3, 4)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_wukong_layer_by_hand() -> None:
@@ -207,13 +210,15 @@ def test_a_wukong_layer_by_hand() -> None:
         model, _ = wide(1, n_l=n_l)
         layer, x = model.layers[0], torch.randn(3, 8, 4)
         block = layer.fm
-        compressed = torch.einsum("cn,bnd->bcd", block.compress.weight, x).flatten(1)
+        linear, compress, residual = layer.across.weight.split(layer.across.sizes)
+        compressed = torch.einsum("cn,bnd->bcd", compress, x).flatten(1)
         y = dense(block.attention.layers, compressed) @ block.project.weight.T + block.project.bias
         product = torch.einsum("bnd,bmd,bmk->bnk", x, x, y.view(3, 8, 2) / 8**0.5).flatten(1)
         made = dense(block.mlp.layers, F.layer_norm(product, (16,))) @ block.out.weight.T + block.out.bias
-        both = torch.cat([made.view(3, 3, 4), torch.einsum("ln,bnd->bld", layer.linear.weight, x)], 1)
-        rest = x if n_l == 5 else torch.einsum("ln,bnd->bld", layer.residual.weight, x)
-        torch.testing.assert_close(layer(x), F.layer_norm(both + rest, (4,)), rtol=1e-4, atol=1e-4)
+        both = torch.cat([made.view(3, 3, 4), torch.einsum("ln,bnd->bld", linear, x)], 1)
+        rest = x if n_l == 5 else torch.einsum("ln,bnd->bld", residual, x)
+        found = layer(x.transpose(0, 1)).transpose(0, 1)
+        torch.testing.assert_close(found, F.layer_norm(both + rest, (4,)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("projection", ["attentive", "linear"])
@@ -228,7 +233,7 @@ def test_wukongs_flops_are_counted_right(projection: Any) -> None:
 def test_wukongs_tables_may_have_several_vectors() -> None:
     model: Any = build(wukong.Config(dim=4, several={"item": 3}))
     assert {record.spec.name: record.spec.dim for record in model.tables.all_records()} == {"item": 12, "user": 4}
-    assert model.layers[0].linear.weight.shape == (8, 1 + 3 + 1 + 3)  # dense columns, item, user, history
+    assert model.layers[0].across.weight.shape[1] == 1 + 3 + 1 + 3  # dense columns, item, user, history
     with pytest.raises(UserError, match="model.several: no table 'itm'; did you mean 'item'"):
         build(wukong.Config(several={"itm": 3}))
 
