@@ -1,63 +1,72 @@
 """Does depth pay where the order of interactions demands it? Wukong on planted interactions, and three families' FLOPs.
 
-    python benchmarks/wukong_orders.py           # about half an hour
-    python benchmarks/wukong_orders.py --quick   # fewer rows, one seed, the same checks
+    python benchmarks/wukong_orders.py --cells DIR   # about half an hour
+    python benchmarks/wukong_orders.py --quick       # few rows, one seed, the same checks
 
-27 id columns of 8 values, each value with a hidden vector of two numbers. A click's logit is 2.5 times a sum of
-products of dot products of hidden vectors, of unit variance: pairs (order 2), products of two pairs (4) or of four (8).
-Wukong of dim 16, n_f = n_l = 8, k = 8 with 1 to 3 layers sees each row once; NE of 50,000 rows that come after, and of
-the true probabilities (the limit). With the linear projection that is used there, and but for norms and ReLUs, a layer
-has orders up to 2, two up to 4, three up to 8. Then Wukong, DLRM and DCNv2 grow (`Config.larger`) over a factor of 30
-in FLOP on order 4, and their NE at equal FLOP, within what all have, is read off the fitted laws.
+27 id columns of 8 values. A value of the first 24 is a direction in the plane, and two columns meet as the cosine
+between theirs: 12 pairs. A click's logit is a weighted sum of the pairs (order 2), and of all products of two pairs
+too (order 4), and of products of two such sums too (order 8); signs are drawn, the parts have about equal variance,
+all together 2.5^2. The lower orders are there because they are what the higher ones are learned from.
+First Wukong of dim 16, n_f = n_l = k = 8 with 1 to 3 layers: with the linear projection that is used here, and but for
+norms and ReLUs, a layer has orders up to 2, two up to 4, three up to 8. Then Wukong, DLRM and DCNv2 grow
+(`Config.larger`) on order 8, and their NE at equal FLOP is read between their sizes. Each row is seen once; NE of
+50,000 rows that come after, and of the true probabilities (the limit). Every cell (model, order, seed) is kept in
+--cells.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _peers.cells import cells
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.core.memory import keep_freed_memory
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
 from sparrow.models import dcnv2, dlrm, wukong
-from sparrow.training.scaling import Point, flops, law
+from sparrow.training.scaling import Point, draw, flops
 
-COLUMNS, VALUES, HIDDEN, BATCH, TEST = 27, 8, 2, 512, 50_000
+COLUMNS, VALUES, PAIRS, BATCH, TEST = 27, 8, 12, 512, 50_000
+ORDERS, LAYERS = (2, 4, 8), (1, 2, 3)
 NAMES = tuple(f"c{i}" for i in range(COLUMNS))
 SCHEMA = Schema(
     columns={**{n: Column(kind="categorical", table=n) for n in NAMES}, "click": Column(kind="label")},
     tables={n: Table(encoding="range", low=0, high=VALUES - 1, rows=VALUES + 1) for n in NAMES},
 )
-GROWING = {
-    "wukong": wukong.Config(layers=1, n_f=4, n_l=4, k=4, mlp=(32,), top=(32,), compressed=2),
-    "dlrm": dlrm.Config(bottom=(16,), top=(32, 16)),
-    "dcnv2": dcnv2.Config(cross_layers=1, deep=(16,), rank=16),
+FAMILIES = {  # the smallest, and how many sizes: all from 0.05 to 1.7 MFLOP and more
+    "wukong": (wukong.Config(layers=1, n_f=4, n_l=4, k=4, mlp=(32,), top=(32,), compressed=2), 6),
+    "dlrm": (dlrm.Config(bottom=(16,), top=(32, 16)), 5),
+    "dcnv2": (dcnv2.Config(cross_layers=1, deep=(16,), rank=16), 5),
 }
 
 
 class World:
-    """Where clicks come from. order: of the planted interactions."""
+    """Where clicks come from. order: the highest of the planted interactions."""
 
     def __init__(self, order: int, seed: int) -> None:
         self.random = np.random.default_rng((order, seed))
-        self.hidden = self.random.standard_normal((COLUMNS, VALUES, HIDDEN))
+        self.angle = self.random.uniform(0, 2 * np.pi, (COLUMNS, VALUES))
         self.order, self.scale = order, 1.0
+        self.pairs = self.random.choice([-1, 1], PAIRS) / PAIRS**0.5
+        signs = self.random.choice([-1, 1], (2, PAIRS, PAIRS))
+        self.products = np.triu(signs, 1) / (PAIRS * (PAIRS - 1) / 2) ** 0.5
         self.scale = 2.5 / self.logits(self.random.integers(0, VALUES, (50_000, COLUMNS))).std()
 
     def logits(self, ids_BC: np.ndarray) -> np.ndarray:
         """Of rows [B, C]."""
-        z = self.hidden[np.arange(COLUMNS), ids_BC]
-        pairs = (z[:, 0:24:2] * z[:, 1:24:2]).sum(2)  # of 12 pairs of columns
-        terms = pairs.reshape(len(pairs), -1, self.order // 2).prod(2)[:, :3]
-        return self.scale * terms.sum(1)
+        angle = self.angle[np.arange(COLUMNS), ids_BC]
+        pair_BP = 2**0.5 * np.cos(angle[:, 0 : 2 * PAIRS : 2] - angle[:, 1 : 2 * PAIRS : 2])
+        fours = [((pair_BP @ signs) * pair_BP).sum(1) for signs in self.products]
+        parts = {2: pair_BP @ self.pairs, 4: fours[0], 8: fours[0] * fours[1]}
+        return self.scale * sum(part for order, part in parts.items() if order <= self.order)
 
     def batch(self, size: int) -> tuple[Batch, torch.Tensor]:
         """Rows, and their true probabilities [B, 1]."""
@@ -73,7 +82,7 @@ class World:
         return Batch(dense_BC=dense, ids=ids, labels_BT=labels), torch.from_numpy(true_B).float()[:, None]
 
 
-def trained(config: Any, order: int, seed: int, rows: int) -> tuple[Point, float]:
+def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     """A model after one pass, and the limit."""
     world = World(order, seed)
     torch.manual_seed(seed)
@@ -94,81 +103,92 @@ def trained(config: Any, order: int, seed: int, rows: int) -> tuple[Point, float
     limit = evaluate(lambda batch: next(truth), [batch for batch, _ in test])["ne"]
     found = evaluate(lambda batch: probabilities(model(batch)).detach(), [batch for batch, _ in test])
     weights = sum(p.numel() for p in model.parameters())
-    count = flops(model, test[0][0])
-    return Point("", {}, count, weights, COLUMNS * VALUES, found["ne"], found["auc"], "new rows"), limit
+    return {"ne": found["ne"], "limit": limit, "flops": flops(model, test[0][0]), "weights": weights}
 
 
-def depth(rows: int, seeds: int) -> None:
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
+
+
+def depth(folder: Path, rows: int, seeds: int) -> None:
     """NE by planted order and layers."""
-    print(f"Wukong of dim 16, n_f = n_l = k = 8, {rows:,} rows, {seeds} seeds: NE (mean +- standard deviation)")
-    print(
-        f"{'planted order':<15}{'limit':>8}" + "".join(f"{f'{n} layers':>18}" for n in (1, 2, 3)) + "   1 to 3 layers"
-    )
-    gains, learned = {}, {}
-    for order in (2, 4, 8):
-        cells, limits = {}, []
-        for layers in (1, 2, 3):
+    jobs = {}
+    for order in ORDERS:
+        for layers in LAYERS:
             config = wukong.Config(layers=layers, n_f=8, n_l=8, k=8, mlp=(128,), top=(64,), projection="linear")
-            each = [trained(config, order, seed, rows) for seed in range(seeds)]
-            cells[layers] = [point.ne for point, _ in each]
-            limits += [limit for _, limit in each]
-        paired = [one - three for one, three in zip(cells[1], cells[3], strict=True)]
-        spread = {n: statistics.stdev(v) if seeds > 1 else 0.0 for n, v in cells.items()}
-        gains[order] = statistics.mean(paired), statistics.stdev(paired) / seeds**0.5 if seeds > 1 else 0.0
-        learned[order] = statistics.mean(cells[3]) < 0.99
-        row = "".join(f"{f'{statistics.mean(v):.4f} +- {spread[n]:.4f}':>18}" for n, v in cells.items())
-        print(
-            f"{order:<15}{statistics.mean(limits):8.4f}{row}   {gains[order][0]:.4f} +- {gains[order][1]:.4f}",
-            flush=True,
-        )
-    for order in (4, 8):
-        gain, error = gains[order]
-        met = "met" if learned[order] and gain > gains[2][0] + 2 * error else "missed"
-        found = f"{gain:.4f} against {gains[2][0]:.4f}" + ("" if learned[order] else " (nothing learned)")
-        print(f"TARGET depth pays more at order {order} than at 2: {found} (goal: more) {met}")
+            for seed in range(seeds):
+                jobs[f"{rows}-order-{order}-layers-{layers}-{seed}"] = config, order, seed, rows
+    found = cells(folder, trained, jobs)
+    print(f"Wukong of dim 16, n_f = n_l = k = 8, {rows:,} rows, {seeds} seeds: NE (mean +- standard deviation)")
+    print(f"{'order':<8}{'limit':>8}" + "".join(f"{f'{n} layers':>18}" for n in LAYERS) + f"{'1 to 3 layers':>18}")
+    gains = {}
+    for order in ORDERS:
+        of = {n: [found[f"{rows}-order-{order}-layers-{n}-{seed}"] for seed in range(seeds)] for n in LAYERS}
+        limit = statistics.mean(one["limit"] for one in of[1])
+        gains[order] = [one["ne"] - three["ne"] for one, three in zip(of[1], of[3], strict=True)]
+        texts = [spread([one["ne"] for one in of[n]]) for n in LAYERS]
+        print(f"{order:<8}{limit:8.4f}" + "".join(f"{text:>18}" for text in [*texts, spread(gains[order])]))
+    for order in ORDERS[1:]:
+        more = [high - low for high, low in zip(gains[order], gains[2], strict=True)]
+        error = statistics.stdev(more) / seeds**0.5 if seeds > 1 else 0.0
+        met = "met" if statistics.mean(more) > 2 * error and statistics.mean(more) > 0 else "missed"
+        text = f"{statistics.mean(gains[order]):.4f} against {statistics.mean(gains[2]):.4f}, error {error:.4f}"
+        print(f"TARGET three layers gain more over one at order {order} than at 2: {text} (goal: by 2 errors) {met}")
 
 
-def families(rows: int, seeds: int, sizes: int) -> None:
-    """NE against FLOP of three families on order 4."""
-    print(f"\nfamilies on order 4, {rows:,} rows, {seeds} seeds")
-    print(f"{'family':<10}{'MFLOP':>10}{'weights':>11}{'NE':>18}{'seconds':>9}")
-    means: dict[str, list[Point]] = {}
-    for name, config in GROWING.items():
-        means[name] = []
-        for _ in range(sizes):
-            begin = time.perf_counter()
-            each = [trained(config, 4, seed, rows)[0] for seed in range(seeds)]
-            took = (time.perf_counter() - begin) / seeds
-            ne = [point.ne for point in each]
-            text = f"{statistics.mean(ne):.4f} +- {statistics.stdev(ne) if seeds > 1 else 0:.4f}"
-            print(f"{name:<10}{each[0].flops / 1e6:10.4f}{each[0].weights:11,}{text:>18}{took:9.1f}", flush=True)
-            means[name].append(Point(name, {}, each[0].flops, each[0].weights, 0, statistics.mean(ne), 0, ""))
+def families(folder: Path, rows: int, seeds: int, most: int, picture: Path | None) -> None:
+    """NE against FLOP of three families on order 8."""
+    jobs, order = {}, ORDERS[-1]
+    for name, (config, sizes) in FAMILIES.items():
+        for size in range(min(sizes, most)):
+            for seed in range(seeds):
+                jobs[f"{rows}-{name}-{size}-{seed}"] = config, order, seed, rows
             config = config.larger()
-    span = max(p.flops for p in means["wukong"]) / min(p.flops for p in means["wukong"])
-    at = min(max(p.flops for p in points) for points in means.values())  # within what all have
-    found = {}
-    for name, points in means.items():
-        a, b = law(points)
-        found[name] = a * at**b
-        print(f"{name}: NE = {a:.4g} * FLOP^{b:.4f}; at {at / 1e6:.2f} MFLOP {found[name]:.4f}")
-    others = min(found["dlrm"], found["dcnv2"])
-    print(f"TARGET span of compute: {span:.0f} times (goal 30) {'met' if span >= 30 else 'missed'}")
-    met = "met" if found["wukong"] < others else "missed"
-    print(f"TARGET Wukong at equal FLOP: NE {found['wukong']:.4f} against {others:.4f} (goal: lower) {met}")
+    found = cells(folder, trained, jobs)
+    print(f"\nfamilies on order {order}, {rows:,} rows, {seeds} seeds")
+    print(f"{'family':<10}{'MFLOP':>10}{'weights':>11}{'NE':>18}")
+    lines: dict[str, list[Point]] = {}
+    for name, (_, sizes) in FAMILIES.items():
+        lines[name] = []
+        for size in range(min(sizes, most)):
+            each = [found[f"{rows}-{name}-{size}-{seed}"] for seed in range(seeds)]
+            values = [one["ne"] for one in each]
+            print(f"{name:<10}{each[0]['flops'] / 1e6:10.4f}{each[0]['weights']:11,}{spread(values):>18}")
+            point = Point(name, {}, each[0]["flops"], each[0]["weights"], 0, statistics.mean(values), 0, "new rows")
+            lines[name].append(point)
+    if picture is not None and draw(lines, picture):
+        print(f"{picture.name}: the picture")
+    verdict(lines)
+
+
+def verdict(lines: dict[str, list[Point]]) -> None:
+    """The span of compute, and all families where the smallest of the largest is, between their sizes."""
+    x = {name: np.log([p.flops for p in points]) for name, points in lines.items()}
+    at = min(one[-1] for one in x.values())
+    span = np.exp(at - max(one[0] for one in x.values()))
+    print(f"TARGET span of compute that all have: {span:.0f} times (goal 30) {'met' if span >= 30 else 'missed'}")
+    ne = {name: float(np.interp(at, x[name], [p.ne for p in points])) for name, points in lines.items()}
+    others = {name: value for name, value in ne.items() if name != "wukong"}
+    text = ", ".join(f"{name} {value:.4f}" for name, value in others.items())
+    met = "met" if ne["wukong"] < min(others.values()) else "missed"
+    print(f"TARGET NE at {np.exp(at) / 1e6:.2f} MFLOP: Wukong {ne['wukong']:.4f}, {text} (goal: lowest) {met}")
 
 
 def main() -> None:
     """Both experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rows, one seed")
+    parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
+    parser.add_argument("--quick", action="store_true", help="few rows, one seed")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--picture", type=Path, help="where the families are drawn")
     asked = parser.parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(2)
-    rows, seeds = (30_000, 1) if asked.quick else (asked.rows, asked.seeds)
-    depth(rows, seeds)
-    families(rows, seeds, 2 if asked.quick else 7)
+    rows, seeds, sizes = (20_000, 1, 2) if asked.quick else (asked.rows, asked.seeds, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = asked.cells or Path(folder)
+        depth(kept, rows, seeds)
+        families(kept, rows, seeds, sizes, asked.picture)
 
 
 if __name__ == "__main__":
