@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +14,19 @@ def scale(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN.toml...")],
     /,
     sizes: int = 4,
+    seeds: int = 1,
     out: Path = Path("scale.png"),
 ) -> None:
     """Train a family of growing models and draw quality against floating-point operations.
 
-    Each size is a run of its own, RUN_DIR/size-0 and so on; what is trained already is kept, what was stopped goes on.
+    Each size is a run of its own, RUN_DIR/size-0 and so on (RUN_DIR/size-0-seed-1 for another seed); what is trained already is kept, what was stopped goes on.
     Several files, of models to be compared, are drawn together. Models that say how they grow: wukong (layers first,
     then n_f, n_l, k and width together), dlrm and dcnv2 (width and a layer in each step).
 
     Args:
         runs: Run files; each is the smallest size of its family.
         sizes: How many sizes of each.
+        seeds: Runs of each size, with the run's seed and those after it; the law is fitted to all of them.
         out: The picture.
     """
     from sparrow.cli import _show
@@ -33,6 +37,7 @@ def scale(
     from sparrow.training.scaling import sizes as family_of
 
     require(least=2, most=20, sizes=sizes)
+    require(least=1, seeds=seeds)
     if not out.resolve().parent.is_dir():
         raise UserError(f"--out: no folder {out.resolve().parent}; make it first")
     if not runs:
@@ -42,17 +47,25 @@ def scale(
         first = Run.load(path)
         if first.run_dir in families:
             raise UserError(f"{path}: writes to {first.run_dir}, as another file does; give it a run_dir of its own")
-        families[first.run_dir] = family_of(first, sizes)
+        families[first.run_dir] = family_of(first, sizes, seeds)
     found: dict[str, list[Point]] = {}
     for name, each in families.items():
         found[name] = run(each, lambda place: _show.err.print(f"training {place}", soft_wrap=True))
         table = _show.Table(title=f"{name}: {found[name][0].family}", title_justify="left")
         for header in ("size", "MFLOP an example", "dense weights", "NE", "AUC"):
             table.add_column(header, justify="right")
-        for number, p in enumerate(found[name]):
-            table.add_row(str(number), f"{p.flops / 1e6:.3f}", f"{p.weights:,}", f"{p.ne:.4f}", f"{p.auc:.4f}")
+        for size in range(sizes):
+            of = found[name][size * seeds : (size + 1) * seeds]
+            quality = [_over_seeds([getattr(p, metric) for p in of]) for metric in ("ne", "auc")]
+            table.add_row(str(size), f"{of[0].flops / 1e6:.3f}", f"{of[0].weights:,}", *quality)
         _show.out.print(table)
         a, b = law(found[name])
         _show.out.print(f"NE = {a:.4g} * FLOP^{b:.5f}, by least squares; measured on {found[name][0].measured}")
     if draw(found, out):
         _show.out.print(f"{out}: the picture", soft_wrap=True)
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    """Mean, and standard deviation where there are several."""
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread}"

@@ -40,8 +40,8 @@ class Point:
     measured: str
 
 
-def sizes(run: Run, count: int) -> list[Run]:
-    """The run and `count - 1` larger ones, each in a folder of its own below the run's.
+def sizes(run: Run, count: int, seeds: int = 1) -> list[Run]:
+    """The run and `count - 1` larger ones, each with so many seeds and in a folder of its own below the run's.
 
     UserError for a model that does not say how it grows.
     """
@@ -52,7 +52,10 @@ def sizes(run: Run, count: int) -> list[Run]:
         if not _grows(name):
             known = filter(_grows, Family("sparrow.models").names())
             raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
-        runs.append(replace(run, run_dir=f"{run.run_dir}/size-{size}", model=model))
+        one = replace(run, run_dir=f"{run.run_dir}/size-{size}", model=model)
+        runs.append(one)
+        for more in range(1, seeds):
+            runs.append(replace(one, run_dir=f"{one.run_dir}-seed-{run.seed + more}", seed=run.seed + more))
         larger = model.larger()
         if larger == model:
             raise UserError(f"model.name: {name!r} without hidden layers cannot grow; give it some")
@@ -104,7 +107,7 @@ def flops(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
-    """NE over MFLOP an example, a line and its law for each family; False where matplotlib is not installed."""
+    """NE over MFLOP an example, a point a run and the law of each family; False where matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

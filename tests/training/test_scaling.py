@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_sizes_are_trained_once_and_counted_right(prepared: Path, tmp_path: Path
     for run, found in zip(runs, points, strict=True):
         model: Any = run.model
         assert found.flops == model.flops(schema)
-        assert found.measured == "valid" and 0 < found.ne < 2 and found.weights > 0
+        judged = json.loads((Path(run.run_dir) / "results.json").read_text())["valid"]
+        assert (found.measured, found.ne, found.auc) == ("valid", judged["ne"], judged["auc"]) and found.weights > 0
     assert told == [run.run_dir for run in runs]
     assert scale(runs, told.append) == points and len(told) == 2
     others = [dataclasses.replace(run, seed=7) for run in runs]
@@ -76,7 +78,15 @@ def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     Path("w.toml").write_text(write_toml(to_dict(run_of(prepared, Path("w")))))
     assert main(["scale", "w.toml", "--sizes", "2"]) == 0
     said = capsys.readouterr().out
-    assert "MFLOP an example" in said and "NE = " in said
+    assert "MFLOP an example" in said and "NE = " in said and "±" not in said
     assert Path("scale.png").stat().st_size > 5000
+    assert main(["scale", "w.toml", "--sizes", "2", "--seeds", "2"]) == 0
+    assert capsys.readouterr().out.count("±") == 4
+    assert sorted(place.name for place in Path("w").iterdir()) == [
+        "size-0",
+        "size-0-seed-1",
+        "size-1",
+        "size-1-seed-1",
+    ]
     assert main(["scale", "w.toml", "w.toml"]) == 2
     assert "writes to w, as another file does" in capsys.readouterr().err
