@@ -19,9 +19,10 @@ def scale(
 ) -> None:
     """Train a family of growing models and draw quality against floating-point operations.
 
-    Each size is a run of its own, RUN_DIR/size-0 and so on (RUN_DIR/size-0-seed-1 for another seed); what is trained already is kept, what was stopped goes on.
-    Several files, of models to be compared, are drawn together. Models that say how they grow: wukong (layers first,
-    then n_f, n_l, k and width together), dlrm and dcnv2 (width and a layer in each step).
+    Each size is a run of its own, RUN_DIR/size-0 and so on (RUN_DIR/size-0-seed-1 for another seed); what is trained
+    already is kept, what was stopped goes on. Several files, of models to be compared, are drawn together. Models that
+    say how they grow: wukong (layers first, then n_f, n_l, k and width together), dlrm and dcnv2 (width and a layer in
+    each step).
 
     Args:
         runs: Run files; each is the smallest size of its family.
