@@ -64,12 +64,14 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
 class Vectors(nn.Module):
     """A vector of `dim` for each feature, [B, features, dim]: a dense column's is its number times one that is learned.
 
-    Dense columns come first, then id columns, lists pooled. UserError for a log with fewer than `least` features.
+    names: of the features, dense columns first, then id columns, lists pooled. UserError for a log with fewer than
+    `least` features.
     """
 
     def __init__(self, schema: Schema, dim: int, rule: RowRule, seed: int, least: int = 1) -> None:
         super().__init__()
-        self.dim, self.features = dim, len(schema.dense) + len(schema.sparse)
+        self.names = (*schema.dense, *schema.sparse)
+        self.dim, self.features = dim, len(self.names)
         if self.features < least:
             raise UserError(f"model: it needs {least} features and this log has {self.features}; use logistic or dcnv2")
         self.tables = tables_for(schema, dim, rule, seed)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
-from sparrow.core.errors import require
+from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes
@@ -17,7 +17,8 @@ from sparrow.models._inputs import Vectors, tasks
 class Config:
     """dim: of a feature's vector. first, second: sizes of the two MLPs. heads: of the bilinear fusion of both.
 
-    gates: hidden sizes of the MLPs that weigh each MLP's inputs; none leaves the inputs as they are.
+    gates: hidden sizes of the MLPs that weigh each MLP's inputs; none leaves the inputs as they are. first_context,
+    second_context: features that these weights are made of, such as the user's for one and the item's for the other.
     """
 
     dim: int = 16
@@ -25,6 +26,8 @@ class Config:
     second: tuple[int, ...] = (64,)
     heads: int = 2
     gates: tuple[int, ...] = (64,)
+    first_context: tuple[str, ...] = ()
+    second_context: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), first=self.first, second=self.second, gates=self.gates)
@@ -43,36 +46,51 @@ class Config:
 class FinalMLP(nn.Module):
     """Two MLPs with inputs weighed apart, and a bilinear form of both (FinalMLP, arXiv 2304.00902).
 
-    Each gate is made of one learned vector, the paper's choice where no features are named for it (section 3.2). It is
-    the same for all examples: another path for the gradient, not another function.
+    A gate without features named for it is made of one learned vector (section 3.2). It is then the same for all
+    examples: another path for the gradient, not another function.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.vectors = Vectors(schema, config.dim, rule, seed)
         features = self.vectors.features * config.dim
-        self.gates = nn.ModuleList(_Gate(config.dim, features, config.gates) for _ in range(2 if config.gates else 0))
+        self.contexts = [self._places(name, getattr(config, name)) for name in ("first_context", "second_context")]
+        if any(self.contexts) and not config.gates:
+            raise UserError("model.first_context, model.second_context: nothing reads them without gates")
+        self.gates = nn.ModuleList(
+            _Gate(config.dim, len(places), features, config.gates) for places in self.contexts if config.gates
+        )
         self.streams = nn.ModuleList(MLP(features, sizes) for sizes in (config.first, config.second))
         self.fusion = _Fusion(config.first[-1], config.second[-1], config.heads, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
-        x = self.vectors(batch).flatten(1)
-        inputs = [x * gate() for gate in self.gates] or [x, x]
+        vectors_BFD = self.vectors(batch)
+        x = vectors_BFD.flatten(1)
+        gates = zip(self.gates, self.contexts, strict=False)  # no gates, no contexts
+        inputs = [x * gate(vectors_BFD[:, places].flatten(1)) for gate, places in gates] or [x, x]
         return self.fusion(*(stream(one) for stream, one in zip(self.streams, inputs, strict=True)))
+
+    def _places(self, setting: str, names: tuple[str, ...]) -> list[int]:
+        """Where features stand among the vectors."""
+        for name in names:
+            if name not in self.vectors.names:
+                raise UserError(f"model.{setting}: no feature {name!r}{suggest(name, self.vectors.names)}")
+        return [self.vectors.names.index(name) for name in names]
 
 
 class _Gate(nn.Module):
-    """2 sigmoid(MLP(context)), between 0 and 2 for each input (equation 3)."""
+    """2 sigmoid(MLP(context)), between 0 and 2 for each input (equation 3). named: features of the context."""
 
-    def __init__(self, dim: int, features: int, sizes: tuple[int, ...]) -> None:
+    def __init__(self, dim: int, named: int, inputs: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.context = nn.Parameter(torch.randn(1, dim) / dim**0.5)
-        self.hidden = MLP(dim, sizes)
-        self.out = Linear(self.hidden.out_features, features)
+        self.context = None if named else nn.Parameter(torch.randn(1, dim) / dim**0.5)
+        self.hidden = MLP(dim * max(named, 1), sizes)
+        self.out = Linear(self.hidden.out_features, inputs)
 
-    def forward(self) -> Tensor:
-        return 2 * torch.sigmoid(self.out(self.hidden(self.context)).float())
+    def forward(self, named_BX: Tensor) -> Tensor:
+        context = named_BX if self.context is None else self.context
+        return 2 * torch.sigmoid(self.out(self.hidden(context)).float())
 
 
 class _Fusion(nn.Module):

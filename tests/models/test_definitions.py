@@ -87,15 +87,19 @@ def test_autoint_by_hand() -> None:
 
 @pytest.mark.parametrize("schema", [SCHEMA, BOTH], ids=["one label", "two"])
 def test_finalmlp_by_hand(schema: Schema) -> None:
-    model: Any = build(finalmlp.Config(dim=4, first=(8,), second=(6,), heads=2, gates=(5,)), schema)
+    contexts = {"first_context": ("user", "price"), "second_context": ()}  # the second: a learned vector
+    model: Any = build(finalmlp.Config(dim=4, first=(8,), second=(6,), heads=2, gates=(5,), **contexts), schema)
     example = batch(5)
-    x = vectors_of(model, example).flatten(1)
+    each = vectors_of(model, example)  # price, age, item, user, history
+    x = each.flatten(1)
     first, second = (
         dense(
             stream.layers,
-            x * 2 * torch.sigmoid(dense(gate.hidden.layers, gate.context) @ gate.out.weight.T + gate.out.bias),
+            x * 2 * torch.sigmoid(dense(gate.hidden.layers, context) @ gate.out.weight.T + gate.out.bias),
         )
-        for stream, gate in zip(model.streams, model.gates, strict=True)
+        for stream, gate, context in zip(
+            model.streams, model.gates, (each[:, [3, 0]].flatten(1), model.gates[1].context), strict=True
+        )
     )
     fusion = model.fusion
     for task in range(len(schema.labels)):
@@ -104,6 +108,13 @@ def test_finalmlp_by_hand(schema: Schema) -> None:
             weight = fusion.weight[h, :, 3 * task : 3 * task + 3]
             want = want + torch.einsum("bx,xy,by->b", first[:, 4 * h : 4 * h + 4], weight, second[:, 3 * h : 3 * h + 3])
         torch.testing.assert_close(model(example)[:, task], want, rtol=1e-5, atol=1e-5)
+
+
+def test_finalmlps_contexts_are_features() -> None:
+    with pytest.raises(UserError, match="model.first_context: no feature 'usr'; did you mean 'user'"):
+        build(finalmlp.Config(first_context=("usr",)))
+    with pytest.raises(UserError, match="nothing reads them without gates"):
+        build(finalmlp.Config(first_context=("user",), gates=()))
 
 
 def test_din_id_by_id() -> None:

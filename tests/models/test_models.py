@@ -33,6 +33,7 @@ MODELS = [
     masknet.Config(dim=4, blocks=2, width=8, deep=(16,), structure="serial"),
     finalmlp.Config(dim=4, first=(16,), second=(8,), gates=(8,)),
     finalmlp.Config(dim=4, first=(16,), second=(8,), gates=()),
+    finalmlp.Config(dim=4, first=(16,), second=(8,), gates=(8,), first_context=("user",), second_context=("item",)),
     autoint.Config(dim=4, width=8, deep=(16,)),
     autoint.Config(dim=4, width=8, deep=()),
     din.Config(dim=4, attention=(8,), deep=(16,)),
