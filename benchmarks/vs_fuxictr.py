@@ -22,6 +22,7 @@ import argparse
 import itertools
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -172,6 +173,8 @@ def compare(asked: argparse.Namespace, work: Path) -> None:
             jobs[name].append(theirs.run("train", seed) if name == "FuxiCTR" else mine.train(name, seed))
         for precision in PRECISIONS:
             check(jobs["FuxiCTR"][-1], jobs[precision][-1], log, MODEL)
+        if abs(3 * jobs["FuxiCTR"][-1].flop / FLOP - 1) > 0.01:
+            sys.exit(f"no speed is printed: {jobs['FuxiCTR'][-1].flop:,.0f} FLOP forward, {FLOP / 3:,.0f} meant")
     peaks_gemm = {p: max(peaks_gemm[p], gemm_gflop_per_s(p)) for p in PRECISIONS}
     print(f"\n{len(jobs['fp32'])} seeds, in turns; matrix products alone reach "
           + " and ".join(f"{value:,.0f} GFLOP/s in {p}" for p, value in peaks_gemm.items()) + f"\n{HEAD}")  # fmt: skip
