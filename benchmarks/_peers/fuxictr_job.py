@@ -1,11 +1,12 @@
-"""FuxiCTR's DCNv2 on `click_log`'s files, run by the Python that FuxiCTR is installed in. Not for import.
+"""A model of FuxiCTR's zoo on `click_log`'s files, run by the Python that FuxiCTR is installed in. Not for import.
 
     PYTHON fuxictr_job.py SPEC.json    # {"checkout": DIR, "version": "git" | "wheel", "log": folder, "work": folder,
                                        #  "stage": "prepare" | "train" | "all", "workers", "seed", "epochs",
-                                       #  "batch_size", "dim", "deep", "cross_layers", "out": JSON to write}
+                                       #  "batch_size", "dim", "source": of its class, in model_zoo, "settings": its own
+                                       #  ones, "out": JSON to write}
 
-The steps are those of its run_expid.py, with the settings of its DCNv2 template. "git" is the checkout's own package;
-"wheel" is the installed package with the checkout's DCNv2 class, which the wheel lacks.
+The steps are those of its run_expid.py, with the settings of its templates. "git" is the checkout's own package;
+"wheel" is the installed package with the checkout's class, which the wheel lacks.
 """
 
 from __future__ import annotations
@@ -32,32 +33,30 @@ def parameters(spec: dict) -> dict:
             {"name": CATEGORICAL, "active": True, "dtype": "str", "type": "categorical", "fill_na": ""},
         ],
         "label_col": {"name": "label", "dtype": "float"},
-        # model_config.yaml: Base, then DCNv2_default with the sizes of this comparison
+        # model_config.yaml: Base, then the model's template with the sizes of this comparison
         "model_root": os.path.join(spec["work"], "checkpoints"), "num_workers": spec["workers"], "verbose": 1,
         "early_stop_patience": 2, "pickle_feature_encoder": True, "save_best_only": True, "eval_steps": None,
         "debug_mode": False, "group_id": None, "use_features": None, "feature_specs": None, "feature_config": None,
-        "model": "DCNv2", "model_id": f"{spec['version']}_{spec['seed']}_{spec['workers']}",
+        "model": Path(spec["source"]).stem, "model_id": f"{spec['version']}_{spec['seed']}_{spec['workers']}",
         "loss": "binary_crossentropy", "metrics": ["logloss", "AUC"],
-        "task": "binary_classification", "optimizer": "adam", "model_structure": "parallel",
-        "use_low_rank_mixture": False, "low_rank": 32, "num_experts": 4, "learning_rate": 1.0e-3,
+        "task": "binary_classification", "optimizer": "adam", "learning_rate": 1.0e-3,
         "embedding_regularizer": 0, "net_regularizer": 0, "batch_size": spec["batch_size"],
-        "embedding_dim": spec["dim"], "stacked_dnn_hidden_units": spec["deep"],
-        "parallel_dnn_hidden_units": spec["deep"], "dnn_activations": "relu", "num_cross_layers": spec["cross_layers"],
-        "net_dropout": 0, "batch_norm": False, "epochs": spec["epochs"], "shuffle": True, "seed": spec["seed"],
-        "monitor": {"AUC": 1, "logloss": -1}, "monitor_mode": "max", "gpu": -1,
+        "embedding_dim": spec["dim"], "net_dropout": 0, "batch_norm": False, "epochs": spec["epochs"], "shuffle": True,
+        "seed": spec["seed"], "monitor": {"AUC": 1, "logloss": -1}, "monitor_mode": "max", "gpu": -1,
+        **spec["settings"],
     }  # fmt: skip
 
 
 def model_class(spec: dict) -> type:
-    """DCNv2, from the checkout in both cases."""
+    """The class of the file's name, from the checkout with both versions."""
     import importlib.util
 
-    file = Path(spec["checkout"]) / "model_zoo" / "DCNv2" / "src" / "DCNv2.py"
-    found = importlib.util.spec_from_file_location("fuxictr_dcnv2", file)
+    file = Path(spec["checkout"]) / "model_zoo" / spec["source"]
+    found = importlib.util.spec_from_file_location("fuxictr_model", file)
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    return module.DCNv2
+    return getattr(module, file.stem)
 
 
 def main() -> None:
@@ -69,11 +68,13 @@ def main() -> None:
     import logging
 
     import fuxictr
+    import torch
     from fuxictr.features import FeatureMap
     from fuxictr.preprocess import FeatureProcessor, build_dataset
     from fuxictr.pytorch.dataloaders import RankDataLoader
     from fuxictr.pytorch.torch_utils import seed_everything
     from step_times import StepTimes
+    from torch.utils.flop_counter import FlopCounterMode
 
     logging.basicConfig(level=logging.INFO)
     given = parameters(spec)
@@ -89,7 +90,6 @@ def main() -> None:
         result["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
         loader = RankDataLoader(features, stage="train", **given)
         train, valid = loader.make_iterator() if hasattr(loader, "make_iterator") else loader
-        result["rows"], result["input_width"] = train.num_samples, features.sum_emb_out_dim()
         steps = StepTimes()
         begin = time.perf_counter()
         model.fit(train, validation_data=valid, **given)
@@ -97,7 +97,12 @@ def main() -> None:
         del train, valid
         gc.collect()
         test = RankDataLoader(features, stage="test", **given)
-        scores = model.evaluate(test.make_iterator() if hasattr(test, "make_iterator") else test)
+        test = test.make_iterator() if hasattr(test, "make_iterator") else test
+        scores = model.evaluate(test)
+        batch = next(iter(test))
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(batch)
+        result["flop"] = counter.get_total_flops() / len(batch["label"])
         result["test"] = {"auc": scores["AUC"], "logloss": scores["logloss"]}
     Path(spec["out"]).write_text(json.dumps(result))
 
