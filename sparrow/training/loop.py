@@ -277,9 +277,10 @@ class Trainer:
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         loss, mass = self.losses.tolist()
-        base = self.dataset.label_mean("train")
         values["loss"] = loss / mass if mass else math.nan
-        values["ne"] = values["loss"] / -(base * math.log(base) + (1 - base) * math.log(1 - base))
+        bases = [self.dataset.label_mean("train", label) for label in self.dataset.schema.labels]
+        entropy = sum(-(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in bases) / len(bases)
+        values["ne"] = values["loss"] / entropy  # of all labels, as the loss is
         window = self.window.result()
         if window["examples"]:  # better than the training loss: of rows not yet trained on
             values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration")}

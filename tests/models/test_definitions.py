@@ -47,7 +47,7 @@ def test_factorization_machine_pair_by_pair(schema: Schema) -> None:
         for task in range(labels):
             v, w = each[..., 4 * task : 4 * task + 3], each[..., 4 * task + 3]
             pairs = sum((v[:, i] * v[:, j]).sum(1) for i, j in itertools.combinations(range(v.shape[1]), 2))
-            want.append(model.machine.bias_T[task] + w.sum(1) / 3**0.5 + pairs)
+            want.append(model.machine.bias_T[task] + w.sum(1) / 3**0.5 + pairs / (v.shape[1] - 1) ** 0.5)
         logits = torch.stack(want, 1)
         if isinstance(config, deepfm.Config):
             logits = logits + dense(model.deep.layers, each.flatten(1)) @ model.head.weight.T

@@ -13,17 +13,19 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
-from sparrow.data.schema import Split
+from sparrow.data.schema import Column, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
-from sparrow.models import dcnv2, dlrm
+from sparrow.models import dcnv2, dlrm, logistic
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
@@ -233,6 +235,24 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     assert got[0]["examples"] == sum(map(len, labels))
     assert got[0]["auc"] == pytest.approx(float(auc(torch.cat(scores), torch.cat(labels))), abs=2e-3)
     assert sum(w["examples"] for w in got) == log.rows("train")
+
+
+def test_ne_of_several_labels_is_one_for_their_base_rates(tmp_path: Path) -> None:
+    """Without progressive validation, as from the second epoch on."""
+    rare = [int(row % 16 == 0) for row in range(640)]
+    frame = pa.table({"rare": rare, "even": [row % 2 for row in range(640)], "x": [0.0] * 640})
+    kinds: dict[str, Any] = {"rare": "label", "even": "label", "x": "numeric"}
+    columns = {name: Column(kind=kind) for name, kind in kinds.items()}
+    schema = Schema(columns=columns, split=Split(by="ratio", valid=0, test=0))
+    pq.write_table(frame, tmp_path / "log.parquet")
+    log = data.prepare([tmp_path / "log.parquet"], tmp_path / "log", schema=schema).out
+    still = {"tables": sgd.Config(lr=0.0), "dense": dense_sgd.Config(lr=0.0)}
+    run = make(log, tmp_path / "run", model=logistic.Config(), loop=Loop(progressive=False), log=Log(every=99), **still)
+    trainer = Trainer(run)
+    with torch.no_grad():
+        trainer.model.bias_T.copy_(torch.tensor([1 / 16, 1 / 2]).logit())
+    trainer.fit()
+    assert logged(tmp_path / "run")[-1]["ne"] == pytest.approx(1, abs=1e-5)
 
 
 def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
