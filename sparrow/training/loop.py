@@ -222,9 +222,8 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
-                for portion, scores_BT in zip(micro, done.scores, strict=True):
-                    self._judge(portion.whole, scores_BT)
+            for portion, scores_BT in zip(micro, done.scores, strict=True):
+                self._judge(portion.whole, scores_BT)
             self.losses += done.losses
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
@@ -253,9 +252,11 @@ class Trainer:
         assert batch.labels_BT is not None
         if not bool(scores_BT.isfinite().all()):
             return  # of a step that is left out, and said to be; a sum that takes in a NaN stays one
-        part = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
-        for metric in (self.progressive[part], self.window):
-            metric.update(scores_BT[:, 0], batch.labels_BT[:, 0], batch.weights_B)
+        streams = [self.window]
+        if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
+            streams.append(self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))])
+        for stream in streams:
+            stream.update(scores_BT[:, 0], batch.labels_BT[:, 0], batch.weights_B)
 
     def _say_left_out(self, norm: float | None) -> None:
         self.skipped += 1
@@ -278,12 +279,8 @@ class Trainer:
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         loss, mass = self.losses.tolist()
         values["loss"] = loss / mass if mass else math.nan
-        bases = [self.dataset.label_mean("train", label) for label in self.dataset.schema.labels]
-        entropy = sum(-(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in bases) / len(bases)
-        values["ne"] = values["loss"] / entropy  # of all labels, as the loss is
-        window = self.window.result()
-        if window["examples"]:  # better than the training loss: of rows not yet trained on
-            values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration")}
+        window = self.window.result()  # of the first label, each row judged before the step that learns it
+        values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration") if window["examples"]}
         self.window, self.losses = Streaming(), torch.zeros_like(self.losses)
         self.log.write("train", self.step, values)
         self.listen("progress", {"step": self.step, "total": self.total_steps, **values})

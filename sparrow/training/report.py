@@ -184,8 +184,8 @@ def _learning(source: _Source) -> Section:
         ):
             picture.over_examples(axis, train, valid, name, title)
 
-    kind = "on batches not yet trained on" if any("auc" in r for r in train) else "no progressive validation"
-    kind += "; after the first epoch, NE on rows seen before" if source.found.run.loop.epochs > 1 else ""
+    kind = "each batch judged before the step that learns it"
+    kind += "; after the first epoch these rows were seen before" if source.found.run.loop.epochs > 1 else ""
     words = f"The line is the training log ({kind}), a point for every {source.found.run.log.every} steps."
     words += f" Both are of {source.found.schema.labels[0]} alone." if len(source.found.schema.labels) > 1 else ""
     return "Learning", _html.image(picture.svg(paint, height=2.7), "Logloss, NE and AUC over examples") + _html.text(

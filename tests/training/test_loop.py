@@ -237,22 +237,26 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     assert sum(w["examples"] for w in got) == log.rows("train")
 
 
-def test_ne_of_several_labels_is_one_for_their_base_rates(tmp_path: Path) -> None:
-    """Without progressive validation, as from the second epoch on."""
+def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: Path) -> None:
+    """1 for a model that says the base rate, whatever the other label is and the rows weigh."""
     rare = [int(row % 16 == 0) for row in range(640)]
-    frame = pa.table({"rare": rare, "even": [row % 2 for row in range(640)], "x": [0.0] * 640})
-    kinds: dict[str, Any] = {"rare": "label", "even": "label", "x": "numeric"}
-    columns = {name: Column(kind=kind) for name, kind in kinds.items()}
-    schema = Schema(columns=columns, split=Split(by="ratio", valid=0, test=0))
-    pq.write_table(frame, tmp_path / "log.parquet")
+    columns = {"rare": rare, "even": [row % 2 for row in range(640)], "x": [0.0] * 640, "w": [1 + 14 * r for r in rare]}
+    kinds: dict[str, Any] = {"rare": "label", "even": "label", "x": "numeric", "w": "weight"}
+    schema = Schema(
+        columns={name: Column(kind=kind) for name, kind in kinds.items()}, split=Split(by="ratio", valid=0, test=0)
+    )
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     log = data.prepare([tmp_path / "log.parquet"], tmp_path / "log", schema=schema).out
     still = {"tables": sgd.Config(lr=0.0), "dense": dense_sgd.Config(lr=0.0)}
-    run = make(log, tmp_path / "run", model=logistic.Config(), loop=Loop(progressive=False), log=Log(every=99), **still)
-    trainer = Trainer(run)
-    with torch.no_grad():
-        trainer.model.bias_T.copy_(torch.tensor([1 / 16, 1 / 2]).logit())
-    trainer.fit()
-    assert logged(tmp_path / "run")[-1]["ne"] == pytest.approx(1, abs=1e-5)
+    for progressive in (True, False):
+        place = tmp_path / str(progressive)
+        loop = Loop(progressive=progressive, epochs=2)
+        trainer = Trainer(make(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still))
+        with torch.no_grad():
+            trainer.model.bias_T.copy_(torch.tensor([1 / 2, 1 / 9]).logit())
+        trainer.fit()
+        lines = [line for line in logged(place) if line["event"] == "train"]
+        assert len(lines) == 2 and [line["ne"] for line in lines] == pytest.approx([1, 1], abs=1e-3)
 
 
 def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
