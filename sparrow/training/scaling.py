@@ -165,10 +165,12 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
         if not results["progressive"]:
             raise UserError(f"{run.run_dir}: neither a valid part nor progressive validation to measure by")
         part, measured = results["progressive"][-1], "last fifth of the stream"
+    if part["ne"] is None or math.isnan(part["ne"]):  # as the file has it, as `train` returns it
+        what = "the valid part" if measured == "valid" else f"the {measured}"
+        raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
     return Point(
         family=Family("sparrow.models").name_of(run.model), settings=vars(run.model), measured=measured,
-        flops=flops(found.model, dataset.first(64)),
-        ne=math.nan if part["ne"] is None else part["ne"], auc=math.nan if part["auc"] is None else part["auc"],
+        flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
         weights=sum(p.numel() for p in found.model.parameters()),
         rows=sum(record.spec.addressing.rows for one in tables_of(found.model) for record in one.all_records()),
     )  # fmt: skip

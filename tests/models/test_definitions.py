@@ -180,13 +180,22 @@ def wide(layers: int, **changes: Any) -> tuple[Any, Schema]:
     return build(config, schema), schema
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_wukongs_orders(layers: int) -> None:
-    """Without norms, ReLUs and biases f(t X) has the powers 1 to 2^layers of t, and each of them."""
-    model, _ = wide(layers, projection="linear", mlp=())
+@pytest.mark.parametrize(
+    ("projection", "layers", "orders"),
+    [("linear", 1, {1, 2}), ("linear", 2, {*range(1, 5)}), ("linear", 3, {*range(1, 9)}), ("attentive", 1, {1, 3})],
+)
+def test_wukongs_orders(projection: str, layers: int, orders: set[int]) -> None:
+    """Which powers of t f(t X) has without norms, ReLUs and biases: with a linear projection 1 to 2^layers.
+
+    Where Y is of order 1 itself, X X^T Y has order 3.
+    """
+    model, _ = wide(layers, projection=projection, mlp=())
     for layer in model.layers:
         layer.norm = layer.fm.norm = nn.Identity()
         nn.init.zeros_(layer.fm.out.bias)
+        if projection == "attentive":
+            layer.fm.attention = nn.Identity()
+            nn.init.zeros_(layer.fm.project.bias)
     model.double()
     x = torch.randn(8, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -196,13 +205,13 @@ def test_wukongs_orders(layers: int) -> None:
             y = layer(y)
         return y.flatten()
 
-    order = 2**layers
-    t = np.cos(np.pi * (np.arange(order + 4) + 0.5) / (order + 4))  # where interpolation is stable
+    count = max(orders) + 4
+    t = np.cos(np.pi * (np.arange(count) + 0.5) / count)  # where interpolation is stable
     values = torch.stack([f(float(one)) for one in t]).detach().numpy()
     found = np.linalg.solve(np.vander(t, increasing=True), values)
     size = np.abs(found).max(1) / np.abs(found).max()
-    assert (size[1 : order + 1] > 1e-6).all()
-    assert size[0] < 1e-9 and (size[order + 1 :] < 1e-9).all()
+    assert {power for power in range(count) if size[power] > 1e-6} == orders
+    assert all(size[power] < 1e-9 for power in range(count) if power not in orders)
 
 
 def test_wukongs_low_rank_product_is_the_factorization_machines() -> None:
@@ -216,20 +225,28 @@ def test_wukongs_low_rank_product_is_the_factorization_machines() -> None:
     torch.testing.assert_close(found, want.unflatten(1, (3, 4)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_wukong_layer_by_hand() -> None:
-    for n_l in (3, 5):  # the residual is compressed, or as it is
-        model, _ = wide(1, n_l=n_l)
-        layer, x = model.layers[0], torch.randn(3, 8, 4)
-        block = layer.fm
+def test_wukong_by_hand() -> None:
+    """From the tables to the logits: whose numbers make which vector."""
+    config = wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(6,), top=(7,), bottom=(8,), several={"item": 2})
+    model: Any = build(config, BOTH)
+    for parameter in model.parameters():  # norms too, which begin as nothing
+        nn.init.normal_(parameter, std=0.5)
+    example = batch(7)
+    tables = [one.split(4, 1) for one in model.tables(example.ids).values()]
+    x = torch.stack([dense(model.bottom.layers, example.dense_BC), *itertools.chain(*tables)], 1)
+    for layer in model.layers:
+        n, block = x.shape[1], layer.fm
         linear, compress, residual = layer.across.weight.split(layer.across.sizes)
         compressed = torch.einsum("cn,bnd->bcd", compress, x).flatten(1)
         y = dense(block.attention.layers, compressed) @ block.project.weight.T + block.project.bias
-        product = torch.einsum("bnd,bmd,bmk->bnk", x, x, y.view(3, 8, 2) / 8**0.5).flatten(1)
-        made = dense(block.mlp.layers, F.layer_norm(product, (16,))) @ block.out.weight.T + block.out.bias
-        both = torch.cat([made.view(3, 3, 4), torch.einsum("ln,bnd->bld", linear, x)], 1)
-        rest = x if n_l == 5 else torch.einsum("ln,bnd->bld", residual, x)
-        found = layer(x.transpose(0, 1)).transpose(0, 1)
-        torch.testing.assert_close(found, F.layer_norm(both + rest, (4,)), rtol=1e-4, atol=1e-4)
+        product = torch.einsum("bnd,bmd,bmk->bnk", x, x, y.view(7, n, 3) / n**0.5).flatten(1)
+        normed = F.layer_norm(product, (3 * n,), block.norm.weight, block.norm.bias)
+        made = dense(block.mlp.layers, normed) @ block.out.weight.T + block.out.bias
+        both = torch.cat([made.view(7, 3, 4), torch.einsum("ln,bnd->bld", linear, x)], 1)
+        rest = torch.einsum("ln,bnd->bld", residual, x) if n != 5 else x
+        x = F.layer_norm(both + rest, (4,), layer.norm.weight, layer.norm.bias)
+    want = dense(model.top.layers, x.flatten(1)) @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model(example), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("projection", ["attentive", "linear"])

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.core.config import to_dict, write_toml
+from sparrow.data.schema import Column, Schema, Split
 from sparrow.models import dcnv2, deepfm, dlrm, wukong
 from sparrow.training import Run
 from sparrow.training.scaling import Point, law, scale, sizes
@@ -81,7 +84,12 @@ def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "MFLOP an example" in said and "NE = " in said and "±" not in said
     assert Path("scale.png").stat().st_size > 5000
     assert main(["scale", "w.toml", "--sizes", "2", "--seeds", "2"]) == 0
-    assert capsys.readouterr().out.count("±") == 4
+    said = capsys.readouterr().out
+    for size in range(2):
+        ne, more = (
+            json.loads(Path(f"w/size-{size}{seed}/results.json").read_text())["valid"]["ne"] for seed in ("", "-seed-1")
+        )
+        assert f"{(ne + more) / 2:.4f} ± {abs(ne - more) / 2**0.5:.4f}" in said
     assert sorted(place.name for place in Path("w").iterdir()) == [
         "size-0",
         "size-0-seed-1",
@@ -90,3 +98,14 @@ def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     assert main(["scale", "w.toml", "w.toml"]) == 2
     assert "writes to w, as another file does" in capsys.readouterr().err
+
+
+def test_a_valid_part_of_one_class_says_so(tmp_path: Path) -> None:
+    for name, labels in (("train", [0, 1] * 50), ("valid", [0] * 20)):
+        pq.write_table(pa.table({"label": labels, "x": list(range(len(labels)))}), tmp_path / f"{name}.parquet")
+    columns = {"label": Column(kind="label"), "x": Column(kind="numeric")}
+    split = Split(valid_files=(str(tmp_path / "valid.parquet"),))
+    schema = Schema(columns=columns, split=split)
+    log = data.prepare([tmp_path / "train.parquet"], tmp_path / "log", schema=schema).out
+    with pytest.raises(UserError, match="the valid part's labels are all alike"):
+        scale(sizes(run_of(log, tmp_path / "w"), 2))
