@@ -17,8 +17,7 @@ class FactorizationMachine(nn.Module):
 
     def forward(self, vectors_BFX: Tensor) -> Tensor:
         """Logits [B, tasks]."""
-        each_BFTX = vectors_BFX.unflatten(2, (len(self.bias_T), -1)).float()
-        v_BFTD, weight_BFT = each_BFTX[..., :-1], each_BFTX[..., -1]
+        v_BFTD, weight_BFT = self.split(vectors_BFX.float())
         # row-wise AdaGrad has one sum of squares for all of them: unscaled, the weight's gradient would slow the others
         weight_BFT = weight_BFT * v_BFTD.shape[-1] ** -0.5
         pairs_BT = (v_BFTD.sum(1).square() - v_BFTD.square().sum(1)).sum(2) / 2
@@ -26,3 +25,8 @@ class FactorizationMachine(nn.Module):
         # steps too large and leave the weights almost none
         pairs_BT = pairs_BT * max(v_BFTD.shape[1] - 1, 1) ** -0.5
         return weight_BFT.sum(1) + pairs_BT + self.bias_T
+
+    def split(self, vectors_BFX: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers for the pairs [B, F, tasks, D] and the weights [B, F, tasks], as they are."""
+        each_BFTX = vectors_BFX.unflatten(2, (len(self.bias_T), -1))
+        return each_BFTX[..., :-1], each_BFTX[..., -1]

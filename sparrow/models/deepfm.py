@@ -30,17 +30,18 @@ class Config:
 class DeepFM(nn.Module):
     """A factorization machine beside an MLP that reads the same vectors (arXiv 1703.04247).
 
-    With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all of them.
+    With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all but the weights.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed)
         self.machine = FactorizationMachine(tasks(schema))
-        self.deep = MLP(self.vectors.features * self.vectors.dim, config.deep)
+        self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep)
         self.head = Linear(self.deep.out_features, tasks(schema), bias=False)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
         vectors_BFD = self.vectors(batch)
-        return self.machine(vectors_BFD) + self.head(self.deep(vectors_BFD.flatten(1)))
+        unweighted = self.machine.split(vectors_BFD)[0].flatten(1)
+        return self.machine(vectors_BFD) + self.head(self.deep(unweighted))

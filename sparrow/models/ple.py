@@ -68,7 +68,7 @@ class _Level(nn.Module):
         counts = [config.own] * labels + [config.shared]
         self.experts = nn.ModuleList(nn.ModuleList(MLP(inputs, config.expert) for _ in range(n)) for n in counts)
         mixed = [config.own + config.shared] * labels + ([] if is_last else [config.own * labels + config.shared])
-        self.gates = nn.ModuleList(Linear(inputs, n) for n in mixed)
+        self.gates = nn.ModuleList(Linear(inputs, n, bias=False) for n in mixed)
 
     def forward(self, streams: list[Tensor]) -> list[Tensor]:
         found = [[expert(x) for expert in experts] for experts, x in zip(self.experts, streams, strict=True)]  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch
-from sparrow.core.config import Family
+from sparrow.core.config import Family, to_dict
 from sparrow.data.schema import Column
 from sparrow.distributed import World
 from sparrow.losses import binary_cross_entropy
@@ -38,18 +38,15 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out
 
 
-def settings(name: str, **more: Any) -> dict[str, Any]:
-    small = {"threads": 1, "data.batch_size": 60, "log.tensorboard": False, "data.shuffle": False, **more}
-    return {**small, "model.name": name, **({} if name == "logistic" else {"model.dim": 4})}
+def settings(**more: Any) -> dict[str, Any]:
+    return {"threads": 1, "data.batch_size": 60, "log.tensorboard": False, "data.shuffle": False, **more}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_is_uninterrupted(sessions: Path, tmp_path: Path, name: str) -> None:
     """To the bit."""
-    runs = [
-        Run.of(str(sessions), settings(name, run_dir=str(tmp_path / place), **{"checkpoint.every": 3}))
-        for place in ("whole", "cut")
-    ]
+    changes = {"model.name": name, "checkpoint.every": 3, **({} if name == "logistic" else {"model.dim": 4})}
+    runs = [Run.of(str(sessions), settings(run_dir=str(tmp_path / place), **changes)) for place in ("whole", "cut")]
     whole = train(runs[0])
     with pytest.raises(Kill):
         train(runs[1], listener=dies_at(6))
@@ -78,12 +75,11 @@ def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
                 tables.discard()
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(float(b.detach().abs().max()), 1e-3))
-        break
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("name", NAMES)
-def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("config", MODELS, ids=repr)
+def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, config: Any) -> None:
     """With dedup between ranks; scores to 1e-5: gradients of shares of a batch are added up in another order."""
     rules = {
         "tables.name": "sgd",
@@ -91,7 +87,8 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
         "dense.name": "sgd",
         "dense.lr": 0.01,
     }  # Adam makes steps of rounding
-    changes = settings(name, **{"data.dedup": "on", "sharding.plan": "table_row_wise", **rules})
+    model = {"model": to_dict(config) | {"name": FAMILY.name_of(config)}}
+    changes = settings(**model, **{"data.dedup": "on", "sharding.plan": "table_row_wise", **rules})
     got = ranks(2).run(cases.fit, str(sessions), str(tmp_path / "run"), changes, False)
     before = torch.get_num_threads()
     want = cases.fit(World(), str(sessions), str(tmp_path / "one"), {**changes, "data.dedup": "off"}, False)

@@ -50,7 +50,8 @@ def test_factorization_machine_pair_by_pair(schema: Schema) -> None:
             want.append(model.machine.bias_T[task] + w.sum(1) / 3**0.5 + pairs / (v.shape[1] - 1) ** 0.5)
         logits = torch.stack(want, 1)
         if isinstance(config, deepfm.Config):
-            logits = logits + dense(model.deep.layers, each.flatten(1)) @ model.head.weight.T
+            read = each.unflatten(2, (labels, 4))[..., :3].flatten(1)  # all but the weights
+            logits = logits + dense(model.deep.layers, read) @ model.head.weight.T
         torch.testing.assert_close(model(example), logits, rtol=1e-5, atol=1e-6)
 
 
@@ -119,6 +120,7 @@ def test_finalmlps_contexts_are_features() -> None:
 
 def test_din_id_by_id() -> None:
     model: Any = build(din.Config(dim=4, attention=(8,), deep=(6,)))
+    assert model.weights[0].bias.item() == 1  # ids count alike at first
     example = batch(9)
     assert model.pairs == {"history": "item"}
     item, user = (model.tables(example.ids)[name] for name in ("item", "user"))
@@ -156,7 +158,7 @@ def test_experts_by_hand() -> None:
         mixed = []
         for place, gate in enumerate(level.gates):
             experts = [*found[place], *found[2]] if place < 2 else [*found[0], *found[1], *found[2]]
-            shares = torch.softmax(streams[place] @ gate.weight.T + gate.bias, 1)
+            shares = torch.softmax(streams[place] @ gate.weight.T, 1)
             mixed.append(sum(shares[:, i : i + 1] * expert for i, expert in enumerate(experts)))
         assert len(mixed) == (3, 2)[number]
         streams = mixed
