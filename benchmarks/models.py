@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from _peers.cells import kept
 
 from sparrow import data
 from sparrow.core.config import Family
@@ -55,7 +57,7 @@ def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
     seen: list[tuple[Any, torch.Tensor]] = []
     begin, rows = 0.0, 0
     for step, batch in enumerate(loader):
-        if step == 20:
+        if step == min(20, len(loader) // 2):
             begin, rows = time.perf_counter(), 0
         loss, scores_BT = judged(net(batch), batch)
         loss.backward()
@@ -87,16 +89,13 @@ def sizes(net: torch.nn.Module, speed: float) -> dict[str, Any]:
     return {"examples_per_s": speed, "weights": sum(p.numel() for p in net.parameters()), "mib": int(peak) / 1024}
 
 
-def cell(log: Path, name: str, model: str, seed: int, cells: Path) -> dict[str, Any] | None:
-    """One result, kept; None for a model that cannot be had on a log."""
-    kept = cells / f"{name}-{model}-{seed}.json"
-    if not kept.exists():
-        program = [sys.executable, "-W", "ignore", __file__, "--cell", name, str(log), model, str(seed)]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        if done.returncode and "UserError: model" not in done.stderr:
-            sys.exit(f"{name}, {model}, seed {seed}: {done.stderr[-2000:]}")
-        kept.write_text(done.stdout.splitlines()[-1] if not done.returncode else "null")
-    found: dict[str, Any] | None = json.loads(kept.read_text())
+def cell(log: Path, name: str, model: str, seed: int) -> dict[str, Any] | None:
+    """One result, of a process of its own; None for a model that cannot be had on a log."""
+    program = [sys.executable, "-W", "ignore", __file__, "--cell", name, str(log), model, str(seed)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode and "UserError: model" not in done.stderr:
+        sys.exit(f"{name}, {model}, seed {seed}: {done.stderr[-2000:]}")
+    found: dict[str, Any] | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -105,8 +104,8 @@ def logs(asked: argparse.Namespace, work: Path) -> dict[str, Path]:
     made: dict[str, Path] = {}
     if asked.quick:
         data.generate(work / "log.parquet", rows=20_000, users=300, items=200)
-        made["made"] = data.prepare([work / "log.parquet"], work / "made").out
-        return made
+        log = data.prepare([work / "log.parquet"], work / "made").out
+        return {"made": log, "globo": log}  # the second in Globo's place, for what is done with it
     if asked.globo:
         schema = Schema.load(RECIPES / "globo.schema.toml")
         made["globo"] = data.prepare([asked.globo], work / "globo", schema=schema).out
@@ -178,12 +177,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         cells = asked.cells or work / "cells"
-        cells.mkdir(parents=True, exist_ok=True)
         for name, log in logs(asked, work).items():
             found: dict[str, list[dict[str, Any] | None]] = {model: [] for model in MODELS}
             for seed in SEEDS[: 1 if asked.quick else None]:
                 for model in MODELS:
-                    found[model].append(cell(log, name, model, seed, cells))
+                    job = partial(cell, log)  # the log's place says nothing about a result
+                    found[model].append(kept(cells, f"{name}-{model}-{seed}", job, name, model, seed))
             show(name, found)
             if name == "globo":
                 verdict(found)

@@ -11,7 +11,7 @@ a stopped run goes on where it was. Parameters agree within 1 % and FLOP of a fo
 within 1 % of these shares (`check`), or no speed is printed:
 
 - dcnv2 (parallel, 3 cross layers): the same function; Sparrow multiplies numbers, not their vectors: 12 % less.
-- deepfm: the same machine; Sparrow's MLP also reads each field's weight, 663 inputs for 624: 3 % more.
+- deepfm: the same function.
 - masknet (serial, 3 blocks of 400, masks as wide as their inputs): Sparrow's layer norm of the embeddings is one,
   FuxiCTR's one for each field: the same FLOP.
 - finalmlp (1024-512 and 1024-512-256, 2 heads): the same function. Gates without named features are one vector for
@@ -25,13 +25,12 @@ within 1 % of these shares (`check`), or no speed is printed:
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from _peers.cells import kept
 from _peers.fuxictr_sides import (
     PRECISIONS,
     FuxiCTR,
@@ -57,7 +56,6 @@ MODELS = [
         source="DeepFM/DeepFM_torch/src/DeepFM.py",
         ours={"deep": DEEP},
         theirs={"hidden_units": DEEP},
-        work=1.03,
     ),
     Model(
         name="masknet",
@@ -93,13 +91,6 @@ MODELS = [
 ]  # fmt: skip
 
 
-def cell(kept: Path, run: Callable[[], Job]) -> Job:
-    """A job's result, kept."""
-    if not kept.exists():
-        kept.write_text(json.dumps(asdict(run())))
-    return Job(**json.loads(kept.read_text()))
-
-
 def compare(asked: argparse.Namespace, work: Path) -> None:
     """Everything, printed as it comes."""
     log, facts = log_of(asked, work / "log")
@@ -120,7 +111,8 @@ def compare(asked: argparse.Namespace, work: Path) -> None:
         for seed in range(1 if asked.quick else asked.pairs):
             for side in list(jobs)[:: 1 if seed % 2 else -1]:
                 run = partial(peer.run, "train", seed) if side == "FuxiCTR" else partial(ours.train, side, seed)
-                jobs[side].append(cell(cells / f"{log['rows']}-{model.name}-{side}-{seed}.json", run))
+                found_job = kept(cells, f"{model.name}-{side}-{seed}", lambda run=run: asdict(run()), of=(log, model))
+                jobs[side].append(Job(**found_job))
             for precision in PRECISIONS:
                 check(jobs["FuxiCTR"][-1], jobs[precision][-1], log, model, 0.0 if asked.quick else 0.25)
         for side, each in jobs.items():

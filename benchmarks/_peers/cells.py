@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import multiprocessing
 import os
@@ -13,28 +15,54 @@ from typing import Any
 
 import torch
 
+import sparrow
 from sparrow.core.memory import keep_freed_memory
 
 
-def cells(folder: Path, make: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Name -> what make(*arguments) gave, a file each; as many at once as there are cores, of a thread each.
+def kept(folder: Path, name: str, make: Callable[..., Any], *arguments: Any, of: Any = None) -> Any:
+    """What make(*arguments) gave, from its file where there is one. of: what it depends on besides.
 
-    Not for what is timed. Results must be what JSON holds.
+    A file belongs to its arguments and to the package's sources: of other ones nothing is taken.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = {name: arguments for name, arguments in jobs.items() if not (folder / f"{name}.json").exists()}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), context, initializer=_one_thread) as pool:
-        waiting = {pool.submit(make, *arguments): name for name, arguments in missing.items()}
+    place = _place(folder, name, arguments, of)
+    if not place.exists():
+        _write(place, make(*arguments))
+    return json.loads(place.read_text())
+
+
+def cells(folder: Path, make: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Name -> what make(*arguments) gave; as many at once as there are cores, of a thread each: not for what is timed.
+
+    Results must be what JSON holds.
+    """
+    places = {name: _place(folder, name, arguments) for name, arguments in jobs.items()}
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+        waiting = {pool.submit(make, *jobs[name]): place for name, place in places.items() if not place.exists()}
         for done, future in enumerate(as_completed(waiting), 1):
-            place = folder / f"{waiting[future]}.json"
-            partial = place.with_suffix(".partial")
-            partial.write_text(json.dumps(future.result()))
-            partial.replace(place)
-            print(f"\r{done} of {len(waiting)} cells", end="", file=sys.stderr, flush=True)
-    if missing:
-        print(file=sys.stderr)
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in jobs}
+            _write(waiting[future], future.result())
+            print(f"{done} of {len(waiting)} cells", file=sys.stderr, flush=True)
+    return {name: json.loads(place.read_text()) for name, place in places.items()}
+
+
+def _place(folder: Path, name: str, *what: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}-{hashlib.sha256(f'{_sources()} {what!r}'.encode()).hexdigest()[:8]}.json"
+
+
+def _write(place: Path, found: Any) -> None:
+    partial = place.with_suffix(".partial")
+    partial.write_text(json.dumps(found))
+    partial.replace(place)
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the package."""
+    found = hashlib.sha256()
+    root = Path(sparrow.__file__).parent
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _one_thread() -> None:

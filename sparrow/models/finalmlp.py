@@ -68,7 +68,7 @@ class FinalMLP(nn.Module):
         vectors_BFD = self.vectors(batch)
         x = vectors_BFD.flatten(1)
         gates = zip(self.gates, self.contexts, strict=False)  # no gates, no contexts
-        inputs = [x * gate(vectors_BFD[:, places].flatten(1)) for gate, places in gates] or [x, x]
+        inputs = [x * gate(vectors_BFD[:, places].flatten(1)).to(x.dtype) for gate, places in gates] or [x, x]
         return self.fusion(*(stream(one) for stream, one in zip(self.streams, inputs, strict=True)))
 
     def _places(self, setting: str, names: tuple[str, ...]) -> list[int]:
