@@ -17,7 +17,7 @@ from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.kernels.rules import sgd
 from sparrow.losses import probabilities
-from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, masknet, mmoe, ple, wukong
+from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, gdcn, masknet, mmoe, ple, wukong
 from tests.models.test_models import SCHEMA, batch, build
 
 BOTH = replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
@@ -109,6 +109,20 @@ def test_finalmlp_by_hand(schema: Schema) -> None:
             weight = fusion.weight[h, :, 3 * task : 3 * task + 3]
             want = want + torch.einsum("bx,xy,by->b", first[:, 4 * h : 4 * h + 4], weight, second[:, 3 * h : 3 * h + 3])
         torch.testing.assert_close(model(example)[:, task], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", ["parallel", "stacked"])
+def test_gdcn_by_hand(structure: Any) -> None:
+    model: Any = build(gdcn.Config(dim=4, layers=2, deep=(6,), structure=structure))
+    example = batch(5)
+    x0 = x = vectors_of(model, example).flatten(1)
+    for layer in model.layers:
+        nn.init.normal_(layer.cross.bias)
+        x = x0 * (x @ layer.cross.weight.T + layer.cross.bias) * torch.sigmoid(x @ layer.gate.weight.T) + x
+    deep = dense(model.deep.layers, x0 if structure == "parallel" else x)
+    read = torch.cat([x, deep], 1) if structure == "parallel" else deep
+    want = read @ model.head.weight.T + model.head.bias
+    torch.testing.assert_close(model(example), want, rtol=1e-5, atol=1e-5)
 
 
 def test_finalmlps_contexts_are_features() -> None:

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+from sparrow.core.errors import require
+from sparrow.data.schema import Schema
+from sparrow.kernels.rules import RowRule
+from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.models._inputs import History, Vectors, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: of a feature's vector. layers: gated cross layers. deep: hidden sizes of the MLP.
+
+    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them.
+    history: lists that transformers read.
+    """
+
+    dim: int = 16
+    layers: int = 3
+    deep: tuple[int, ...] = (128, 64)
+    structure: Literal["stacked", "parallel"] = "parallel"
+    history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim,), deep=self.deep)
+        require(least=1, layers=self.layers)
+
+    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+        """The model for a log."""
+        return GDCN(schema, self, rule=rule, seed=seed)
+
+
+class GDCN(nn.Module):
+    """Cross layers that weigh each interaction before they add it, and an MLP (GDCN, arXiv 2311.04635)."""
+
+    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+        super().__init__()
+        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        features = self.vectors.features * config.dim
+        self.layers = nn.ModuleList(_GatedCross(features) for _ in range(config.layers))
+        self.deep = MLP(features, config.deep)
+        self.is_parallel = config.structure == "parallel"
+        self.head = Linear(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T]."""
+        x0 = x = to_compute(self.vectors(batch).flatten(1))
+        for layer in self.layers:
+            x = layer(x0, x)
+        return self.head(x, self.deep(x0)) if self.is_parallel else self.head(self.deep(x))
+
+
+class _GatedCross(nn.Module):
+    """x_0 * (W x + b) * sigmoid(V x) + x (equation 4)."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.cross, self.gate = Linear(features, features), Linear(features, features, bias=False)
+        nn.init.zeros_(self.cross.bias)  # type: ignore[arg-type]
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        return torch.addcmul(x, x0 * to_compute(self.cross(x)), torch.sigmoid(self.gate(x)))
