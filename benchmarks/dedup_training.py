@@ -32,10 +32,10 @@ from sparrow.data.schema import Cluster, Column, Schema
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
-from sparrow.models import dlrm
+from sparrow.models import History, dlrm
 
 BATCH, STEPS, ROUNDS = 4096, 3, 4
-MODEL = dlrm.Config(dim=64, layers=2, heads=2, longest=50, bottom=(64,), top=(64, 32))
+MODEL = dlrm.Config(dim=64, bottom=(64,), top=(64, 32))
 
 
 class Form:
@@ -44,8 +44,9 @@ class Form:
     def __init__(self, dataset: data.Dataset, dedup: Any, steps: int) -> None:
         torch.manual_seed(0)
         lists = tuple(name for name, column in dataset.schema.columns.items() if column.kind == "list")
-        self.model: Any = replace(MODEL, history=lists).build(dataset.schema, rowwise_adagrad.Config(), 0)
-        self.model.tables.mode = "fused"
+        config = replace(MODEL, history=History(lists=lists, layers=2, heads=2, longest=50))
+        self.model: Any = config.build(dataset.schema, rowwise_adagrad.Config(), 0)
+        self.model.ids.tables.mode = "fused"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.batches = []
         for i in range(steps):  # from all over the log: histories grow
@@ -58,7 +59,7 @@ class Form:
         """One step; the loss before it."""
         loss, _ = judged(self.model(batch), batch)
         loss.backward()
-        self.model.tables.update()
+        self.model.ids.tables.update()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(loss)
@@ -76,8 +77,8 @@ class Rest:
     def __init__(self, form: Form, schema: Schema) -> None:
         self.form, self.schema = form, schema
         self.names = {name for names in schema.groups.values() for name in names}
-        mine = [f for f in form.model.tables.features if f.name not in self.names]
-        specs = [r.spec for r in form.model.tables.all_records() if r.spec.name in {f.table for f in mine}]
+        mine = [f for f in form.model.ids.tables.features if f.name not in self.names]
+        specs = [r.spec for r in form.model.ids.tables.all_records() if r.spec.name in {f.table for f in mine}]
         self.tables = EmbeddingTables(specs, mine, mode="fused")
         self.constant_BD = torch.randn(2 * BATCH, MODEL.dim)
         for parameter in form.model.parameters():
@@ -123,8 +124,8 @@ def measure(name: str, dataset: data.Dataset, steps: int, rounds: int, goal: flo
         "on": sum(b.ids.values_N.numel() for b in on.batches),
         "off": sum(b.ids.values_N.numel() for b in off.batches),
     }
-    work = [b.ids[key].lengths_B.sum() for b in off.batches for key in off.model.history]
-    left = [b.ids[key].lengths_B.sum() for b in on.batches for key in on.model.history]
+    work = [b.ids[key].lengths_B.sum() for b in off.batches for key in off.model.ids.lists]
+    left = [b.ids[key].lengths_B.sum() for b in on.batches for key in on.model.ids.lists]
     factor = float(sum(work) / sum(left))  # vectors that transformers read
     p = 1 - statistics.median(a / b for a, b in zip(took["rest"], took["off"], strict=True))
     bound = 1 / ((1 - p) + p / factor)

@@ -32,6 +32,7 @@ from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
 from sparrow.models import dcnv2, dlrm, wukong
+from sparrow.training.restore import tables_of
 from sparrow.training.scaling import Point, draw, flops
 
 COLUMNS, VALUES, PAIRS, BATCH, TEST = 27, 8, 12, 512, 50_000
@@ -87,7 +88,8 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     world = World(order, seed)
     torch.manual_seed(seed)
     model = config.build(SCHEMA, rowwise_adagrad.Config(lr=0.1), seed)
-    model.tables.mode = "fused"
+    for tables in tables_of(model):
+        tables.mode = "fused"
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     steps = rows // BATCH
     for step in range(steps):

@@ -41,7 +41,7 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
 
     # dense weights and table rows, as safetensors
     dense = {"dense": model.state_dict()}
-    path = checkpoint.save(directory / "model", 1, identity={}, state={}, parts=dense, chunks=model.tables.chunks())
+    path = checkpoint.save(directory / "model", 1, identity={}, state={}, parts=dense, chunks=model.ids.tables.chunks())
     print(f"saved as {path}")
     return result
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
+from sparrow.models._inputs import History
 
 
 class ModelConfig(Protocol):
@@ -21,4 +22,4 @@ class ModelConfig(Protocol):
         ...
 
 
-__all__ = ["ModelConfig"]
+__all__ = ["History", "ModelConfig"]

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
+from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Hashed, TableSpec
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import NumericEmbedding
+from sparrow.layers import CausalTransformer, NumericEmbedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """lists: columns that causal transformers read instead of pooling them, a transformer for each, of so many layers
+    and heads; heads divide the size of a vector. longest: how many of a list's last ids they see.
+    """
+
+    lists: tuple[str, ...] = ()
+    layers: int = 2
+    heads: int = 2
+    longest: int = 50
+
+    def __post_init__(self) -> None:
+        require(least=1, layers=self.layers, heads=self.heads, longest=self.longest)
+        if len(set(self.lists)) < len(self.lists):
+            raise UserError("lists: a list is named twice; name it once")
 
 
 def tables_for(
@@ -26,8 +47,10 @@ def tables_for(
     """Tables of one dim for all of a schema's id columns; those of `sequences` give a vector per id.
 
     several: table -> how many vectors of dim side by side an id of it has, else one. UserError when another column
-    cannot be pooled to a vector.
+    cannot be pooled to a vector, and for a schema without any feature.
     """
+    if not schema.dense and not schema.sparse:
+        raise UserError("model: this log has no feature; make some of its columns numeric, categorical or list")
     specs = []
     for name, table in schema.tables.items():
         if table.rows is None:
@@ -42,7 +65,10 @@ def tables_for(
             features.append(Feature(name=name, table=str(column.table), pooling="none"))
             continue
         if column.pooling == "none":
-            raise UserError(f"columns.{name}.pooling: this model needs one vector per sample; use 'sum' or 'mean'")
+            raise UserError(
+                f"columns.{name}.pooling: this model needs one vector per sample; use 'sum' or 'mean', or a model that "
+                f"reads lists and name {name!r} in model.history.lists"
+            )
         assert column.table is not None
         pooling = (column.pooling or "mean") if column.kind == "list" else "sum"
         features.append(Feature(name=name, table=column.table, pooling=pooling))
@@ -61,23 +87,68 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
     return tables.pooled(batch.ids)
 
 
+class Ids(nn.Module):
+    """The vectors of all id columns side by side, [B, sum of dims], in the tables' order, lists pooled or read.
+
+    Transformers run on the distinct rows of a dedup group, and their vectors are repeated for the samples behind them
+    (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate. sequences: lists left to the model, see
+    `by_name`. The rest, and UserErrors, as `tables_for`; UserError too for a history that is no list of the log, or
+    whose heads do not divide dim.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int,
+        rule: RowRule,
+        seed: int,
+        history: History,
+        sequences: Collection[str] = (),
+        several: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__()
+        lists = [name for name in schema.sparse if schema.columns[name].kind == "list"]
+        for name in history.lists:
+            if name not in lists:
+                raise UserError(f"model.history.lists: no list {name!r}{suggest(name, lists)}")
+        if history.lists and dim % history.heads:
+            what = f"model.history.heads: {history.heads} do not divide the {dim} numbers of a vector"
+            raise UserError(f"{what}; take a divisor, or another model.dim")
+        self.tables = tables_for(schema, dim, rule, seed, sequences={*history.lists, *sequences}, several=several)
+        self.lists = history.lists
+        sizes = [dim * several.get(str(schema.columns[name].table), 1) for name in history.lists]
+        self.readers = nn.ModuleList(
+            CausalTransformer(size, history.layers, history.heads, history.longest) for size in sizes
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[B, sum of dims]."""
+        return torch.cat(list(self.by_name(batch).values()), 1) if self.lists else pooled(self.tables, batch)
+
+    def by_name(self, batch: Batch) -> dict[str, Any]:
+        """Column -> its vector [B, dim], or a Jagged of the vectors of its ids for one of `sequences`."""
+        found: dict[str, Any] = self.tables(batch.ids)
+        for name, reader in zip(self.lists, self.readers, strict=True):
+            listed = found[name]
+            read_UD = reader(listed.values_N, listed.offsets_B1)
+            found[name] = read_UD if listed.inverse_B is None else read_UD.index_select(0, listed.inverse_B)
+        return found
+
+
 class Vectors(nn.Module):
     """A vector of `dim` for each feature, [B, features, dim]: a dense column's is its number times one that is learned.
 
-    names: of the features, dense columns first, then id columns, lists pooled. UserError for a log with fewer than
-    `least` features.
+    names: of the features, dense columns first, then id columns. history, and UserErrors: as for `Ids`.
     """
 
-    def __init__(self, schema: Schema, dim: int, rule: RowRule, seed: int, least: int = 1) -> None:
+    def __init__(self, schema: Schema, dim: int, rule: RowRule, seed: int, history: History) -> None:
         super().__init__()
         self.names = (*schema.dense, *schema.sparse)
         self.dim, self.features = dim, len(self.names)
-        if self.features < least:
-            raise UserError(f"model: it needs {least} features and this log has {self.features}; use logistic or dcnv2")
-        self.tables = tables_for(schema, dim, rule, seed)
+        self.ids = Ids(schema, dim, rule, seed, history)
         self.numeric = NumericEmbedding(len(schema.dense), dim)
 
     def forward(self, batch: Batch) -> Tensor:
         """[B, features, dim]."""
-        found, _ = self.numeric(batch.dense_BC, pooled(self.tables, batch))
+        found, _ = self.numeric(batch.dense_BC, self.ids(batch))
         return found.unflatten(1, (self.features, self.dim))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,14 +10,14 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """dim: of a feature's vector. layers, width, heads: of self-attention, width being that of all heads together.
 
-    deep: hidden sizes of the MLP beside it; without any the plain AutoInt.
+    deep: hidden sizes of the MLP beside it; without any the plain AutoInt. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -25,6 +25,7 @@ class Config:
     width: int = 32
     heads: int = 2
     deep: tuple[int, ...] = (128, 64)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), width=(self.width,), deep=self.deep)
@@ -42,7 +43,7 @@ class AutoInt(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed)
+        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
         sizes = [config.dim, *[config.width] * config.layers]
         self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
         self.deep = MLP(self.vectors.features * config.dim, config.deep) if config.deep else None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from sparrow.data.schema import Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes, to_compute
-from sparrow.models._inputs import pooled, tables_for, tasks
+from sparrow.models._inputs import History, Ids, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,9 @@ class Config:
     """dim: of every embedding. cross_layers, rank: see `CrossNet`. deep: hidden sizes of the MLP.
 
     embed_dense: give each dense column a vector of dim too, instead of its number alone. bottom: sizes of an MLP whose
-    output stands in the place of the dense columns (as in MLPerf's DLRM-DCNv2).
+    output stands in the place of the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense does not count with it.
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -31,6 +32,7 @@ class Config:
     structure: Literal["stacked", "parallel"] = "parallel"
     embed_dense: bool = True
     bottom: tuple[int, ...] = ()
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep, bottom=self.bottom)
@@ -49,12 +51,12 @@ class Config:
 class DCNv2(nn.Module):
     """Cross layers and an MLP over the concatenated embeddings and dense columns (arXiv 2008.13535).
 
-    rule, seed: of the embedding tables.
+    rule, seed: of the embedding tables. UserErrors as `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.tables = tables_for(schema, config.dim, rule, seed)
+        self.ids = Ids(schema, config.dim, rule, seed, config.history)
         self.bottom = MLP(len(schema.dense), config.bottom) if config.bottom and schema.dense else None
         is_embedded = config.embed_dense and self.bottom is None
         self.numeric = NumericEmbedding(len(schema.dense), config.dim) if is_embedded else None
@@ -69,7 +71,7 @@ class DCNv2(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
-        ids_BX = pooled(self.tables, batch)
+        ids_BX = self.ids(batch)
         if self.numeric is None:
             dense_BC = batch.dense_BC if self.bottom is None else self.bottom(batch.dense_BC)
             x = narrow = torch.cat([to_compute(dense_BC), to_compute(ids_BX)], 1)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -9,15 +9,18 @@ from sparrow.data.schema import Schema
 from sparrow.interactions import FactorizationMachine
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. deep: hidden sizes of the MLP."""
+    """dim: of a feature's vector. deep: hidden sizes of the MLP. history: lists that transformers read; heads divide
+    labels * (dim + 1), all of a feature's numbers.
+    """
 
     dim: int = 16
     deep: tuple[int, ...] = (128, 64)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep)
@@ -35,7 +38,7 @@ class DeepFM(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed)
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed, config.history)
         self.machine = FactorizationMachine(tasks(schema))
         self.deep = MLP(self.vectors.features * self.vectors.dim, config.deep)
         self.head = Linear(self.deep.out_features, tasks(schema), bias=False)

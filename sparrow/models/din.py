@@ -10,7 +10,7 @@ from sparrow.core.errors import suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes
-from sparrow.models._inputs import tables_for, tasks
+from sparrow.models._inputs import History, Ids, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,14 @@ class Config:
     """dim: of a feature's vector. attention, deep: hidden sizes of the MLPs that weigh an id and that predict.
 
     pairs: list -> the candidate's column that weighs its ids; unless told, each list whose table has an id column.
+    history: lists that transformers read instead.
     """
 
     dim: int = 16
     attention: tuple[int, ...] = (32,)
     deep: tuple[int, ...] = (128, 64)
     pairs: dict[str, str] = field(default_factory=dict)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), attention=self.attention, deep=self.deep)
@@ -38,8 +40,7 @@ class DIN(nn.Module):
 
     As in the paper the weights are no softmax: many alike ids count more than one. They begin near 1, as a sum would;
     the column's own pooling does not count. What depends on the candidate is not the same for the samples of a dedup
-    group, so lists are expanded before they are weighed. UserError for a log
-    without a list to weigh.
+    group, so lists are expanded before they are weighed. UserError for a log without a list to weigh, and as `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
@@ -48,15 +49,24 @@ class DIN(nn.Module):
         single = [name for name in schema.sparse if columns[name].kind == "categorical"]
         one = {columns[name].table: name for name in reversed(single)}
         lists = [name for name in schema.sparse if columns[name].kind == "list"]
-        self.pairs = config.pairs or {name: one[columns[name].table] for name in lists if columns[name].table in one}
+        self.pairs = config.pairs or {
+            name: one[columns[name].table]
+            for name in lists
+            if columns[name].table in one and name not in config.history.lists
+        }
+        self.ids = Ids(schema, config.dim, rule, seed, config.history, sequences=self.pairs)
         for name, candidate in self.pairs.items():
             if name not in lists:
                 raise UserError(f"model.pairs: no list {name!r}{suggest(name, lists)}")
             if candidate not in single:
                 raise UserError(f"model.pairs.{name}: no id column {candidate!r}{suggest(candidate, single)}")
+            if name in config.history.lists:
+                raise UserError(f"model.pairs.{name}: model.history.lists names it too; leave it out of one of them")
         if not self.pairs:
-            raise UserError("model: no list shares its table with an id column; name some as model.pairs, or use dlrm")
-        self.tables = tables_for(schema, config.dim, rule, seed, sequences=self.pairs)
+            raise UserError(
+                "model: no list shares its table with an id column, other than those of model.history.lists; name some "
+                "as model.pairs, or use another model"
+            )
         self.attention = nn.ModuleList(MLP(4 * config.dim, config.attention) for _ in self.pairs)
         self.weights = nn.ModuleList(Linear(one.out_features, 1) for one in self.attention)  # type: ignore[arg-type]
         for weight in self.weights:
@@ -67,7 +77,7 @@ class DIN(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
-        found = self.tables(batch.ids)
+        found = self.ids.by_name(batch)
         for place, (name, candidate) in enumerate(self.pairs.items()):
             found[name] = self._weighed(found[name].expanded(), found[candidate], place)
         wide, narrow = self.numeric(batch.dense_BC, torch.cat(list(found.values()), 1))

@@ -1,34 +1,30 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from sparrow.core import Batch, Jagged, UserError
-from sparrow.core.errors import suggest
+from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, CausalTransformer, Linear, require_sizes, to_compute
-from sparrow.models._inputs import pooled, tables_for, tasks
+from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.models._inputs import History, Ids, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """dim: of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
 
-    With dense columns dim is appended to bottom; the top MLP ends in a logit a label. history: lists that causal
-    transformers read instead of pooling them, of so many layers and heads, which see the `longest` last ids.
+    With dense columns dim is appended to bottom; the top MLP ends in a logit a label. history: lists that transformers
+    read.
     """
 
     dim: int = 16
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (64, 32)
-    history: tuple[str, ...] = ()
-    layers: int = 2
-    heads: int = 2
-    longest: int = 50
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), bottom=self.bottom, top=self.top)
@@ -46,29 +42,21 @@ class Config:
 class DLRM(nn.Module):
     """Bottom MLP on the dense columns, dot products of all pairs of vectors, top MLP (arXiv 1906.00091).
 
-    Transformers run on the distinct rows of a dedup group, and their vectors are repeated for the samples behind them
-    (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate. rule, seed: of the embedding tables. Raises
-    UserError for a log with fewer than two vectors to pair, and for a history that is no list of it.
+    rule, seed: of the embedding tables. Raises UserError for a log with fewer than two vectors to pair, and as `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.dim = config.dim
-        lists = [name for name in schema.sparse if schema.columns[name].kind == "list"]
-        for name in config.history:
-            if name not in lists:
-                raise UserError(f"model.history: no list {name!r}{suggest(name, lists)}")
-        if len(set(config.history)) < len(config.history):
-            raise UserError("model.history: a list is named twice; name it once")
-        self.history = config.history
-        self.tables = tables_for(schema, config.dim, rule, seed, sequences=config.history)
-        sizes = config.dim, config.layers, config.heads, config.longest
-        self.readers = nn.ModuleList(CausalTransformer(*sizes) for _ in config.history)
+        self.ids = Ids(schema, config.dim, rule, seed, config.history)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
         vectors = len(schema.sparse) + (self.bottom is not None)
         if vectors < 2:
-            raise UserError("model: DLRM pairs vectors and this log has one feature; use logistic or dcnv2")
+            raise UserError(
+                "model: DLRM pairs vectors and this log has one: each id column has one, all numeric columns together "
+                "one; use logistic or dcnv2"
+            )
         pairs = DotInteraction.out_features(vectors)
         self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top)
         self.head = Linear(self.top.out_features, tasks(schema))
@@ -76,18 +64,8 @@ class DLRM(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
         dense_BD = None if self.bottom is None else self.bottom(batch.dense_BC)  # while sharded vectors travel
-        vectors_BE = to_compute(self._vectors(batch) if self.history else pooled(self.tables, batch))
+        vectors_BE = to_compute(self.ids(batch))
         if dense_BD is None:
             return self.head(self.top(self.interaction(vectors_BE.unflatten(1, (-1, self.dim)))))
         pairs = self.interaction(torch.cat([dense_BD, vectors_BE], 1).unflatten(1, (-1, self.dim)))
         return self.head(self.top(torch.cat([dense_BD, pairs], 1)))
-
-    def _vectors(self, batch: Batch) -> Tensor:
-        """As `pooled`, with histories read."""
-        vectors = []
-        for name, found in self.tables(batch.ids).items():
-            if isinstance(found, Jagged):
-                read_UD = self.readers[self.history.index(name)](found.values_N, found.offsets_B1)
-                found = read_UD if found.inverse_B is None else read_UD.index_select(0, found.inverse_B)
-            vectors.append(found)
-        return torch.cat(vectors, 1)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class Config:
 
     gates: hidden sizes of the MLPs that weigh each MLP's inputs; none leaves the inputs as they are. first_context,
     second_context: features that these weights are made of, such as the user's for one and the item's for the other.
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -28,6 +29,7 @@ class Config:
     gates: tuple[int, ...] = (64,)
     first_context: tuple[str, ...] = ()
     second_context: tuple[str, ...] = ()
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), first=self.first, second=self.second, gates=self.gates)
@@ -52,7 +54,7 @@ class FinalMLP(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed)
+        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
         features = self.vectors.features * config.dim
         self.contexts = [self._places(name, getattr(config, name)) for name in ("first_context", "second_context")]
         if any(self.contexts) and not config.gates:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -9,14 +9,17 @@ from sparrow.data.schema import Schema
 from sparrow.interactions import FactorizationMachine
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import require_sizes
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of the vectors whose dot products are the pairs' weights."""
+    """dim: of the vectors whose dot products are the pairs' weights. history: lists that transformers read; heads
+    divide labels * (dim + 1), all of a feature's numbers.
+    """
 
     dim: int = 16
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,))
@@ -31,7 +34,7 @@ class FM(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed)
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed, config.history)
         self.machine = FactorizationMachine(tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

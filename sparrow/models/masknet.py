@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes, to_compute
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Config:
     mask the layer is that a mask comes from. deep: hidden sizes of the MLP behind the blocks.
 
     structure: "parallel" blocks all read the features, "serial" ones each what the one before gives.
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -28,6 +29,7 @@ class Config:
     reduction: float = 1.0
     deep: tuple[int, ...] = (64,)
     structure: Literal["parallel", "serial"] = "parallel"
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), width=(self.width,), deep=self.deep)
@@ -44,7 +46,7 @@ class MaskNet(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed)
+        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
         self.norm = nn.LayerNorm(config.dim)
         features, self.is_parallel = self.vectors.features * config.dim, config.structure == "parallel"
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -8,6 +8,7 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models import ple
+from sparrow.models._inputs import History
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class Config:
     experts: int = 4
     expert: tuple[int, ...] = (64,)
     tower: tuple[int, ...] = (32,)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require(least=1, experts=self.experts)
@@ -31,4 +33,7 @@ class Config:
         return self._as_ple().build(schema, rule, seed)
 
     def _as_ple(self) -> ple.Config:
-        return ple.Config(dim=self.dim, shared=self.experts, own=0, levels=1, expert=self.expert, tower=self.tower)
+        return ple.Config(
+            dim=self.dim, shared=self.experts, own=0, levels=1, expert=self.expert, tower=self.tower,
+            history=self.history,
+        )  # fmt: skip

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes
-from sparrow.models._inputs import Vectors, tasks
+from sparrow.models._inputs import History, Vectors, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,7 @@ class Config:
     """dim: of a feature's vector. shared, own: experts of all labels, and of each label alone, in each level.
 
     levels: layers of experts. expert, tower: sizes of an expert's MLP and of the MLP of each label behind them.
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -26,6 +27,7 @@ class Config:
     levels: int = 2
     expert: tuple[int, ...] = (64,)
     tower: tuple[int, ...] = (32,)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), expert=self.expert, tower=self.tower)
@@ -42,7 +44,7 @@ class PLE(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed)
+        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
         labels, size = tasks(schema), self.vectors.features * config.dim
         self.levels = nn.ModuleList()
         for level in range(config.levels):

@@ -12,7 +12,7 @@ from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Linear, require_sizes, to_compute
-from sparrow.models._inputs import pooled, tables_for, tasks
+from sparrow.models._inputs import History, Ids, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class Config:
 
     several: table -> vectors that an id of it has, for important features. projection: Y of the low-rank product is
     learned ("linear") or an MLP's output for each example ("attentive"), from `compressed` vectors.
+    history: lists that transformers read.
     """
 
     dim: int = 16
@@ -35,6 +36,7 @@ class Config:
     several: dict[str, int] = field(default_factory=dict)
     projection: Literal["attentive", "linear"] = "attentive"
     compressed: int = 4
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), bottom=self.bottom, mlp=self.mlp, top=self.top)
@@ -59,7 +61,10 @@ class Config:
         return found + bool(schema.dense)
 
     def flops(self, schema: Schema) -> int:
-        """Floating-point operations of the matrix products of one example, forward: two for each multiply-add."""
+        """Floating-point operations of the matrix products of one example, forward: two for each multiply-add.
+
+        Those of transformers are left out: they depend on how long lists are.
+        """
 
         def mlp(*sizes: int) -> int:
             return sum(a * b for a, b in itertools.pairwise(sizes))
@@ -84,10 +89,8 @@ class Wukong(nn.Module):
         for name in config.several:
             if name not in schema.tables:
                 raise UserError(f"model.several: no table {name!r}{suggest(name, schema.tables)}")
-        if not config.vectors(schema):
-            raise UserError("model: this log has no feature; make some numeric, categorical or list")
         self.dim = config.dim
-        self.tables = tables_for(schema, config.dim, rule, seed, several=config.several)
+        self.ids = Ids(schema, config.dim, rule, seed, config.history, several=config.several)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
@@ -97,7 +100,7 @@ class Wukong(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
         parts = [] if self.bottom is None else [self.bottom(batch.dense_BC)]
-        x_BE = torch.cat([to_compute(part) for part in (*parts, pooled(self.tables, batch))], 1)
+        x_BE = torch.cat([to_compute(part) for part in (*parts, self.ids(batch))], 1)
         x_NBD = x_BE.unflatten(1, (-1, self.dim)).transpose(0, 1).contiguous()
         for layer in self.layers:
             x_NBD = layer(x_NBD)

@@ -154,7 +154,7 @@ def test_dcnv2_without_an_mlp_is_its_cross_layers(structure: str) -> None:
     """In parallel the input itself stands beside them."""
     config = dcnv2.Config(dim=4, cross_layers=2, deep=(), structure=structure, embed_dense=False)  # type: ignore[arg-type]
     model, batch = model_and_batch(3, 2, config)
-    x = torch.cat([batch.dense_BC, model.tables.pooled(batch.ids)], 1)
+    x = torch.cat([batch.dense_BC, model.ids(batch)], 1)
     crossed = defined(model.cross, x, 1)
     beside = crossed if structure == "stacked" else torch.cat([crossed, x], 1)
     torch.testing.assert_close(model(batch), beside @ model.head.weight.t() + model.head.bias)

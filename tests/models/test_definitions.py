@@ -25,7 +25,7 @@ BOTH = replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
 
 def vectors_of(model: Any, example: Batch) -> torch.Tensor:
     """A vector for each feature, [B, F, D], one by one."""
-    tables = model.vectors.tables(example.ids)
+    tables = model.vectors.ids.tables(example.ids)
     numeric = [example.dense_BC[:, c : c + 1] * weight for c, weight in enumerate(model.vectors.numeric.weight_CD)]
     return torch.stack([*numeric, *tables.values()], 1)
 
@@ -121,8 +121,8 @@ def test_din_id_by_id() -> None:
     model: Any = build(din.Config(dim=4, attention=(8,), deep=(6,)))
     example = batch(9)
     assert model.pairs == {"history": "item"}
-    item, user = (model.tables(example.ids)[name] for name in ("item", "user"))
-    listed = model.tables(example.ids)["history"]
+    item, user = (model.ids.tables(example.ids)[name] for name in ("item", "user"))
+    listed = model.ids.tables(example.ids)["history"]
     want = []
     for b in range(9):
         total = torch.zeros(4)
@@ -243,7 +243,7 @@ def test_wukongs_flops_are_counted_right(projection: Any) -> None:
 
 def test_wukongs_tables_may_have_several_vectors() -> None:
     model: Any = build(wukong.Config(dim=4, several={"item": 3}))
-    assert {record.spec.name: record.spec.dim for record in model.tables.all_records()} == {"item": 12, "user": 4}
+    assert {record.spec.name: record.spec.dim for record in model.ids.tables.all_records()} == {"item": 12, "user": 4}
     assert model.layers[0].across.weight.shape[1] == 1 + 3 + 1 + 3  # dense columns, item, user, history
     with pytest.raises(UserError, match="model.several: no table 'itm'; did you mean 'item'"):
         build(wukong.Config(several={"itm": 3}))
@@ -286,9 +286,9 @@ def test_dlrm_has_the_losses_of_its_first_authors() -> None:
         tables={f"t{i}": Table(encoding="range", rows=len(table)) for i, table in enumerate(tables)},
     )
     model: Any = dlrm.Config(dim=2, bottom=(3,), top=(4, 2)).build(schema, sgd.Config(lr=0.01), 0)
-    model.tables.mode = "fused"
+    model.ids.tables.mode = "fused"
     for i, table in enumerate(tables):
-        model.tables.record(f"t{i}").fields["weight"].copy_(torch.tensor(table))
+        model.ids.tables.record(f"t{i}").fields["weight"].copy_(torch.tensor(table))
     for layer, (weight, bias) in zip([*model.bottom.layers, *model.top.layers, model.head], layers, strict=True):
         layer.weight.data, layer.bias.data = torch.tensor(weight), torch.tensor(bias)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
@@ -336,7 +336,7 @@ def test_forward_is_torchrecs() -> None:
             theirs = DLRM(bags, 2, [16, 8], [32, 16, 1])
             ours = build(dlrm.Config(dim=8, bottom=(16,), top=(32, 16)), schema)
         for name in names:
-            ours.tables.record(name).fields["weight"].copy_(bags.embedding_bags[name].weight.detach())
+            ours.ids.tables.record(name).fields["weight"].copy_(bags.embedding_bags[name].weight.detach())
         layers = [m for m in theirs.dense_arch.modules() if isinstance(m, nn.Linear)]
         layers += [m for m in theirs.over_arch.modules() if isinstance(m, nn.Linear)]
         top = ours.deep if is_dcn else ours.top

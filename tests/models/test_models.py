@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -15,9 +16,24 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import computing
 from sparrow.losses import judged, probabilities
-from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, logistic, masknet, mmoe, ple, wukong
+from sparrow.models import (
+    History,
+    autoint,
+    dcnv2,
+    deepfm,
+    din,
+    dlrm,
+    finalmlp,
+    fm,
+    logistic,
+    masknet,
+    mmoe,
+    ple,
+    wukong,
+)
 from sparrow.models.dlrm import DLRM
 
+HISTORY = History(lists=("history",), layers=1, longest=3)
 MODELS = [
     logistic.Config(),
     dlrm.Config(dim=4, bottom=(8,), top=(16,)),
@@ -26,7 +42,7 @@ MODELS = [
     dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="parallel"),
     dcnv2.Config(dim=4, cross_layers=1, deep=(16,), structure="parallel", embed_dense=True),
     dcnv2.Config(dim=4, cross_layers=2, rank=3, deep=(16,), structure="stacked", bottom=(8, 4)),
-    dlrm.Config(dim=4, bottom=(8,), top=(16,), history=("history",), layers=1, longest=3),
+    dlrm.Config(dim=4, bottom=(8,), top=(16,), history=HISTORY),
     fm.Config(dim=4),
     deepfm.Config(dim=4, deep=(16,)),
     masknet.Config(dim=4, blocks=2, width=8, deep=(16,)),
@@ -43,6 +59,11 @@ MODELS = [
     wukong.Config(
         dim=4, n_f=3, n_l=3, k=3, mlp=(16,), top=(16,), bottom=(8,), projection="linear", several={"item": 2}
     ),
+    dcnv2.Config(dim=4, cross_layers=2, deep=(16,), history=HISTORY),
+    fm.Config(dim=3, history=HISTORY),
+    masknet.Config(dim=4, blocks=2, width=8, deep=(16,), history=HISTORY),
+    mmoe.Config(dim=4, experts=2, expert=(16,), tower=(8,), history=HISTORY),
+    wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(16,), top=(16,), bottom=(8,), several={"item": 2}, history=HISTORY),
 ]
 SCHEMA = Schema(
     columns={
@@ -200,8 +221,65 @@ def test_a_batch_without_labels() -> None:
 
 def test_a_sequence_column_is_refused() -> None:
     columns = {**SCHEMA.columns, "history": Column(kind="list", table="item", pooling="none")}
-    with pytest.raises(UserError, match=r"columns\.history\.pooling"):
-        build(MODELS[1], dataclasses.replace(SCHEMA, columns=columns))
+    schema = dataclasses.replace(SCHEMA, columns=columns)
+    with pytest.raises(UserError, match=r"columns\.history\.pooling: .* 'history' in model\.history\.lists"):
+        build(MODELS[1], schema)
+    assert torch.isfinite(loss_of(build(dlrm.Config(dim=4, history=HISTORY), schema), batch()))
+
+
+@pytest.mark.parametrize("name", Family("sparrow.models").names())
+def test_a_log_without_features_is_refused(name: str) -> None:
+    schema = Schema(columns={"click": Column(kind="label")}, tables={})
+    with pytest.raises(UserError, match="this log has no feature; make some"):
+        build(Family("sparrow.models").config(name)(), schema)
+
+
+def test_dlrm_needs_two_vectors() -> None:
+    columns = {name: column for name, column in SCHEMA.columns.items() if column.kind in ("numeric", "label")}
+    with pytest.raises(UserError, match="this log has one: each id column has one, all numeric columns together one"):
+        build(dlrm.Config(), dataclasses.replace(SCHEMA, columns=columns))
+
+
+def test_histories_are_lists_that_heads_divide() -> None:
+    with pytest.raises(UserError, match=r"model\.history\.lists: no list 'histori'; did you mean 'history'"):
+        build(dcnv2.Config(history=History(lists=("histori",))))
+    with pytest.raises(UserError, match=r"model\.history\.heads: 2 do not divide the 17 numbers of a vector"):
+        build(fm.Config(dim=16, history=HISTORY))
+    with pytest.raises(UserError, match=r"model\.pairs\.history: model\.history\.lists names it too"):
+        build(din.Config(dim=4, pairs={"history": "item"}, history=HISTORY))
+    with pytest.raises(UserError, match="a list is named twice"):
+        History(lists=("history", "history"))
+
+
+@pytest.mark.parametrize("dim", [4, 8], ids=["one vector", "two"])
+def test_a_transformer_reads_each_sample_of_a_history(dim: int) -> None:
+    """In its place among the columns, with the vectors that a table of several has."""
+    model = build(wukong.Config(dim=4, several={"item": dim // 4}, history=HISTORY))
+    example = batch(9)
+    found = dict(zip(SCHEMA.sparse, model.ids(example).split([dim, 4, dim], 1), strict=True))
+    looked_up = model.ids.tables(example.ids)
+    for name in ("item", "user"):
+        assert torch.equal(found[name], looked_up[name])
+    lists, (reader,) = looked_up["history"], model.ids.readers
+    for i, (low, high) in enumerate(itertools.pairwise(lists.offsets_B1.tolist())):
+        alone = reader(lists.values_N[low:high], torch.tensor([0, high - low]))[0]
+        torch.testing.assert_close(found["history"][i], alone)
+
+
+def test_din_weighs_some_lists_and_reads_others() -> None:
+    columns = {**SCHEMA.columns, "seen": Column(kind="list", table="item")}
+    schema = dataclasses.replace(SCHEMA, columns=columns)
+    example = batch()
+    seen = torch.arange(64) % 3
+    ids = [*(example.ids[name].lengths_B for name in SCHEMA.sparse), seen]
+    values = torch.cat([example.ids.values_N, torch.arange(int(seen.sum())) % 20])
+    keys = (*SCHEMA.sparse, "seen")
+    example = dataclasses.replace(example, ids=KeyedJagged(keys=keys, values_N=values, lengths=torch.cat(ids)))
+    model = build(din.Config(dim=4, attention=(8,), deep=(16,), history=HISTORY), schema)
+    assert model.pairs == {"seen": "item"}
+    loss_of(model, example).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
 def test_dlrm_by_hand() -> None:
@@ -211,7 +289,7 @@ def test_dlrm_by_hand() -> None:
     x = example.dense_BC
     for layer in model.bottom.layers:
         x = F.relu(x @ layer.weight.T + layer.bias)
-    vectors = [x, *model.tables(example.ids).values()]
+    vectors = [x, *model.ids.tables(example.ids).values()]
     pairs = [(vectors[i] * vectors[j]).sum(1, keepdim=True) for i in range(4) for j in range(i)]
     z = torch.cat([x, *pairs], 1)
     for layer in model.top.layers:

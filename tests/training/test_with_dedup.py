@@ -29,7 +29,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MODELS: dict[str, dict[str, Any]] = {
     "dcnv2": {}, "dlrm": {"model.name": "dlrm"},
-    "history": {"model.name": "dlrm", "model.history": ["history", "tags"]},
+    "history": {"model.name": "dlrm", "model.history.lists": ["history", "tags"]},
+    "dcnv2 and history": {"model.history.lists": ["history", "tags"], "model.history.layers": 1},
 }  # fmt: skip
 
 
