@@ -1,11 +1,12 @@
 """Dense building blocks."""
 
-from sparrow.layers.mlp import MLP, Fold, Linear, require_sizes
+from sparrow.layers.mlp import MLP, Fold, Head, Linear, require_sizes
 from sparrow.layers.numeric import NumericEmbedding
 from sparrow.layers.precision import Precision, computing, to_compute
 from sparrow.layers.transformer import CausalTransformer
 
 __all__ = [
-    "MLP", "CausalTransformer", "Fold", "Linear", "NumericEmbedding", "Precision", "computing", "require_sizes",
+    "MLP", "CausalTransformer", "Fold",
+    "Head", "Linear", "NumericEmbedding", "Precision", "computing", "require_sizes",
     "to_compute",
 ]  # fmt: skip

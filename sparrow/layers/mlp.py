@@ -47,6 +47,21 @@ class Linear(nn.Module):
         return y
 
 
+class Head(Linear):
+    """A model's last layer: logits, [B, in] -> [B, labels].
+
+    Its weights begin a tenth as large and its bias at 0: the first predictions are near 1/2, not chance that has to be
+    unlearned.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        with torch.no_grad():
+            self.weight.mul_(0.1)
+            if self.bias is not None:
+                self.bias.zero_()
+
+
 class _Product(torch.autograd.Function):
     """x W^T, with the gradient of x in memory that the next step takes again."""
 

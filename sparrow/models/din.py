@@ -39,14 +39,9 @@ class DIN(nn.Module):
     """Lists summed with weights that depend on the candidate, beside the other features (DIN, arXiv 1706.06978).
 
     As in the paper the weights are no softmax: many alike ids count more than one. They begin near 1, as a sum would;
-<<<<<<< HEAD
     the column's own pooling does not count. Hidden layers have ReLUs where the paper has PReLU or Dice. What depends on
     the candidate is not the same for the samples of a dedup group, so lists are expanded before they are weighed.
     UserError for a log without a list to weigh, and as `Ids`.
-=======
-    the column's own pooling does not count. What depends on the candidate is not the same for the samples of a dedup
-    group, so lists are expanded before they are weighed. UserError for a log without a list to weigh, and as `Ids`.
->>>>>>> h-hist
     """
 
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:

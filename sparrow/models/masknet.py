@@ -10,7 +10,7 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -52,7 +52,7 @@ class MaskNet(nn.Module):
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(_Block(features, size, config) for size in inputs)
         self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep)
-        self.head = Linear(self.deep.out_features, tasks(schema))
+        self.head = Head(self.deep.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -11,7 +11,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -95,7 +95,7 @@ class Wukong(nn.Module):
         sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
         self.top = MLP(sizes[-1] * config.dim, config.top)
-        self.head = Linear(self.top.out_features, tasks(schema))
+        self.head = Head(self.top.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

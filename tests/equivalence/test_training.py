@@ -102,16 +102,7 @@ def test_settings(
 
 @pytest.mark.parametrize(
     ("plan", "model"),
-<<<<<<< HEAD
-    [
-        ("row_wise", "dcnv2"),
-        ("row_wise", "dcnv2 and history"),
-        ("table_row_wise", "history"),
-        ("data_parallel", "history"),
-    ],
-=======
     [("row_wise", "dcnv2"), ("row_wise", "masknet"), ("table_row_wise", "dlrm"), ("data_parallel", "dlrm")],
->>>>>>> h-hist
 )
 def test_many_ranks_with_dedup_are_one_without(
     ranks: Callable[[int], Pool], tmp_path: Path, plan: str, model: str
@@ -119,18 +110,10 @@ def test_many_ranks_with_dedup_are_one_without(
     pq.write_table(made(300, 4), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=SCHEMA)
     settings = {**SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd"}
-<<<<<<< HEAD
-    if "history" in model:
-        settings["model.history.lists"] = ["history", "tags"]
-    if model == "history":
-        del settings["model.deep"]
-        settings["model.name"] = "dlrm"
-=======
     if model == "dlrm":
         del settings["model.deep"]
     if model != "dcnv2":
         settings |= {"model.name": model, "model.history.lists": ["history", "tags"]}
->>>>>>> h-hist
     got = ranks(4).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
     before = torch.get_num_threads()
     want = cases.fit(
