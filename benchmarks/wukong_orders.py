@@ -1,18 +1,17 @@
-"""Does depth pay where the order of interactions demands it? Wukong on planted interactions, and three families' FLOPs.
+"""Does depth pay where the order of interactions demands it? Wukong on planted interactions.
 
-    python benchmarks/wukong_orders.py --cells DIR   # about half an hour
-    python benchmarks/wukong_orders.py --quick       # few rows, one seed, the same checks
+    python benchmarks/wukong_orders.py --cells DIR   # a quarter of an hour
+    python benchmarks/wukong_orders.py --quick       # few rows, one seed
 
 27 id columns of 8 values. A value of the first 24 is a direction in the plane, and two columns meet as the cosine
 between theirs: 12 pairs. A click's logit is a weighted sum of the pairs (order 2), and of all products of two pairs
 too (order 4), and of products of two such sums too (order 8); signs are drawn, the parts have about equal variance,
 all together 2.5^2. The lower orders are there because they are what the higher ones are learned from.
-First Wukong of dim 16, n_f = n_l = k = 8, linear projection, with 1 to 3 layers, in two forms: with the MLPs that it is
-published with (128 in a block, 64 at the end), which make products of what they read too, and with linear maps in their
-place, where but for norms one layer has orders up to 2, two up to 4, three up to 8. Then Wukong, DLRM and DCNv2 grow
-(`Config.larger`) on order 8, and their NE at equal FLOP is read between their sizes. Each row is seen once; NE of
-50,000 rows that come after, and of the true probabilities (the limit). Seeds draw the world too, so gains are of pairs.
-Every cell (model, order, seed) is kept in --cells.
+Wukong of dim 16, n_f = n_l = k = 8, linear projection, with 1 to 3 layers, in two forms: with the MLPs that it is
+published with (128 in a block, 64 at the end), which make products of what they read too, and with linear maps in
+their place, where but for norms one layer has orders up to 2, two up to 4, three up to 8. Each row is seen once; NE of
+50,000 rows that come after, and of the true probabilities (the limit). Seeds draw the world too, so gains are of
+pairs. Every cell (form, order, layers, seed) is kept in --cells.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,8 @@ from sparrow.data.schema import Column, Schema, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
-from sparrow.models import dcnv2, dlrm, wukong
+from sparrow.models import wukong
 from sparrow.training.restore import tables_of
-from sparrow.training.scaling import Point, draw, flops
 
 COLUMNS, VALUES, PAIRS, BATCH, TEST = 27, 8, 12, 512, 50_000
 ORDERS, LAYERS = (2, 4, 8), (1, 2, 3)
@@ -46,11 +45,6 @@ SCHEMA = Schema(
 )
 SMALL = wukong.Config(layers=1, n_f=8, n_l=8, k=8, mlp=(128,), top=(64,), projection="linear")
 FORMS = {"with MLPs": SMALL, "linear": dataclasses.replace(SMALL, mlp=(), top=())}
-FAMILIES = {  # the smallest, and how many sizes: all from 0.05 to 1.7 MFLOP and more
-    "wukong": (wukong.Config(layers=1, n_f=4, n_l=4, k=4, mlp=(32,), top=(32,), compressed=2), 6),
-    "dlrm": (dlrm.Config(bottom=(16,), top=(32, 16)), 5),
-    "dcnv2": (dcnv2.Config(cross_layers=1, deep=(16,), rank=16), 5),
-}
 
 
 class World:
@@ -108,13 +102,19 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     truth = iter([true for _, true in test])
     limit = evaluate(lambda batch: next(truth), [batch for batch, _ in test])["ne"]
     found = evaluate(lambda batch: probabilities(model(batch)).detach(), [batch for batch, _ in test])
-    weights = sum(p.numel() for p in model.parameters())
-    return {"ne": found["ne"], "limit": limit, "flops": flops(model, test[0][0]), "weights": weights}
+    return {"ne": found["ne"], "limit": limit}
 
 
 def spread(values: list[float]) -> str:
     """Mean and standard deviation."""
     return f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
+
+
+def paired(these: Sequence[float], those: Sequence[float]) -> tuple[float, float]:
+    """Mean difference, and its standard error (0 of one pair)."""
+    differences = [a - b for a, b in zip(these, those, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return statistics.mean(differences), error
 
 
 def depth(folder: Path, rows: int, seeds: int) -> None:
@@ -142,10 +142,8 @@ def depth(folder: Path, rows: int, seeds: int) -> None:
             limit = statistics.mean(one["limit"] for one in of[1])
             texts = [spread([one["ne"] for one in of[n]]) for n in LAYERS]
             for n in LAYERS[:-1]:
-                pairs = [less["ne"] - more["ne"] for less, more in zip(of[n], of[n + 1], strict=True)]
-                error = statistics.stdev(pairs) / seeds**0.5 if seeds > 1 else 0.0
-                gains[order, n] = statistics.mean(pairs), error
-                texts.append(f"{statistics.mean(pairs):.4f} +- {error:.4f}")
+                gains[order, n] = gain, error = paired(*([one["ne"] for one in of[layers]] for layers in (n, n + 1)))
+                texts.append(f"{gain:.4f} +- {error:.4f}")
             print(f"{order:<8}{limit:8.4f}" + "".join(f"{text:>18}" for text in texts))
         for order, n, pays in ((2, 1, False), (4, 1, True), (8, 1, True), (8, 2, True)):
             gain, error = gains[order, n]
@@ -154,58 +152,17 @@ def depth(folder: Path, rows: int, seeds: int) -> None:
             print(f"TARGET {form}, order {order}, layer {n + 1} gains {gain:.4f} (goal: {goal}) {met}")
 
 
-def families(folder: Path, rows: int, seeds: int, most: int, picture: Path | None) -> None:
-    """NE against FLOP of three families on order 8."""
-    jobs, order = {}, ORDERS[-1]
-    for name, (config, sizes) in FAMILIES.items():
-        for size in range(min(sizes, most)):
-            for seed in range(seeds):
-                jobs[f"{rows}-{name}-{size}-{seed}"] = config, order, seed, rows
-            config = config.larger()
-    found = cells(folder, trained, jobs)
-    print(f"\nfamilies on order {order}, {rows:,} rows, {seeds} seeds")
-    print(f"{'family':<10}{'MFLOP':>10}{'weights':>11}{'NE':>18}")
-    lines: dict[str, list[Point]] = {}
-    for name, (_, sizes) in FAMILIES.items():
-        lines[name] = []
-        for size in range(min(sizes, most)):
-            each = [found[f"{rows}-{name}-{size}-{seed}"] for seed in range(seeds)]
-            values = [one["ne"] for one in each]
-            print(f"{name:<10}{each[0]['flops'] / 1e6:10.4f}{each[0]['weights']:11,}{spread(values):>18}")
-            point = Point(name, {}, each[0]["flops"], each[0]["weights"], 0, statistics.mean(values), 0, "new rows")
-            lines[name].append(point)
-    if picture is not None and draw(lines, picture):
-        print(f"{picture.name}: the picture")
-    verdict(lines)
-
-
-def verdict(lines: dict[str, list[Point]]) -> None:
-    """The span of compute, and all families where the smallest of the largest is, between their sizes."""
-    x = {name: np.log([p.flops for p in points]) for name, points in lines.items()}
-    at = min(one[-1] for one in x.values())
-    span = np.exp(at - max(one[0] for one in x.values()))
-    print(f"TARGET span of compute that all have: {span:.0f} times (goal 30) {'met' if span >= 30 else 'missed'}")
-    ne = {name: float(np.interp(at, x[name], [p.ne for p in points])) for name, points in lines.items()}
-    others = {name: value for name, value in ne.items() if name != "wukong"}
-    text = ", ".join(f"{name} {value:.4f}" for name, value in others.items())
-    met = "met" if ne["wukong"] < min(others.values()) else "missed"
-    print(f"TARGET NE at {np.exp(at) / 1e6:.2f} MFLOP: Wukong {ne['wukong']:.4f}, {text} (goal: lowest) {met}")
-
-
 def main() -> None:
-    """Both experiments."""
+    """All cells, then both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--quick", action="store_true", help="few rows, one seed")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--picture", type=Path, help="where the families are drawn")
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--seeds", type=int, default=5)
     asked = parser.parse_args()
-    rows, seeds, sizes = (20_000, 1, 2) if asked.quick else (asked.rows, asked.seeds, 9)
+    rows, seeds = (20_000, 1) if asked.quick else (asked.rows, asked.seeds)
     with tempfile.TemporaryDirectory() as folder:
-        kept = asked.cells or Path(folder)
-        depth(kept, rows, seeds)
-        families(kept, rows, seeds, sizes, asked.picture)
+        depth(asked.cells or Path(folder), rows, seeds)
 
 
 if __name__ == "__main__":

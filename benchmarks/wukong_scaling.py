@@ -14,10 +14,12 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from _peers.cells import cells
-from wukong_orders import spread, verdict
+from wukong_orders import paired, spread
 
 from sparrow import data
 from sparrow.data.schema import Schema
@@ -66,24 +68,38 @@ def main() -> None:
 
 
 def show(found: dict[str, dict[str, float]], count: int, seeds: int, picture: Path | None) -> None:
-    """Every family's sizes in turn."""
+    """Every family's sizes in turn, its law, and all of them at equal FLOP."""
     print(f"{seeds} seeds, mean and standard deviation")
     print(f"{'family':<10}{'MFLOP':>10}{'weights':>11}{'NE':>18}{'AUC':>18}")
-    means: dict[str, list[Point]] = {}
     every: dict[str, list[Point]] = {}
     for name in SMALLEST:
         each = [Point(name, {}, measured="", rows=0, **one) for key, one in found.items() if key.startswith(name)]
-        every[name], means[name] = each, []
+        every[name] = each
         for size in range(count):
             of = each[size * seeds : (size + 1) * seeds]
-            ne, auc = [one.ne for one in of], [one.auc for one in of]
-            print(f"{name:<10}{of[0].flops / 1e6:10.4f}{of[0].weights:11,}{spread(ne):>18}{spread(auc):>18}")
-            means[name].append(dataclasses.replace(of[0], ne=statistics.mean(ne), auc=statistics.mean(auc)))
+            ne, auc = spread([one.ne for one in of]), spread([one.auc for one in of])
+            print(f"{name:<10}{of[0].flops / 1e6:10.4f}{of[0].weights:11,}{ne:>18}{auc:>18}")
         a, b = law(each)
         print(f"{name}: NE = {a:.4g} * FLOP^{b:.5f}")
     if picture is not None and draw(every, picture):
         print(f"{picture.name}: the picture")
-    verdict(means)
+    least = max(min(p.flops for p in each) for each in every.values())  # between these all have sizes
+    most = min(max(p.flops for p in each) for each in every.values())
+    met = "met" if most / least >= 30 else "missed"
+    print(f"TARGET span of compute that all have: {most / least:.0f} times (goal 30) {met}")
+    for flops in np.geomspace(least, most, 4) if most > least else ():
+        ne = {name: [at(each[seed::seeds], flops) for seed in range(seeds)] for name, each in every.items()}
+        others = [min(pair) for pair in zip(*(ne[name] for name in ne if name != "wukong"), strict=True)]
+        gain, error = paired(others, ne["wukong"])
+        met = "met" if gain > 2 * error else "missed"
+        text = ", ".join(f"{name} {statistics.mean(values):.4f}" for name, values in ne.items())
+        goal = f"wukong below the best other by 2 errors, {2 * error:.4f}"
+        print(f"TARGET NE at {flops / 1e6:.2f} MFLOP: {text}; lower by {gain:.4f} (goal: {goal}) {met}")
+
+
+def at(sizes: Sequence[Point], flops: float) -> float:
+    """A family's NE between two of its sizes, of one seed."""
+    return float(np.interp(np.log(flops), np.log([p.flops for p in sizes]), [p.ne for p in sizes]))
 
 
 if __name__ == "__main__":

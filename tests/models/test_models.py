@@ -143,6 +143,13 @@ def test_learning_tells_the_scores_it_learns_from(config: object) -> None:
     torch.testing.assert_close(loss, F.binary_cross_entropy(scores, example.labels_BT), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("config", [wukong.Config(), masknet.Config()], ids=repr)
+def test_first_predictions_are_no_chance(config: object) -> None:
+    """Behind a norm, weights of the usual size make logits of the size of 1, each seed others."""
+    scores = score(build(config), batch())
+    assert float((scores - 0.5).abs().max()) < 0.15
+
+
 @pytest.mark.parametrize("config", MODELS, ids=repr)
 def test_bf16_is_close_and_learns(config: object) -> None:
     model, example = build(config), batch()
