@@ -35,7 +35,6 @@ from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.losses import judged
 from sparrow.metrics import evaluate
 from sparrow.training import Run, restore, train
-from sparrow.training.restore import tables_of
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEEDS = (0, 1, 2)
@@ -50,8 +49,6 @@ def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
     dataset = data.open(log)
     torch.manual_seed(seed)
     net: Any = run.model.build(dataset.schema, run.tables, seed)
-    for one in tables_of(net):
-        one.mode = "fused"
     optimizer = run.dense.build(net.parameters())
     loader = dataset.loader(run.data.batch_size)
     seen: list[tuple[Any, torch.Tensor]] = []
@@ -125,10 +122,10 @@ def logs(asked: argparse.Namespace, work: Path) -> dict[str, Path]:
 
 def show(name: str, found: dict[str, list[dict[str, Any] | None]]) -> None:
     """A log's table, the best AUC first."""
-    kept = {model: [one for one in each if one] for model, each in found.items() if each[0]}
-    print(f"\n{name}: {len(next(iter(kept.values())))} seeds, mean and standard deviation")
+    shown = {model: [one for one in each if one] for model, each in found.items() if each[0]}
+    print(f"\n{name}: {len(next(iter(shown.values())))} seeds, mean and standard deviation")
     print(f"{'model':<12}{'AUC':>17}{'GAUC':>17}{'NE':>17}{'calibration':>13}{'ex/s':>10}{'weights':>10}{'MiB':>7}")
-    for model, each in sorted(kept.items(), key=lambda item: -statistics.mean(one["auc"] for one in item[1])):
+    for model, each in sorted(shown.items(), key=lambda item: -statistics.mean(one["auc"] for one in item[1])):
         cells = []
         for metric in METRICS[:3]:
             values = [one[metric] for one in each if metric in one]
@@ -140,7 +137,7 @@ def show(name: str, found: dict[str, list[dict[str, Any] | None]]) -> None:
             f"{model:<12}" + "".join(f"{text:>17}" for text in cells) + f"{middle['calibration']:13.3f}"
             f"{fastest:10,.0f}{each[0]['weights']:10,}{middle['mib']:7,.0f}"
         )  # fmt: skip
-    for model in found.keys() - kept.keys():
+    for model in found.keys() - shown.keys():
         print(f"{model:<12} not on this log: it lacks what the model reads")
 
 

@@ -96,20 +96,20 @@ def compare(asked: argparse.Namespace, work: Path) -> None:
     """Everything, printed as it comes."""
     log, facts = log_of(asked, work / "log")
     print(facts, flush=True)
-    cells = asked.cells or work / "cells"
-    for folder in (work / "fuxictr", work / "sparrow", cells):
-        folder.mkdir(parents=True, exist_ok=True)
+    cells, seeds = asked.cells or work / "cells", 1 if asked.quick else asked.pairs
+    for folder in ("fuxictr", "sparrow"):
+        (work / folder).mkdir()
     python, checkout = str(asked.fuxictr_python), str(asked.fuxictr.resolve())
     theirs = FuxiCTR(python, checkout, work / "log", work / "fuxictr", "git", model=DCNV2)
     mine = Sparrow(work / "log", work / "sparrow", model=DCNV2)
     theirs.run("prepare")
     mine.prepare()
-    print(f"\n{1 if asked.quick else asked.pairs} seeds, in turns; MFLOP of an example, forward\n{head('MFLOP  ')}")
+    print(f"\n{seeds} seeds, in turns; MFLOP of an example, forward\n{head('MFLOP  ')}")
     found: dict[str, dict[str, list[Job]]] = {}
     for model in (m for m in MODELS if m.name in asked.models):
         peer, ours = replace(theirs, model=model), replace(mine, model=model)
         jobs = found[model.name] = {"FuxiCTR": [], **{p: [] for p in PRECISIONS}}
-        for seed in range(1 if asked.quick else asked.pairs):
+        for seed in range(seeds):
             for side in list(jobs)[:: 1 if seed % 2 else -1]:
                 run = partial(peer.run, "train", seed) if side == "FuxiCTR" else partial(ours.train, side, seed)
                 found_job = kept(cells, f"{model.name}-{side}-{seed}", lambda run=run: asdict(run()), of=(log, model))

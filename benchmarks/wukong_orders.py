@@ -4,9 +4,10 @@
     python benchmarks/wukong_orders.py --quick       # few rows, one seed
 
 27 id columns of 8 values. A value of the first 24 is a direction in the plane, and two columns meet as the cosine
-between theirs: 12 pairs. A click's logit is a weighted sum of the pairs (order 2), and of all products of two pairs
-too (order 4), and of products of two such sums too (order 8); signs are drawn, the parts have about equal variance,
-all together 2.5^2. The lower orders are there because they are what the higher ones are learned from.
+between theirs: 12 pairs; the last 3 columns say nothing. A click's logit is a weighted sum of the pairs (order 2), and
+of all products of two pairs too (order 4), and of products of two such sums too (order 8); signs are drawn, the parts
+have about equal variance, all together 2.5^2. The lower orders are there because they are what the higher ones are
+learned from.
 Wukong of dim 16, n_f = n_l = k = 8, linear projection, with 1 to 3 layers, in two forms: with the MLPs that it is
 published with (128 in a block, 64 at the end), which make products of what they read too, and with linear maps in
 their place, where but for norms one layer has orders up to 2, two up to 4, three up to 8. Each row is seen once; NE of
@@ -34,7 +35,6 @@ from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
 from sparrow.models import wukong
-from sparrow.training.restore import tables_of
 
 COLUMNS, VALUES, PAIRS, BATCH, TEST = 27, 8, 12, 512, 50_000
 ORDERS, LAYERS = (2, 4, 8), (1, 2, 3)
@@ -86,8 +86,6 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     world = World(order, seed)
     torch.manual_seed(seed)
     model = config.build(SCHEMA, rowwise_adagrad.Config(lr=0.1), seed)
-    for tables in tables_of(model):
-        tables.mode = "fused"
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     steps = rows // BATCH
     for step in range(steps):
@@ -124,8 +122,8 @@ def depth(folder: Path, rows: int, seeds: int) -> None:
         for order in ORDERS:
             for layers in LAYERS:
                 for seed in range(seeds):
-                    of = dataclasses.replace(config, layers=layers), order, seed, rows
-                    jobs[f"{form}, order {order}, {layers} layers, seed {seed}"] = of
+                    job = dataclasses.replace(config, layers=layers), order, seed, rows
+                    jobs[f"{form}, order {order}, {layers} layers, seed {seed}"] = job
     found = cells(folder, trained, jobs)
     for form in FORMS:
         print(f"\nWukong {form}, {rows:,} rows, {seeds} seeds: NE (mean +- standard deviation), gains (+- its error)")
@@ -153,7 +151,7 @@ def depth(folder: Path, rows: int, seeds: int) -> None:
 
 
 def main() -> None:
-    """All cells, then both tables."""
+    """All cells, then a table for each form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--quick", action="store_true", help="few rows, one seed")

@@ -6,7 +6,6 @@ from sparrow.layers.precision import Precision, computing, to_compute
 from sparrow.layers.transformer import CausalTransformer
 
 __all__ = [
-    "MLP", "CausalTransformer", "Fold",
-    "Head", "Linear", "NumericEmbedding", "Precision", "computing", "require_sizes",
-    "to_compute",
+    "MLP", "CausalTransformer", "Fold", "Head", "Linear", "NumericEmbedding", "Precision", "computing",
+    "require_sizes", "to_compute",
 ]  # fmt: skip

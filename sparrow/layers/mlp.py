@@ -48,18 +48,18 @@ class Linear(nn.Module):
 
 
 class Head(Linear):
-    """A model's last layer: logits, [B, in] -> [B, labels].
+    """The last layer of a model that ends in a norm: logits, [B, in] -> [B, labels].
 
-    Its weights begin a tenth as large and its bias at 0: the first predictions are near 1/2, not chance that has to be
-    unlearned.
+    Behind a norm, whose outputs are of size 1, weights as large as `Linear`'s would make first predictions of chance,
+    which a short run never unlearns. So weights begin a tenth as large and the bias at 0: predictions near 1/2.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__(in_features, out_features, bias)
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        assert self.bias is not None
         with torch.no_grad():
             self.weight.mul_(0.1)
-            if self.bias is not None:
-                self.bias.zero_()
+            self.bias.zero_()
 
 
 class _Product(torch.autograd.Function):

@@ -20,8 +20,9 @@ from sparrow.layers import CausalTransformer, NumericEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """lists: columns that causal transformers read instead of pooling them, a transformer for each, of so many layers
-    and heads; heads divide the size of a vector. longest: how many of a list's last ids they see.
+    """lists: columns of lists that are not pooled but read, each by a causal transformer of its own.
+
+    layers, heads: of each transformer; heads divide the size of a vector. longest: how many last ids of a list it sees.
     """
 
     lists: tuple[str, ...] = ()
@@ -88,12 +89,13 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
 
 
 class Ids(nn.Module):
-    """The vectors of all id columns side by side, [B, sum of dims], in the tables' order, lists pooled or read.
+    """The vectors of all id columns side by side, [B, sum of dims], in the schema's order.
 
-    Transformers run on the distinct rows of a dedup group, and their vectors are repeated for the samples behind them
-    (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate. sequences: lists left to the model, see
-    `by_name`. The rest, and UserErrors, as `tables_for`; UserError too for a history that is no list of the log, or
-    whose heads do not divide dim.
+    Lists are pooled, but for those that transformers read (`history`) and those that the model itself treats
+    (`sequences`, see `by_name`). Transformers run on the distinct rows of a dedup group, and their vectors are repeated
+    for the samples behind them (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate.
+    The rest, and UserErrors, as `tables_for`; UserError too for a history that is no list of the log, or whose heads
+    do not divide dim.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Ids(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """[B, sum of dims]."""
+        """[B, sum of dims]; not for a model with `sequences`."""
         return torch.cat(list(self.by_name(batch).values()), 1) if self.lists else pooled(self.tables, batch)
 
     def by_name(self, batch: Batch) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. blocks, width: mask blocks and their output. reduction: how many times as wide as its
-    mask the layer is that a mask comes from. deep: hidden sizes of the MLP behind the blocks.
+    """dim: of a feature's vector. blocks: how many mask blocks. width: of a block's output. reduction: width of the
+    layer that a mask is made from, over the mask's (the paper's reduction ratio). deep: hidden sizes of the MLP behind
+    the blocks.
 
     structure: "parallel" blocks all read the features, "serial" ones each what the one before gives.
     history: lists that transformers read.

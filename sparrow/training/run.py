@@ -74,8 +74,8 @@ class Loop:
     epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the global gradient
     norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite gradient out (100 in a row stop the
     run), "stop" ends the run, "off" does not look. update_mode: of the tables; "auto" is "fused" unless accumulation,
-    clipping or the guard need whole gradients. progressive: in the first epoch predict each batch before training on
-    it, and report it.
+    clipping or the guard need whole gradients. progressive: report how well each fifth of the first epoch
+    was predicted before it was trained on.
     evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
     many evaluations without a better `monitor`.
     """

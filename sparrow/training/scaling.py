@@ -41,21 +41,21 @@ class Point:
 
 
 def sizes(run: Run, count: int, seeds: int = 1) -> list[Run]:
-    """The run and `count - 1` larger ones, each with so many seeds and in a folder of its own below the run's.
+    """The run's size and `count - 1` larger ones, each with the run's seed and the `seeds - 1` after it.
 
+    All seeds of a size stand together, the smallest size first; every run has a folder of its own below the run's.
     UserError for a model that does not say how it grows.
     """
     name = Family("sparrow.models").name_of(run.model)
+    if not _grows(name):
+        known = filter(_grows, Family("sparrow.models").names())
+        raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
     runs = []
     model: Any = run.model
     for size in range(count):
-        if not _grows(name):
-            known = filter(_grows, Family("sparrow.models").names())
-            raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
-        one = replace(run, run_dir=f"{run.run_dir}/size-{size}", model=model)
-        runs.append(one)
-        for more in range(1, seeds):
-            runs.append(replace(one, run_dir=f"{one.run_dir}-seed-{run.seed + more}", seed=run.seed + more))
+        for seed in range(run.seed, run.seed + seeds):
+            place = f"{run.run_dir}/size-{size}" + (f"-seed-{seed}" if seed != run.seed else "")
+            runs.append(replace(run, run_dir=place, model=model, seed=seed))
         larger = model.larger()
         if larger == model:
             raise UserError(f"model.name: {name!r} without hidden layers cannot grow; give it some")
@@ -165,7 +165,7 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
         if not results["progressive"]:
             raise UserError(f"{run.run_dir}: neither a valid part nor progressive validation to measure by")
         part, measured = results["progressive"][-1], "last fifth of the stream"
-    if part["ne"] is None or math.isnan(part["ne"]):  # as the file has it, as `train` returns it
+    if part["ne"] is None or math.isnan(part["ne"]):  # a NaN is null in the file
         what = "the valid part" if measured == "valid" else f"the {measured}"
         raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
     return Point(

@@ -319,7 +319,6 @@ def test_dlrm_has_the_losses_of_its_first_authors() -> None:
         tables={f"t{i}": Table(encoding="range", rows=len(table)) for i, table in enumerate(tables)},
     )
     model: Any = dlrm.Config(dim=2, bottom=(3,), top=(4, 2)).build(schema, sgd.Config(lr=0.01), 0)
-    model.ids.tables.mode = "fused"
     for i, table in enumerate(tables):
         model.ids.tables.record(f"t{i}").fields["weight"].copy_(torch.tensor(table))
     for layer, (weight, bias) in zip([*model.bottom.layers, *model.top.layers, model.head], layers, strict=True):
