@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from _peers.cells import kept
+from _peers.stats import paired, spread
 
 from sparrow import data
 from sparrow.core.config import Family
@@ -129,8 +130,7 @@ def show(name: str, found: dict[str, list[dict[str, Any] | None]]) -> None:
         cells = []
         for metric in METRICS[:3]:
             values = [one[metric] for one in each if metric in one]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.mean(values):.4f} +- {spread:.4f}" if values else "-")
+            cells.append(spread(values) if values else "-")
         middle = {key: statistics.median(one[key] for one in each) for key in ("calibration", "mib")}
         fastest = max(one["examples_per_s"] for one in each)
         print(
@@ -145,9 +145,7 @@ def verdict(found: dict[str, list[dict[str, Any] | None]]) -> None:
     """Whether the best beats plain DLRM by more than three standard errors."""
     means = {m: [one["auc"] for one in each if one] for m, each in found.items()}
     best = max((m for m in means if means[m]), key=lambda m: statistics.mean(means[m]))
-    gains = [a - b for a, b in zip(means[best], means["dlrm"], strict=True)]
-    error = statistics.stdev(gains) / len(gains) ** 0.5
-    gain = statistics.mean(gains)
+    gain, error = paired(means[best], means["dlrm"])
     met = "met" if gain > 3 * error and gain > 0 else "missed"
     times = f"{gain / max(error, 1e-12):.1f} standard errors"
     print(f"TARGET {best} over dlrm, AUC on Globo: {gain:.4f}, {times} (goal: 3) {met}")
@@ -179,7 +177,7 @@ def main() -> None:
             for seed in SEEDS[: 1 if asked.quick else None]:
                 for model in MODELS:
                     job = partial(cell, log)  # the log's place says nothing about a result
-                    found[model].append(kept(cells, f"{name}-{model}-{seed}", job, name, model, seed))
+                    found[model].append(kept(cells, f"{name}-{model}-{seed}", job, name, model, seed, of=asked.quick))
             show(name, found)
             if name == "globo":
                 verdict(found)

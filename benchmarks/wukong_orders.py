@@ -21,13 +21,13 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _peers.cells import cells
+from _peers.stats import paired, spread
 
 from sparrow.core import Batch, KeyedJagged
 from sparrow.data.schema import Column, Schema, Table
@@ -101,18 +101,6 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     limit = evaluate(lambda batch: next(truth), [batch for batch, _ in test])["ne"]
     found = evaluate(lambda batch: probabilities(model(batch)).detach(), [batch for batch, _ in test])
     return {"ne": found["ne"], "limit": limit}
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
-
-
-def paired(these: Sequence[float], those: Sequence[float]) -> tuple[float, float]:
-    """Mean difference, and its standard error (0 of one pair)."""
-    differences = [a - b for a, b in zip(these, those, strict=True)]
-    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    return statistics.mean(differences), error
 
 
 def depth(folder: Path, rows: int, seeds: int) -> None:

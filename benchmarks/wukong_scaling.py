@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from _peers.cells import cells
-from wukong_orders import paired, spread
+from _peers.stats import paired, spread
 
 from sparrow import data
 from sparrow.data.schema import Schema
@@ -51,7 +51,7 @@ def main() -> None:
     asked = parser.parse_args()
     count, seeds = (2, 1) if asked.quick else (6, 3)
     with tempfile.TemporaryDirectory() as folder:
-        runs = asked.runs or Path(folder)
+        runs = asked.runs if asked.runs and not asked.quick else Path(folder)
         log = runs / "log"
         if asked.quick:
             data.generate(runs / "log.parquet", rows=20_000, users=300, items=200)
