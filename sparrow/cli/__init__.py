@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"sparrow.cli.{given[0]}")
         if "main" in vars(module):
             return int(module.main(given[1:]) or 0)
-        importlib.import_module("sparrow.cli._parse").parse(getattr(module, given[0]), given[1:], given[0])
+        importlib.import_module("sparrow.cli._parse").call(getattr(module, given[0]), given[1:], given[0])
         return 0
     except UserError as error:
         return _refuse(str(error))

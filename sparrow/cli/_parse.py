@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,16 @@ from typing import Any
 import tyro
 
 from sparrow.core.errors import UserError
+
+
+def call(command: Callable[..., Any], arguments: Sequence[str], name: str) -> Any:
+    """A command's function, called with what tyro makes of the arguments; UserError for bad ones."""
+
+    @functools.wraps(command)
+    def bound(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+        return functools.partial(command, *args, **kwargs)
+
+    return parse(bound, arguments, name)()  # out of `parse`, which keeps what goes to stderr
 
 
 def parse(target: Callable[..., Any], arguments: Sequence[str], command: str, *, unknown: bool = False) -> Any:
@@ -25,4 +36,5 @@ def parse(target: Callable[..., Any], arguments: Sequence[str], command: str, *,
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().endswith("options")]
         if not stop.code or not lines:  # rich leaves so when the reader of our output has gone
             raise
-        raise UserError(f"{command}: {' '.join(lines)}") from None
+        told = re.sub(r"^(Value error|Invalid choice) | (Argument helptext: |For full helptext).*", "", " ".join(lines))
+        raise UserError(f"{command}: {told}; see `sparrow {command} --help`") from None

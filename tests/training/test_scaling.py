@@ -80,7 +80,8 @@ def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     monkeypatch.chdir(tmp_path)
     Path("w.toml").write_text(write_toml(to_dict(run_of(prepared, Path("w")))))
     assert main(["scale", "w.toml", "--sizes", "2"]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert "training w/size-0\ntraining w/size-1\n" in progress
     assert "MFLOP an example" in said and "NE = " in said and "±" not in said
     assert Path("scale.png").stat().st_size > 5000
     assert main(["scale", "w.toml", "--sizes", "2", "--seeds", "2"]) == 0
