@@ -34,7 +34,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.memory import keep_freed_memory
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.losses import judged
-from sparrow.metrics import evaluate
+from sparrow.metrics import Streaming, evaluate
 from sparrow.training import Run, restore, train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -43,17 +43,18 @@ METRICS = ("auc", "gauc", "ne", "calibration")
 MODELS = Family("sparrow.models").names()
 
 
-def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
-    """Progressive validation; metrics of the last fifth."""
+def stream(log: Path, model: str, seed: int, **rates: float) -> dict[str, Any]:
+    """Progressive validation; metrics of the last fifth, and NE of the one before it. rates: lr of tables and dense."""
     recipe = RECIPES / f"globo_{model}.toml"
-    run = Run.load(recipe if recipe.exists() else RECIPES / "globo.toml", {"model.name": model, "data.path": str(log)})
+    changes = {"model.name": model, "data.path": str(log), **{f"{part}.lr": lr for part, lr in rates.items()}}
+    run = Run.load(recipe if recipe.exists() else RECIPES / "globo.toml", changes)
     dataset = data.open(log)
     torch.manual_seed(seed)
     net: Any = run.model.build(dataset.schema, run.tables, seed)
     optimizer = run.dense.build(net.parameters())
     loader = dataset.loader(run.data.batch_size)
     seen: list[tuple[Any, torch.Tensor]] = []
-    begin, rows = 0.0, 0
+    begin, rows, before = 0.0, 0, Streaming()
     for step, batch in enumerate(loader):
         if step == min(20, len(loader) // 2):
             begin, rows = time.perf_counter(), 0
@@ -64,9 +65,12 @@ def stream(log: Path, model: str, seed: int) -> dict[str, Any]:
         rows += batch.batch_size
         if step >= 0.8 * len(loader):
             seen.append((batch, scores_BT))
+        elif step >= 0.6 * len(loader) and batch.labels_BT is not None:
+            before.update(scores_BT[:, 0], batch.labels_BT[:, 0])
     speed = rows / (time.perf_counter() - begin)
     scores = iter([scores_BT for _, scores_BT in seen])
-    return {**evaluate(lambda batch: next(scores), [batch for batch, _ in seen]), **sizes(net, speed)}
+    metrics = evaluate(lambda batch: next(scores), [batch for batch, _ in seen])
+    return {**metrics, "ne_before": before.result()["ne"], **sizes(net, speed)}
 
 
 def held_out(log: Path, model: str, seed: int) -> dict[str, Any]:
