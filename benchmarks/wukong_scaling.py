@@ -73,14 +73,14 @@ def show(found: dict[str, dict[str, float]], count: int, seeds: int, picture: Pa
     print(f"{'family':<10}{'MFLOP':>10}{'weights':>11}{'NE':>18}{'AUC':>18}")
     every: dict[str, list[Point]] = {}
     for name in SMALLEST:
-        each = [Point(name, {}, measured="", rows=0, **one) for key, one in found.items() if key.startswith(name)]
+        each = [Point(family=name, measured="", **one) for key, one in found.items() if key.startswith(name)]
         every[name] = each
         for size in range(count):
             of = each[size * seeds : (size + 1) * seeds]
             ne, auc = spread([one.ne for one in of]), spread([one.auc for one in of])
             print(f"{name:<10}{of[0].flops / 1e6:10.4f}{of[0].weights:11,}{ne:>18}{auc:>18}")
-        a, b = law(each)
-        print(f"{name}: NE = {a:.4g} * FLOP^{b:.5f}")
+        fitted = law(each)
+        print(f"{name}: NE = {fitted}, error of the exponent {fitted.error:.4f}")
     if picture is not None and draw(every, picture):
         print(f"{picture.name}: the picture")
     least = max(min(p.flops for p in each) for each in every.values())  # between these all have sizes

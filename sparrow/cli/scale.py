@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+if TYPE_CHECKING:
+    from sparrow.training.scaling import Law
 
 
 def scale(
@@ -33,7 +37,7 @@ def scale(
     from sparrow.cli import _show
     from sparrow.core.errors import UserError, require
     from sparrow.training import Run
-    from sparrow.training.scaling import Point, draw, law
+    from sparrow.training.scaling import Point, digits, draw, law
     from sparrow.training.scaling import scale as run
     from sparrow.training.scaling import sizes as family_of
 
@@ -53,17 +57,29 @@ def scale(
     for name, each in families.items():
         found[name] = run(each, lambda place: _show.err.print(f"training {place}", soft_wrap=True))
         table = _show.Table(title=f"{name}: {found[name][0].family}", title_justify="left")
-        for header in ("size", "MFLOP an example", "dense weights", "NE", "AUC"):
+        for header in ("size", "GFLOP an example", "dense weights", "NE", "AUC"):
             table.add_column(header, justify="right")
         for size in range(sizes):
             of = found[name][size * seeds : (size + 1) * seeds]
             quality = [_over_seeds([getattr(p, metric) for p in of]) for metric in ("ne", "auc")]
-            table.add_row(str(size), f"{of[0].flops / 1e6:.3f}", f"{of[0].weights:,}", *quality)
+            table.add_row(str(size), digits(of[0].flops / 1e9), f"{of[0].weights:,}", *quality)
         _show.out.print(table)
-        a, b = law(found[name])
-        _show.out.print(f"NE = {a:.4g} * FLOP^{b:.5f}, by least squares; measured on {found[name][0].measured}")
+        _show.out.print(f"NE of {found[name][0].measured}{', ± standard deviation' if seeds > 1 else ''}")
+        _show.out.print(_law(law(found[name]), found[name][-1].flops), soft_wrap=True)
     if draw(found, out):
         _show.out.print(f"{out}: the picture", soft_wrap=True)
+
+
+def _law(found: Law, largest: float) -> str:
+    """The law with its error, and what it promises."""
+    text = f"NE = {found}, by least squares"
+    if math.isnan(found.error):
+        return f"{text} of two points, which say nothing of its error"
+    text += f", error of the exponent {found.error:.4f}"
+    if abs(found.b) < 2 * found.error:
+        return f"{text}: not to be told from none"
+    gain, error = found.doubled(largest)
+    return f"{text}; twice the FLOP of the largest: NE {gain:+.4f} ± {error:.4f}"
 
 
 def _over_seeds(values: Sequence[float]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,27 +118,39 @@ def overrides(rest: Sequence[str]) -> dict[str, Any]:
 
 
 def _help(arguments: Sequence[str]) -> None:
-    """tyro's help, then every leaf with the value it would have."""
+    """tyro's help, then every setting with the value it would have, and what the settings mean."""
     from sparrow.cli import _show
     from sparrow.core.config import Family
-    from sparrow.training import Data, Run
+    from sparrow.training import Run
 
-    file = next((a for a in arguments if a.endswith(".toml") and Path(a).exists()), None)
-    plain = [a for a in arguments if a not in (file, "--resume", "--overwrite", "--profile") and not Path(a).is_dir()]
-    run = Run(run_dir="runs/NAME", data=Data(path="data/NAME"))
-    if file:
-        run = Run.load(file, overrides(plain))
+    flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
+    valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether a value is due
+    places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
+    place = flags.pop(places[0]) if places else "data/NAME"
+    run = Run.load(place, overrides(flags)) if Path(place).is_file() else Run.of(place, overrides(flags))
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:
         parse(Arguments, ["--help"], "train")
     finally:
-        _show.out.print(f"settings of {file or 'a run'}, each a flag, with the value it has:")
+        say = partial(_show.out.print, markup=False, soft_wrap=True)
+        say(f"settings of {place}, each a flag, with the value it has:")
         for name, value in leaves.items():
-            shown = "(unset)" if value is None else json.dumps(value)
-            _show.out.print(f"  --{name:<{width}} {shown}", markup=False, soft_wrap=True)
+            say(f"  --{name:<{width}} {'(unset)' if value is None else json.dumps(value)}")
         families = {"model": "models", "tables": "kernels.rules", "dense": "optimizers"}
         families |= dict.fromkeys(("sharding.forward", "sharding.backward"), "distributed.codecs")
         for part, package in families.items():
-            _show.out.print(f"--{part}.name is one of {', '.join(Family(f'sparrow.{package}').names())}", markup=False)
-        _show.out.print("what they mean: docs/flow.md and the docstrings in sparrow/training/run.py")
+            say(f"--{part}.name is one of {', '.join(Family(f'sparrow.{package}').names())}")
+        say("\nwhat they mean:")
+        for name, part in {"": run, **dict(_parts(run))}.items():
+            member = f" {leaves[f'{name}.name']}" if f"{name}.name" in leaves else ""
+            say(f"\n{name or 'run'}{member}: {inspect.getdoc(type(part))}")
+
+
+def _parts(config: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The configs within a config, by dotted name."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield f"{place}{field.name}", value
+            yield from _parts(value, f"{place}{field.name}.")

@@ -20,24 +20,43 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.training import picture
 from sparrow.training.loop import resolved, train
-from sparrow.training.restore import restore, tables_of
+from sparrow.training.restore import restore
 from sparrow.training.run import Run
 
 Told = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One size of a family. flops: of one example, forward, matrix products; ne: of what `measured` names."""
 
     family: str
-    settings: dict[str, Any]
     flops: float
     weights: int
-    rows: int
     ne: float
     auc: float
     measured: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """NE = a * flops^b (the form of Wukong's figure 1). error: of b, a standard one; NaN for two points."""
+
+    a: float
+    b: float
+    error: float
+
+    def at(self, flops: float) -> float:
+        """NE."""
+        return self.a * float(flops) ** self.b
+
+    def doubled(self, flops: float) -> tuple[float, float]:
+        """What twice so many would change NE by, and the standard error of that."""
+        here = self.at(flops)
+        return here * (2**self.b - 1), here * 2**self.b * math.log(2) * self.error
+
+    def __str__(self) -> str:
+        return f"{self.at(1e9):.4g} GFLOP^{self.b:.4f}"
 
 
 def sizes(run: Run, count: int, seeds: int = 1) -> list[Run]:
@@ -87,16 +106,14 @@ def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
     return points
 
 
-def law(points: Sequence[Point]) -> tuple[float, float]:
-    """(a, b) of NE = a * flops^b by least squares on the logarithms (the form of Wukong's figure 1).
-
-    UserError for fewer than two sizes.
-    """
+def law(points: Sequence[Point]) -> Law:
+    """Least squares on the logarithms; UserError for fewer than two sizes."""
     x, y = (np.log([getattr(p, name) for p in points]) for name in ("flops", "ne"))
     if len(set(x.tolist())) < 2:
         raise UserError("scale: a law needs two sizes or more; give --sizes 2 or more")
     b, log_a = np.polyfit(x, y, 1)
-    return math.exp(log_a), float(b)
+    left = math.sqrt(float(((y - log_a - b * x) ** 2).sum()) / (len(x) - 2)) if len(x) > 2 else math.nan
+    return Law(a=math.exp(log_a), b=float(b), error=left / math.sqrt(float(((x - x.mean()) ** 2).sum())))
 
 
 def flops(model: torch.nn.Module, batch: Batch) -> float:
@@ -107,31 +124,38 @@ def flops(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
-    """NE over MFLOP an example, a point a run and the law of each family; False where matplotlib is not installed."""
+    """NE over GFLOP an example, a point a run and the law of each family; False where matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, MaxNLocator
     except ModuleNotFoundError:
         return False
     with matplotlib.rc_context(picture.STYLE):
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         axis = figure.subplots()
         for name, points in families.items():
-            x = np.array([p.flops for p in points]) / 1e6
-            (line,) = axis.plot(x, [p.ne for p in points], "o", label=name)
-            a, b = law(points)
-            along = np.geomspace(x.min(), x.max(), 50)
-            law_text = f"{a * 1e6**b:.4g} x^{b:.4f}"
-            axis.plot(along, a * (along * 1e6) ** b, color=line.get_color(), linewidth=1, label=law_text)
+            x = np.array([p.flops for p in points])
+            (line,) = axis.plot(x / 1e9, [p.ne for p in points], "o", label=name)
+            fitted, along = law(points), np.geomspace(x.min(), x.max(), 50)
+            axis.plot(along / 1e9, [*map(fitted.at, along)], color=line.get_color(), linewidth=1, label=str(fitted))
         axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")  # the default writes formulas, which the style leaves be
+        low, high = axis.get_xlim()
+        wide = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
+        axis.xaxis.set_major_locator(wide if high > 10 * low else MaxNLocator(5))
+        axis.xaxis.set_major_formatter(lambda x, _: digits(x))  # the default writes formulas, which the style leaves
         axis.xaxis.set_minor_formatter(lambda x, _: "")
-        axis.set_xlabel("MFLOP an example, forward")
+        axis.set_xlabel("GFLOP an example, forward")
         axis.set_title("normalised entropy", loc="left")
         axis.legend()
         with whole(path) as partial:
             figure.savefig(partial, dpi=130, format="png")
     return True
+
+
+def digits(number: float) -> str:
+    """Three significant ones, without an exponent."""
+    return np.format_float_positional(number, precision=3, fractional=False, trim="-")
 
 
 def _check_same(run: Run, place: Path) -> None:
@@ -169,8 +193,7 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
         what = "the valid part" if measured == "valid" else f"the {measured}"
         raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
     return Point(
-        family=Family("sparrow.models").name_of(run.model), settings=vars(run.model), measured=measured,
+        family=Family("sparrow.models").name_of(run.model), measured=measured,
         flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
         weights=sum(p.numel() for p in found.model.parameters()),
-        rows=sum(record.spec.addressing.rows for one in tables_of(found.model) for record in one.all_records()),
     )  # fmt: skip

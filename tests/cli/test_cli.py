@@ -126,6 +126,15 @@ def test_help_is_enough_to_go_on(command: str, capsys: pytest.CaptureFixture[str
         assert "--model.dim" in out
 
 
+@pytest.mark.parametrize("flags", [["--model.name", "wukong", "--help"], ["--help", "nowhere", "--model.name=wukong"]])
+def test_help_is_of_the_run_that_was_asked_for(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", *flags])
+    out = capsys.readouterr().out
+    assert '--model.name                           "wukong"' in out and "--model.n_f" in out
+    assert "model wukong: " in out and "several: table -> vectors" in out and "--model.cross_layers" not in out
+
+
 def test_a_new_process_exits_with_2(here: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "sparrow", "trian"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "sparrow: error: no command 'trian'; did you mean 'train'?\n")
