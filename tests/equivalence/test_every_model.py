@@ -22,7 +22,7 @@ from sparrow.training.restore import restore, tables_of
 from tests.data.test_dedup import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
-from tests.models.test_models import MODELS, batch, build
+from tests.models.test_models import MODELS, batch, build, named
 from tests.training.test_loop import Kill, dies_at, same, tensors
 
 FAMILY = Family("sparrow.models")
@@ -55,7 +55,7 @@ def test_resumed_is_uninterrupted(sessions: Path, tmp_path: Path, name: str) -> 
     assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
     """Logits and dense gradients to 1e-5: gradients of a row are added up over its samples first."""
     dataset = data.open(sessions)
@@ -78,7 +78,7 @@ def test_dedup_is_expanded(sessions: Path, config: Any) -> None:
 
 
 @pytest.mark.multi
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_path: Path, config: Any) -> None:
     """With dedup between ranks; scores to 1e-5: gradients of shares of a batch are added up in another order."""
     rules = {
@@ -104,7 +104,7 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of torch
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_compiled_is_eager(config: Any) -> None:
     """Logits and dense gradients to 1e-5, for two sizes of batch."""
     model, found = build(config), []

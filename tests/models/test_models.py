@@ -33,6 +33,12 @@ from sparrow.models import (
     wukong,
 )
 
+
+def named(config: object) -> str:
+    """`pytest -k NAME` runs a model's rows."""
+    return Family("sparrow.models").name_of(config) + repr(config).removeprefix("Config")
+
+
 HISTORY = History(lists=("history",), layers=1, longest=3)
 MODELS = [
     logistic.Config(),
@@ -113,7 +119,7 @@ def test_every_model_has_a_row() -> None:
     assert {family.name_of(config) for config in MODELS} == set(family.names())
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_learns_a_planted_signal(config: object) -> None:
     model = build(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -125,7 +131,7 @@ def test_learns_a_planted_signal(config: object) -> None:
     assert loss_of(model, batch(seed=1000)).item() < 0.4 < first
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_scores_are_the_probabilities_that_loss_judges(config: object) -> None:
     model, example = build(config), batch()
     loss, scores = learn(model, example)
@@ -135,14 +141,14 @@ def test_scores_are_the_probabilities_that_loss_judges(config: object) -> None:
     torch.testing.assert_close(loss, F.binary_cross_entropy(scores, example.labels_BT), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", [wukong.Config(), masknet.Config()], ids=repr)
+@pytest.mark.parametrize("config", [wukong.Config(), masknet.Config()], ids=named)
 def test_first_predictions_are_no_chance(config: object) -> None:
     """Behind a norm, weights of the usual size make logits of the size of 1, each seed others."""
     scores = score(build(config), batch()).detach()
     assert float((scores - 0.5).abs().max()) < 0.1
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_bf16_is_close_and_learns(config: object) -> None:
     model, example = build(config), batch()
     exact = score(model, example)
@@ -154,7 +160,7 @@ def test_bf16_is_close_and_learns(config: object) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_several_labels_have_a_logit_each(config: object) -> None:
     schema = dataclasses.replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})
     model, example = build(config, schema), batch()
@@ -170,7 +176,7 @@ def test_several_labels_have_a_logit_each(config: object) -> None:
     assert ((scores[:, 0] > 0.5) == (scores[:, 1] < 0.5)).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_every_weight_and_table_gets_a_gradient(config: object) -> None:
     model = build(config)
     tables = next(m for m in model.modules() if isinstance(m, EmbeddingTables))
@@ -182,14 +188,14 @@ def test_every_weight_and_table_gets_a_gradient(config: object) -> None:
     assert set(tables.gradients()) == {"item", "user"}
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_seeds_decide(config: object) -> None:
     one, two, other = (score(build(config, seed=seed), batch()) for seed in (0, 0, 1))
     assert torch.equal(one, two)
     assert torch.equal(one, other) == isinstance(config, logistic.Config)  # which begins at zero
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_without_dense_columns(config: object) -> None:
     columns = {k: v for k, v in SCHEMA.columns.items() if v.kind != "numeric"}
     schema = dataclasses.replace(SCHEMA, columns=columns)
@@ -197,7 +203,7 @@ def test_without_dense_columns(config: object) -> None:
     assert torch.isfinite(loss)
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_a_batch_without_rows(config: object) -> None:
     """What a rank may get of a log's last batch."""
     loss = loss_of(build(config), batch(0))
@@ -205,7 +211,7 @@ def test_a_batch_without_rows(config: object) -> None:
     assert loss.item() == 0
 
 
-@pytest.mark.parametrize("config", MODELS, ids=repr)
+@pytest.mark.parametrize("config", MODELS, ids=named)
 def test_sample_weights(config: object) -> None:
     model, whole = build(config), batch(64)
     weights_B = torch.zeros(64)
