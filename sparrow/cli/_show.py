@@ -55,24 +55,31 @@ class TrainView:
         )
         self.bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
         self.task: Any = None
+        self.labels: list[str] = []
         self.began = self.said = time.monotonic()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """The trainer's listener."""
+        from sparrow.training.labels import by_label
+
         if event == "begin":
+            self.labels = values["labels"]
             self.bar.start()
             self.task = self.bar.add_task("", total=values["total"], completed=values["step"])
         elif event == "progress":
             self._progress(values)
         elif event == "evaluation":
-            err.print(f"step {values['step']}: valid {numbers(values)}", soft_wrap=True)
+            for name, one in by_label(self.labels, values):
+                err.print(f"step {values['step']}: {name} {numbers(one)}", markup=False, soft_wrap=True)
         elif event == "note":
             err.print(values["text"], markup=False, soft_wrap=True)
 
     def _progress(self, values: dict[str, Any]) -> None:
+        from sparrow.training.labels import of_first
+
         text = f"{values['examples_per_s']:,.0f} examples/s"
         if "ne" in values:
-            text += f"  NE {values['ne']:.4f}"
+            text += f"  NE{of_first(self.labels)} {values['ne']:.4f}"
         self.bar.update(self.task, completed=values["step"], description=text)
         if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line now and then
             self.said = time.monotonic()

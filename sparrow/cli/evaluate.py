@@ -32,6 +32,7 @@ def evaluate(
     from sparrow.core.errors import UserError
     from sparrow.core.files import to_json, write_text
     from sparrow.metrics import evaluate as measure
+    from sparrow.metrics import evaluate_labels
     from sparrow.training import check_schema, restore
 
     found = restore(run_dir, which=checkpoint, device=device)
@@ -41,16 +42,13 @@ def evaluate(
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"
         )
-    rows = []
-    for i, label in enumerate(found.schema.labels):
-        result = measure(
-            found.scores, dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup), label=i
-        )
-        rows.append(
-            (f"{found.name}, step {found.step}" + (f": {label}" if len(found.schema.labels) > 1 else ""), result)
-        )
+    labels = found.schema.labels
+    of = [f": {label}" for label in labels] if len(labels) > 1 else [""]
+    loader = dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup)
+    results = evaluate_labels(found.scores, loader, range(len(labels)))
+    rows = [(f"{found.name}, step {found.step}{which}", one) for which, one in zip(of, results, strict=True)]
     for name, loader in dataset.baselines(split):
-        rows.append((name, measure(lambda batch: batch.dense_BC, loader)))
+        rows.append((f"{name}{of[0]}", measure(lambda batch: batch.dense_BC, loader)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if json_out is not None:
         write_text(json_out, to_json(dict(rows), indent=1))

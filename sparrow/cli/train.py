@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.cli import _show
     from sparrow.distributed import leads
     from sparrow.training import Run, train
+    from sparrow.training.labels import by_label, of_first
     from sparrow.training.picture import draw
 
     given = overrides(rest)
@@ -56,14 +57,15 @@ def main(arguments: Sequence[str]) -> int:
         view.bar.stop()
     if not leads():  # of many ranks one speaks
         return 0
-    windows = results["progressive"]
+    labels, windows = results["labels"], results["progressive"]
     rows = [(f"part {i + 1} of {len(windows)}", window) for i, window in enumerate(windows)]
     if rows:
-        _show.out.print(_show.metrics_table(rows, "progressive validation: each batch predicted, then trained on"))
+        title = f"progressive validation{of_first(labels)}: each batch predicted, then trained on"
+        _show.out.print(_show.metrics_table(rows, title))
     if valid := results["valid"]:
-        _show.out.print(_show.metrics_table([("valid", valid)], f"held out, after step {valid['step']}"))
+        _show.out.print(_show.metrics_table(by_label(labels, valid), f"held out, after step {valid['step']}"))
     if results["best_step"] is not None:
-        monitor = run.loop.monitor
+        monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it unless told")
     if known.profile:
         _show_profile(Path(run.run_dir))

@@ -100,8 +100,12 @@ class Dataset:
         return pa.table({name: column for name, column in columns.items() if name != RUN})
 
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
-        """Every baseline column with batches whose one dense column it is, to be measured like a model's scores."""
-        kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("label", "group", "weight")}
+        """Every baseline column with batches whose one dense column it is and whose label is the log's first.
+
+        To be measured like a model's scores.
+        """
+        first = self.schema.labels[:1]
+        kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("group", "weight") or n in first}
         for name in self.schema.of_kind("baseline"):
             columns = {**kept, name: Column(kind="numeric")}
             yield (

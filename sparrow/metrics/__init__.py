@@ -1,6 +1,6 @@
 """How good click probabilities are. Everywhere `score` means a probability in 0..1, never a logit."""
 
-from sparrow.metrics.evaluation import evaluate
+from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
 from sparrow.metrics.ranking import GroupedAUC, auc, gauc
 from sparrow.metrics.streaming import Reliability, Streaming
@@ -13,6 +13,7 @@ __all__ = [
     "auc",
     "calibration",
     "evaluate",
+    "evaluate_labels",
     "gauc",
     "logloss",
     "logloss_from_logits",

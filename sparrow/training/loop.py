@@ -20,9 +20,10 @@ from torch import Tensor
 from sparrow import checkpoint, data, kernels
 from sparrow.core import Batch, Chunk, UserError
 from sparrow.core.files import to_json, write_text
-from sparrow.metrics import Streaming, evaluate
+from sparrow.metrics import Streaming, evaluate_labels
 from sparrow.sharding import summary
 from sparrow.training.feed import Feed, Portion
+from sparrow.training.labels import of_first, together
 from sparrow.training.preflight import check_fits
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
@@ -84,6 +85,7 @@ class Trainer:
         self.dir = RunDir(Path(run.run_dir))
         self.listen = listener if listener and self.ranks.leads else (lambda event, values: None)
         self.dataset = data.open(run.data.path)
+        self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
         saved = self.dir.find(resume, overwrite)
         if saved:
@@ -154,7 +156,7 @@ class Trainer:
             self.dir.path if self.ranks.leads else None, tensorboard=self.run.log.tensorboard, step=self.step,
             evaluated=evaluated,
         )  # fmt: skip
-        self.listen("begin", {"step": self.step, "total": self.total_steps})
+        self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
         self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
@@ -292,12 +294,14 @@ class Trainer:
         self.model.eval()
         batches = self.dataset.loader(self.run.data.batch_size, split="valid", dedup=self.run.data.dedup)
         with self.ranks.world.at("evaluation"):
-            values = evaluate(self.score, (batch.to(self.device) for batch in batches))
+            on_device = (batch.to(self.device) for batch in batches)
+            found = evaluate_labels(self.score, on_device, range(len(self.labels)))
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
-        if math.isnan(values["logloss"]):
+        if any(math.isnan(one["logloss"]) for one in found):
             raise self._diverged("the model's scores")
+        values = together(self.labels, found)
         self.last_evaluation = {"step": self.step, **values}
         self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", self.last_evaluation)
@@ -312,7 +316,9 @@ class Trainer:
         """Keep the best; count evaluations without a better one."""
         monitor = self.run.loop.monitor
         if math.isnan(value):
-            self._say(f"step {self.step}: valid {monitor} is undefined (one class); it picks no best")
+            self._say(
+                f"step {self.step}: valid {monitor}{of_first(self.labels)} is undefined (one class); it picks no best"
+            )
             return
         value = value if monitor in ("ne", "logloss") else -value
         if self.best is None or value < self.best:
@@ -334,6 +340,7 @@ class Trainer:
             "skipped_steps": self.skipped,
             "stopped_by": self.stop,
             "best_step": self.best_step,
+            "labels": self.labels,
             "valid": self.last_evaluation,
             "progressive": [w for w in windows if w["examples"]],
             "calibration": {name: points.tolist() for name, points in curve._asdict().items()},

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparrow.core.files import whole
 from sparrow.training import runlog
+from sparrow.training.labels import of_first
 
 BLUE, ORANGE, GREY = "#2f6fa8", "#d9822b", "#8a8f98"
 STYLE: dict[Any, Any] = {
@@ -43,16 +44,18 @@ def draw(run_dir: Path) -> str | None:
     except ModuleNotFoundError:
         return None
     train, valid = log_of(run_dir)
+    results = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))
+    points, of = results["calibration"], of_first(results["labels"])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(15, 3.4), layout="constrained")
         axes = figure.subplots(1, 4)
-        over_examples(axes[0], train, valid, "ne", "normalised entropy")
-        over_examples(axes[1], train, valid, "auc", "AUC")
+        over_examples(axes[0], train, valid, "ne", f"normalised entropy{of}")
+        over_examples(axes[1], train, valid, "auc", f"AUC{of}")
         over_examples(axes[2], train, [], "examples_per_s", "examples per second")
         axes[2].set_ylim(bottom=0)
         axes[2].yaxis.set_major_formatter(_thousands())
-        points = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))["calibration"]
         reliability(axes[3], {"": (points["predictions_Q"], points["labels_Q"], [])})
+        axes[3].set_title(f"calibration{of}", loc="left")
         with whole(run_dir / "curves.png") as partial:
             figure.savefig(partial, dpi=110, format="png")
     return "curves.png"

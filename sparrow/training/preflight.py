@@ -72,7 +72,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1) -> Needs:
         "dense weights, gradients and optimizer": 2 * weights + state,
         "a step": int(_STEP * ((kept - fixed) * scale + fixed) + gradients),
     }
-    valid = 20 * dataset.rows("valid")
+    valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid")
     loader = {"loader": dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle)).bytes_ahead()}
     here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid, "a checkpoint": weights + state}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))

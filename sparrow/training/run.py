@@ -77,7 +77,7 @@ class Loop:
     clipping or the guard need whole gradients. progressive: report how well each fifth of the first epoch
     was predicted before it was trained on.
     evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
-    many evaluations without a better `monitor`.
+    many evaluations without a better `monitor`, which is of the first label where there are several.
     """
 
     epochs: int = 1

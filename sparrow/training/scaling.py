@@ -19,6 +19,7 @@ from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.training import picture
+from sparrow.training.labels import of_first
 from sparrow.training.loop import resolved, train
 from sparrow.training.restore import restore
 from sparrow.training.run import Run
@@ -192,6 +193,7 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
     if part["ne"] is None or math.isnan(part["ne"]):  # a NaN is null in the file
         what = "the valid part" if measured == "valid" else f"the {measured}"
         raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
+    measured += of_first(dataset.schema.labels)
     return Point(
         family=Family("sparrow.models").name_of(run.model), measured=measured,
         flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.metrics import evaluate, gauc
+from sparrow.metrics import evaluate, evaluate_labels, gauc
 
 
 def cut(scores: Tensor, labels: Tensor | None, weights: Tensor | None = None, sessions: Tensor | None = None) -> list:
@@ -86,3 +87,27 @@ def test_nothing_to_measure(rows: tuple, exact: bool) -> None:
         evaluate(lambda b: b.dense_BC.expand(-1, 2), cut(scores, labels), exact=exact)
     ones = evaluate(lambda b: b.dense_BC, cut(scores, torch.ones_like(labels)), exact=exact)
     assert math.isnan(ones["auc"])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_several_labels_are_judged_in_one_pass(rows: tuple, exact: bool) -> None:
+    scores, _, weights, sessions = rows
+    other = torch.bernoulli(scores / 3)
+    batches = [
+        dataclasses.replace(batch, labels_BT=torch.cat([batch.labels_BT, o[:, None]], 1))
+        for batch, o in zip(cut(*rows), other.split(300), strict=True)
+    ]
+    calls = []
+
+    def score(batch: Batch) -> Tensor:
+        calls.append(batch)
+        return torch.cat([batch.dense_BC, batch.dense_BC / 3], 1)
+
+    found = evaluate_labels(score, batches, [1, 0], exact=exact)
+    assert len(calls) == len(batches)
+    assert found == [evaluate(score, batches, label=label, exact=exact) for label in (1, 0)]
+    assert found[1] == evaluate(lambda b: b.dense_BC, cut(*rows), exact=exact)
+    assert found[0] == evaluate(lambda b: b.dense_BC / 3, cut(scores, other, weights, sessions), exact=exact)
+    assert ("gauc" in found[0]) == exact
+    with pytest.raises(UserError, match="one score"):
+        evaluate_labels(score, batches, [0, 2], exact=exact)

@@ -1,0 +1,25 @@
+"""Several labels: numbers without a name are the first one's, by which runs are judged; the others' are beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def together(labels: Sequence[str], found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each label's metrics as one flat dict: the first label's as they are, the others' as LABEL.METRIC."""
+    others = zip(labels[1:], found[1:], strict=True)
+    return {**found[0], **{f"{label}.{name}": value for label, one in others for name, value in one.items()}}
+
+
+def by_label(labels: Sequence[str], values: Mapping[str, float]) -> list[tuple[str, Mapping[str, float]]]:
+    """Each label's metrics out of what `together` made, named "valid", or "valid, LABEL" where there are several."""
+    found = {f"valid{of_first(labels)}": values}
+    for label in labels[1:]:
+        start = f"{label}."
+        found[f"valid, {label}"] = {n.removeprefix(start): value for n, value in values.items() if n.startswith(start)}
+    return list(found.items())
+
+
+def of_first(labels: Sequence[str]) -> str:
+    """What numbers of the first label alone are to say: ", LABEL" where there are several, else nothing."""
+    return f", {labels[0]}" if len(labels) > 1 else ""
