@@ -16,7 +16,9 @@ def by_label(labels: Sequence[str], values: Mapping[str, float]) -> list[tuple[s
     found = {f"valid{of_first(labels)}": values}
     for label in labels[1:]:
         start = f"{label}."
-        found[f"valid, {label}"] = {n.removeprefix(start): value for n, value in values.items() if n.startswith(start)}
+        of_label = {n.removeprefix(start): value for n, value in values.items() if n.startswith(start)}
+        if of_label:  # runs of before had the first label's alone
+            found[f"valid, {label}"] = of_label
     return list(found.items())
 
 
