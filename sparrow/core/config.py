@@ -70,7 +70,7 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
         return _convert(next(a for a in args if a is not type(None)), value, place)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise UserError(f"{place}: expected a list, got {value!r}")
+            raise UserError(f"{place}: expected a list, got {value!r}; write {_value([value])}")
         return tuple(_convert(args[0], v, f"{place}[{i}]") for i, v in enumerate(value))
     if origin in (dict, Mapping):
         if not isinstance(value, dict):

@@ -135,7 +135,11 @@ def test_run_file_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     refuses(capsys, ["train", "none.toml"], "none.toml: no such file")
     refuses(capsys, ["train", "run.toml", "--model.dimm", "3"], "model.dimm: unknown key; did you mean 'dim'")
     refuses(capsys, ["train", "run.toml", "--model.dim", "wide"], "model.dim: expected int, got 'wide'")
-    refuses(capsys, ["train", "run.toml", "--data.path", "nowhere"], "nowhere", "sparrow prepare")
+    refuses(capsys, ["train", "run.toml", "--data.path", "nowhere"], "nowhere: .*does not exist", "sparrow prepare")
+    refuses(capsys, ["scale", "prepared"], r"prepared: a folder, not a run file; a run's own is RUN_DIR/run\.toml")
+    refuses(capsys, ["scale", "run.toml", "--out", "it.xyz"], r"--out: it\.xyz .*end it in \.png")
+    heads = ["--model.name", "finalmlp", "--model.heads", "7"]
+    refuses(capsys, ["train", "run.toml", *heads], "heads: 7 do not divide 64, first's last size")
     refuses(capsys, ["train", "run.toml", "--model.dim"], "a value must follow")
     Path("run.toml").write_text("run_dir = ")
     refuses(capsys, ["train", "run.toml"], "run.toml: not valid TOML")
