@@ -87,6 +87,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     if not _fits(needs(0), run, per_host):
         return needs(0)
     row, fixed = _kept(run, schema, batch)
+    let_go()  # else what was tried here is missing where the answer, or another, is judged
     return needs(row * run.data.batch_size / ranks + fixed)
 
 
@@ -96,7 +97,6 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     ranks, per_host: of the job, and those that share a host's memory.
     """
     needs = estimate(run, dataset, ranks, per_host)
-    let_go()
     if _fits(needs, run, per_host):
         return
     host, free = needs.bytes_host, _free_host(needs, per_host)
@@ -201,7 +201,7 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output would hold the graph that holds it, for ever: no backward frees it
 
     free, whole = available_bytes(), batch.batch_size
     each = fixed = before = rows_before = 0.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
@@ -189,3 +190,11 @@ def test_no_memory_for_the_estimate_is_one_line(prepared: Path, monkeypatch: pyt
     monkeypatch.setattr(preflight, "binary_cross_entropy", fails)
     with pytest.raises(UserError, match="does not fit into the memory of cpu"):
         preflight.check_fits(make(prepared), data.open(prepared))
+
+
+def test_what_was_tried_is_given_back(prepared: Path) -> None:
+    run, log = make(prepared, model=wukong.Config(k=500)), data.open(prepared)
+    for _ in range(2):
+        preflight.estimate(run, log)
+        gc.collect()
+        assert not [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[-1:] == (500,)]
