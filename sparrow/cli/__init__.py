@@ -10,6 +10,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from sparrow.core.memory import keep_freed_memory, leave_out, return_freed_memor
 __all__ = ["main"]
 
 ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # as a log meets them; others follow
+EXTRAS = {  # what brings a package, as pyproject.toml says
+    **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "report", "tensorboard": "report"},
+    **{"daft": "ray", "ray": "ray"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,9 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "sparrow":
+        package = (error.name or "").split(".")[0]
+        if package == "sparrow":
             raise
-        return _refuse(f"this command needs {error.name!r}; pip install 'sparrow-rec[cli,report]'")
+        if package in EXTRAS:
+            return _refuse(f"this command needs {error.name!r}; pip install 'sparrow-rec[{EXTRAS[package]}]'")
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return _refuse(f"{at.filename}:{at.lineno}: no module {error.name!r}; install it, or leave the import out")
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

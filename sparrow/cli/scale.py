@@ -43,6 +43,8 @@ def scale(
 
     require(least=2, most=20, sizes=sizes)
     require(least=1, seeds=seeds)
+    if out.suffix != ".png":
+        raise UserError(f"--out: {out} is no name for a picture of PNG; end it in .png")
     if not out.resolve().parent.is_dir():
         raise UserError(f"--out: no folder {out.resolve().parent}; make it first")
     if not runs:

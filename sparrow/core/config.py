@@ -34,10 +34,13 @@ class Family:
         return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
 
     def config(self, name: str, place: str = "name") -> type:
-        """The `Config` class of member `name`; UserError if there is none."""
+        """The `Config` class of member `name`; UserError if there is no such member, or it has none."""
         if name not in self.names():
             raise UserError(f"{place}: no member of {self.package} is named {name!r}{suggest(name, self.names())}")
-        config: type = importlib.import_module(f"{self.package}.{name}").Config
+        module = importlib.import_module(f"{self.package}.{name}")
+        config: type | None = getattr(module, "Config", None)
+        if not (config and dataclasses.is_dataclass(config)):
+            raise UserError(f"{module.__file__}: no dataclass named Config; add one with the settings of {name!r}")
         return config
 
     def name_of(self, config: object) -> str:
@@ -70,7 +73,7 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
         return _convert(next(a for a in args if a is not type(None)), value, place)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise UserError(f"{place}: expected a list, got {value!r}")
+            raise UserError(f"{place}: expected a list, got {value!r}; write {_value([value])}")
         return tuple(_convert(args[0], v, f"{place}[{i}]") for i, v in enumerate(value))
     if origin in (dict, Mapping):
         if not isinstance(value, dict):

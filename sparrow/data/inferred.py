@@ -27,6 +27,7 @@ GROUPS = ("request_id", "impression_id", "query_id", "session_id", "request", "q
 TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
 WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
 YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
+OUTCOME = "looks like an outcome"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
 _ID_WORDS = frozenset(
@@ -164,14 +165,9 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     else:
         remedy = "name a column of two values, add one to the log, or give it a threshold in a schema"
         raise UserError(f"label: column {chosen!r} has {len(found.distinct)} values where a label has two; {remedy}")
-    others = [name for name in named if name != chosen]
-    if others:
-        also = (
-            f"{', '.join(others)} could be too; make {'it' if len(others) == 1 else 'one'} kind 'label' to train both"
-        )
-        settings["note"] = "; ".join(filter(None, [settings.get("note"), also]))
-    unknown = f"looks like an outcome, unknown before {chosen}"
-    return {chosen: Column(kind="label", **settings)} | {n: Column(kind="ignore", note=unknown) for n in others}
+    note = f"{OUTCOME}, unknown before {chosen}; make it kind 'label' to train both"
+    others = {name: Column(kind="ignore", note=note) for name in named if name != chosen}
+    return {chosen: Column(kind="label", **settings)} | others
 
 
 def _scale(seen: _Seen) -> float | None:

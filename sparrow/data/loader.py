@@ -135,7 +135,8 @@ def open(prepared_dir: str | Path) -> Dataset:
     except (FileNotFoundError, NotADirectoryError):
         former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)  # --overwrite, killed between two renames
         remedy = f"move {former} back to {path}" if former else "make one with `sparrow prepare`"
-        raise UserError(f"{path}: not a prepared log (no manifest.json); {remedy}") from None
+        lacks = "no manifest.json" if path.exists() else "it does not exist"
+        raise UserError(f"{path}: not a prepared log ({lacks}); {remedy}") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
     if version != VERSION:

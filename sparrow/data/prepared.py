@@ -18,7 +18,7 @@ from sparrow.core.progress import Progress
 from sparrow.data._files import find
 from sparrow.data.engine import Engine, Local
 from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
-from sparrow.data.inferred import infer_log
+from sparrow.data.inferred import OUTCOME, infer_log
 from sparrow.data.parts import PAYS, PartWriter, files
 from sparrow.data.read import Log, Repairs, open_log
 from sparrow.data.schema import Schema, Source, Split
@@ -299,7 +299,9 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
 
 def _notes(schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) -> Iterator[str]:
     """What a person should look at, a line each."""
-    yield from (f"{name}: {column.note}" for name, column in schema.columns.items() if column.note)
+    for name, column in schema.columns.items():
+        if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
+            yield f"{name}: {column.note}"
     split = schema.split
     by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")

@@ -10,10 +10,13 @@ from sparrow.core import Batch, UserError
 def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
     """Mean binary cross-entropy of logits [B, T] against the batch's labels, weighted by its sample weights.
 
-    sum_b w_b l_b / sum_b w_b, averaged over tasks; UserError when the batch has no labels.
+    sum_b w_b l_b / sum_b w_b, averaged over tasks; UserError when the batch has no labels, or others than the logits.
     """
     if batch.labels_BT is None:
         raise UserError("loss: the batch has no labels; use a log with a label column, or only predict")
+    if logits_BT.shape != batch.labels_BT.shape:
+        found, needed = list(logits_BT.shape), list(batch.labels_BT.shape)
+        raise UserError(f"loss: forward gave logits {found}, not [B, T] = {needed}; T is the number of labels")
     loss_BT = F.binary_cross_entropy_with_logits(logits_BT.float(), batch.labels_BT, reduction="none")
     if batch.weights_B is None:
         return loss_BT.mean() if len(loss_BT) else loss_BT.sum()  # a rank may have no samples of a batch

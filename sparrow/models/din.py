@@ -63,6 +63,8 @@ class DIN(nn.Module):
                 raise UserError(f"model.pairs.{name}: no id column {candidate!r}{suggest(candidate, single)}")
             if name in config.history.lists:
                 raise UserError(f"model.pairs.{name}: model.history.lists names it too; leave it out of one of them")
+        if not lists:
+            raise UserError("model: the log has no list, and din weighs lists; make a column one, or use another model")
         if not self.pairs:
             raise UserError(
                 "model: no list shares its table with an id column, other than those of model.history.lists; name some "

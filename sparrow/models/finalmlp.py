@@ -38,7 +38,7 @@ class Config:
             if not sizes:
                 raise UserError(f"{name}: empty; give each of the two MLPs a size or more")
             if sizes[-1] % self.heads:
-                raise UserError(f"heads: {self.heads} do not divide the last size of {name}; take a divisor")
+                raise UserError(f"heads: {self.heads} do not divide {sizes[-1]}, {name}'s last size; take a divisor")
 
     def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
         """The model for a log."""

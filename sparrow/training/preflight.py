@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sparrow.core import Batch, UserError
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema, Table
+from sparrow.embeddings import unallocated
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
-from sparrow.training.restore import tables_of
+from sparrow.training.restore import tables_of, within_memory
 from sparrow.training.run import Run
 
 PROBE_ROWS = 256
+DENSE = "dense weights, gradients and optimizer"
 # measured on DCNv2 and DLRM of several sizes, with which the sum was within a seventh of what runs took
 _STEP = 2.2  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
 _FIRST_STEP = 60_000_000  # bytes of operators that load at their first call, and of metrics
@@ -47,17 +51,18 @@ class Needs:
         return sum(self.device.values())
 
 
-def estimate(run: Run, dataset: Dataset, ranks: int = 1) -> Needs:
-    """What the run will need, from one step of the same model over tables of a few rows; of its `ranks`, one.
+def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
+    """What the run will need, from the same model over tables of a few rows; of its `ranks`, one.
 
     Tables: rows times the bytes of a row with its optimizer state. Dense weights: with gradients and optimizer state.
-    A step: what autograd keeps, found with two batches, and gradients of as many table rows as a batch can touch.
+    A step: what autograd keeps, and gradients of as many table rows as a batch can touch. A model that is too large
+    without it is never built; what autograd keeps is then left out. per_host: of the ranks, those that share a host.
     """
     program = resident_bytes()
     batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
-    tables, (weights, state), kept = _probe(run, dataset.schema, batch)
-    half = dataset.first(batch.batch_size // 2)
-    fixed = max(2 * _probe(run, dataset.schema, half)[2] - kept, 0) if half.batch_size else 0  # whatever the batch
+    small = {name: Table(encoding="hash", rows=16) for name in dataset.schema.tables}
+    schema = dataclasses.replace(dataset.schema, tables=small)
+    tables, (weights, state) = _sizes(run, schema)
     rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
     each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
     scale = run.data.batch_size / ranks / batch.batch_size
@@ -67,18 +72,23 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1) -> Needs:
         assert table is not None
         ids[table] += batch.ids[feature].values_N.numel() * scale
     gradients = sum(2 * 4 * dim * min(ids[name], rows[name]) for name, (_, dim) in tables.items())
-    model = {
-        "tables": sum(each.values()) // ranks,
-        "dense weights, gradients and optimizer": 2 * weights + state,
-        "a step": int(_STEP * ((kept - fixed) * scale + fixed) + gradients),
-    }
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid")
     loader = {"loader": dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle)).bytes_ahead()}
     here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid, "a checkpoint": weights + state}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
-    if torch.device(run.device).type == "cuda":
-        return Needs(host=here, device=model, largest=largest)
-    return Needs(host={**here, **model}, device={}, largest=largest)
+
+    def needs(kept: float) -> Needs:
+        step = int(_STEP * kept + gradients)
+        model = {"tables": sum(each.values()) // ranks, DENSE: 2 * weights + state, "a step": step}
+        if torch.device(run.device).type == "cuda":
+            return Needs(host=here, device=model, largest=largest)
+        return Needs(host={**here, **model}, device={}, largest=largest)
+
+    if not _fits(needs(0), run, per_host):
+        return needs(0)
+    row, fixed = _kept(run, schema, batch)
+    let_go()  # else what was tried here is missing where the answer, or another, is judged
+    return needs(row * run.data.batch_size / ranks + fixed)
 
 
 def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> None:
@@ -86,8 +96,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
 
     ranks, per_host: of the job, and those that share a host's memory.
     """
-    needs = estimate(run, dataset, ranks)
-    let_go()
+    needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
         return
     host, free = needs.bytes_host, _free_host(needs, per_host)
@@ -95,25 +104,40 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     if not short:
         host, free, place, parts = needs.bytes_device, _free_device(run), f"memory of {run.device}", needs.device
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
-    remedy = _remedy(run, dataset, ranks, per_host)
+    remedy = _remedy(run, needs, dataset, ranks, per_host)
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
-def _remedy(run: Run, dataset: Dataset, ranks: int, per_host: int) -> str:
-    """The first of smaller batches, smaller vectors and a smaller largest table with which it fits."""
+def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:
+    """The first of smaller batches and smaller sizes of the model with which it fits, else what is largest."""
+    for part, name, value in _smaller(run):
+        try:
+            changed: Any = dataclasses.replace(getattr(run, part), **{name: value})
+            smaller = dataclasses.replace(run, **{part: changed})
+            if _fits(estimate(smaller, dataset, ranks, per_host), smaller, per_host):
+                return f"--{part}.{name} {value if isinstance(value, int) else repr(str(list(value)))} fits"
+        except UserError:  # a size that has to divide another
+            continue
+    parts = {**needs.host, **needs.device}
+    if parts[DENSE] > parts["tables"]:
+        return "its weights are what is large: lower several of the model's sizes"
+    name, size = needs.largest
+    return f"its largest table, {name!r}, takes {_gb(size)}: raise its min_count, or hash it to fewer rows, and prepare"
+
+
+def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:
+    """(data or model, setting, value): ever smaller batches, then sizes of the model, first those that were set."""
     size = run.data.batch_size
     while (size := size // 2) >= 64:
-        smaller = dataclasses.replace(run, data=dataclasses.replace(run.data, batch_size=size))
-        if _fits(estimate(smaller, dataset, ranks), smaller, per_host):
-            return f"--data.batch_size {size} fits"
-    dim = next((f.name for f in dataclasses.fields(run.model) if f.name == "dim"), None)  # type: ignore[arg-type]
-    width = getattr(run.model, dim) if dim else 0
-    while (width := width // 2) >= 1:
-        smaller = dataclasses.replace(run, model=dataclasses.replace(run.model, dim=width))  # type: ignore[type-var]
-        if _fits(estimate(smaller, dataset, ranks), smaller, per_host):
-            return f"--model.dim {width} fits"
-    name, size = estimate(run, dataset).largest
-    return f"its largest table, {name!r}, takes {_gb(size)}: raise its min_count, or hash it to fewer rows, and prepare"
+        yield "data", "batch_size", size
+    fields: Any = dataclasses.fields(run.model)  # type: ignore[arg-type]
+    for f in sorted(fields, key=lambda f: getattr(run.model, f.name) == f.default):
+        value = getattr(run.model, f.name)
+        sizes = value if isinstance(value, tuple) else (value,)
+        if not sizes or any(type(size) is not int for size in sizes):
+            continue
+        while min(sizes := tuple(size // 2 for size in sizes)) >= 1:
+            yield "model", f.name, sizes if isinstance(value, tuple) else sizes[0]
 
 
 def _fits(needs: Needs, run: Run, per_host: int) -> bool:
@@ -133,34 +157,75 @@ def _free_device(run: Run) -> float:
     return float(torch.cuda.mem_get_info(torch.device(run.device))[0])
 
 
-def _probe(run: Run, schema: Schema, batch: Batch) -> tuple[dict[str, tuple[int, int]], tuple[int, int], int]:
-    """Of each table bytes a row and dim; bytes of the dense weights and of their optimizer; what autograd keeps."""
-    small = dataclasses.replace(schema, tables={name: Table(encoding="hash", rows=16) for name in schema.tables})
+class _Shapes(TorchFunctionMode):
+    """What initial values are made with, for tensors that have none: torch would import its compiler, 3 s and 70 MB."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name in ("mul", "div", "add", "sub"):
+            return torch.broadcast_tensors(*(arg for arg in args if isinstance(arg, Tensor)))[0]
+        if name.endswith("_") and not name.startswith("_") and name != "requires_grad_":  # in place
+            return next(iter((*args, *kwargs.values())))
+        return (torch.empty if name in ("randn", "rand") else func)(*args, **kwargs)
+
+
+def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, int]], tuple[int, int]]:
+    """Of each table bytes a row and dim; bytes of the dense weights and of their optimizer."""
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"):
+        try:
+            with torch.device("meta"), _Shapes(), unallocated():
+                model: Any = run.model.build(schema, run.tables, run.seed)
+        except (RuntimeError, TypeError):  # a model that computes with its first weights
+            model = run.model.build(schema, run.tables, run.seed)
+    found = {}
+    for record in (r for one in tables_of(model) for r in one.all_records()):
+        found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec.dim)
+    sample = nn.Parameter(torch.zeros(2))  # optimizers keep as many numbers as a weight has, some times over, and a few
+    sample.grad = torch.zeros(2)
+    optimizer = run.dense.build([sample])
+    optimizer.step()
+    state = [v for v in optimizer.state[sample].values() if isinstance(v, Tensor)]
+    each = sum(v.nbytes for v in state if v.shape == sample.shape) // sample.nbytes
+    few = sum(v.nbytes for v in state if v.shape != sample.shape)
+    weights = [p.nbytes for p in model.parameters()]
+    return found, (sum(weights), each * sum(weights) + few * len(weights))
+
+
+def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
+    """Bytes that autograd keeps of each row, and whatever the batch, from parts of this one that grow.
+
+    What a larger part will take is known from the smaller ones: where there is no memory for it, they have to do.
+    """
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output would hold the graph that holds it, for ever: no backward frees it
 
-    with torch.random.fork_rng(devices=[]):
-        model: Any = run.model.build(small, run.tables, run.seed)
-        optimizer = run.dense.build(model.parameters())
-        tables = tables_of(model)
-        for one in tables:
-            one.mode = "deferred"
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), computing(run.precision, torch.device("cpu")):
-            loss = binary_cross_entropy(model(batch), batch)
-        for parameter in model.parameters():
-            kept.pop(parameter.untyped_storage().data_ptr(), None)
-        loss.backward()
-        optimizer.step()
-    found = {}
-    for record in (r for one in tables for r in one.all_records()):
-        found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec.dim)
-    state = [v for s in optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, Tensor)]
-    dense = sum(p.nbytes for p in model.parameters())
-    return found, (dense, sum(t.nbytes for t in state)), sum(kept.values())
+    free, whole = available_bytes(), batch.batch_size
+    each = fixed = before = rows_before = 0.0
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"):
+        model: Any = run.model.build(schema, run.tables, run.seed)
+        for rows in sorted({max(whole // 8, 1), max(whole // 4, 1), whole}):
+            if free is not None and _STEP * (each * rows + fixed) > free:
+                break
+            part = batch.part(0, rows)
+            part = dataclasses.replace(part, dense_BC=part.dense_BC.clone())  # else it has the memory of the whole
+            kept.clear()
+            with (
+                torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+                computing(run.precision, torch.device("cpu")),
+            ):
+                loss = binary_cross_entropy(model(part), part)
+            for parameter in model.parameters():
+                kept.pop(parameter.untyped_storage().data_ptr(), None)
+            now = float(sum(kept.values()))
+            each = max(now - before, 0.0) / (rows - rows_before)
+            fixed = max(now - each * rows, 0.0)
+            before, rows_before = now, rows
+            del loss
+    return each, fixed
 
 
 def _gb(size: float) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,17 +59,25 @@ def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = 
 
     shard: puts others in the place of its tables, which then have no memory of their own.
     """
-    try:
+    with within_memory(run.device):
         with nullcontext() if shard is None else unallocated():
             model = run.model.build(schema, run.tables, run.seed)
         if shard is not None:
             shard(model)
         return model.to(run.device)
+
+
+@contextmanager
+def within_memory(device: str) -> Iterator[None]:
+    """UserError for a model that asks the device for more memory than it has."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower() and "allocate" not in str(error) and "overflow" not in str(error):
             raise
         raise UserError(
-            f"model: it does not fit into the memory of {run.device}; lower model.dim or the rows of the tables"
+            f"model: it does not fit into the memory of {device}; lower model.dim, other sizes of the model or the "
+            "rows of the tables"
         ) from None
 
 

@@ -222,6 +222,8 @@ class Run:
         Another member for a family (`model.name`) begins from that member's defaults: the file's settings were the
         old member's.
         """
+        if Path(path).is_dir():
+            raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
         try:
             return cls._from(read_toml(path), overrides or {})
         except UserError as error:

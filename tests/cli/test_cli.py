@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sparrow.models
 from sparrow import data
-from sparrow.cli import main
+from sparrow.cli import EXTRAS, main
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
 from sparrow.losses import probabilities
@@ -144,10 +146,49 @@ def test_run_file_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     refuses(capsys, ["train", "none.toml"], "none.toml: no such file")
     refuses(capsys, ["train", "run.toml", "--model.dimm", "3"], "model.dimm: unknown key; did you mean 'dim'")
     refuses(capsys, ["train", "run.toml", "--model.dim", "wide"], "model.dim: expected int, got 'wide'")
-    refuses(capsys, ["train", "run.toml", "--data.path", "nowhere"], "nowhere", "sparrow prepare")
+    refuses(capsys, ["train", "run.toml", "--data.path", "nowhere"], "nowhere: .*does not exist", "sparrow prepare")
+    refuses(capsys, ["scale", "prepared"], r"prepared: a folder, not a run file; a run's own is RUN_DIR/run\.toml")
+    refuses(capsys, ["scale", "run.toml", "--out", "it.xyz"], r"--out: it\.xyz .*end it in \.png")
+    heads = ["--model.name", "finalmlp", "--model.heads", "7"]
+    refuses(capsys, ["train", "run.toml", *heads], "heads: 7 do not divide 64, first's last size")
     refuses(capsys, ["train", "run.toml", "--model.dim"], "a value must follow")
     Path("run.toml").write_text("run_dir = ")
     refuses(capsys, ["train", "run.toml"], "run.toml: not valid TOML")
+
+
+def test_model_file_mistakes(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("models").mkdir()
+    monkeypatch.setattr("sparrow.models.__path__", [*sparrow.models.__path__, str(here / "models")])
+    for name, text in {
+        "bare": "x = 1",
+        "lost": "\nimport nope",
+        "needy": "raise ModuleNotFoundError(name='rich')",
+        "flat": """
+from dataclasses import dataclass
+from sparrow.models.logistic import LogisticRegression
+
+class Flat(LogisticRegression):
+    def forward(self, batch):
+        return super().forward(batch)[:, 0]
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    def build(self, schema, rule, seed):
+        return Flat(schema, rule=rule, seed=seed)
+""",
+    }.items():
+        Path(f"models/{name}.py").write_text(text)
+    train = ["train", "prepared", "--model.name"]
+    refuses(capsys, [*train, "bare"], r"models/bare\.py: no dataclass named Config; add one")
+    refuses(capsys, [*train, "lost"], r"models/lost\.py:2: no module 'nope'; install it")
+    refuses(capsys, [*train, "needy"], r"needs 'rich'; pip install 'sparrow-rec\[cli\]'")
+    refuses(capsys, [*train, "flat"], r"forward gave logits \[\d+\], not \[B, T\] = \[\d+, 1\]")
+
+
+def test_extras_bring_what_errors_say() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        assert any(re.match(rf"{package}\b", line) for line in extras["optional-dependencies"][extra]), package
 
 
 def test_run_directory_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ def test_round_trip() -> None:
         ({"name": "x", "inner": {"kind": "c"}}, "inner.kind: 'c' is not one of 'a', 'b'"),
         ({"name": "x", "inner": 3}, "inner: expected a table"),
         ({"name": "x", "sizes": [1, "2"]}, r"sizes\[1\]: expected int"),
+        ({"name": "x", "sizes": 1}, r"sizes: expected a list, got 1; write \[1\]"),
         ({"name": "x", "named": {"k": {"size": ""}}}, "named.k.size: expected int"),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import infer, open_log
+from sparrow.data import infer, open_log, prepare
 from sparrow.data.inferred import infer_log
 from sparrow.data.read import table_log
 from sparrow.data.schema import Column, Schema, Source
@@ -150,9 +151,19 @@ def test_other_labels_are_noted_and_ignored(tmp_path: Path) -> None:
     columns = {"purchase": [0, 0, 1], "x": [1.5, 2.5, 0.5], "click": [0, 1, 1], "converted": [0, 1, 0]}
     schema = inferred(tmp_path, columns)
     assert schema.labels == ("click",)
-    assert "converted, purchase could be too" in str(schema.columns["click"].note)
-    assert schema.columns["purchase"] == Column(kind="ignore", note="looks like an outcome, unknown before click")
+    assert schema.columns["click"] == Column(kind="label")
+    note = "looks like an outcome, unknown before click; make it kind 'label' to train both"
+    assert schema.columns["purchase"] == schema.columns["converted"] == Column(kind="ignore", note=note)
     assert inferred(tmp_path, columns, "purchase").labels == ("purchase",)
+
+
+def test_a_second_label_is_not_advised_once_it_is_one(tmp_path: Path) -> None:
+    columns = {"purchase": [0, 0, 1, 0] * 9, "x": [1.5, 2.5, 0.5, 3.5] * 9, "click": [0, 1, 1, 0] * 9}
+    schema = inferred(tmp_path, columns)
+    for kind, said in (("ignore", True), ("label", False)):
+        both = schema.columns | {"purchase": replace(schema.columns["purchase"], kind=kind)}
+        made = prepare([tmp_path / "log.parquet"], tmp_path / kind, schema=replace(schema, columns=both))
+        assert any("make it kind 'label'" in note for note in made.notes) == said
 
 
 N = 2000

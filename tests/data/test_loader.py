@@ -179,7 +179,7 @@ def test_a_part_without_rows(dataset: data.Dataset) -> None:
 def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not a prepared log \(no manifest\.json\)"):
         data.open(tmp_path)
-    with pytest.raises(UserError, match=r"not a prepared log"):
+    with pytest.raises(UserError, match=r"nowhere: not a prepared log \(it does not exist\)"):
         data.open(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json: damaged"):

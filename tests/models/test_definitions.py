@@ -157,9 +157,10 @@ def test_din_needs_a_list_and_its_candidate() -> None:
         build(din.Config(pairs={"histori": "item"}))
     with pytest.raises(UserError, match="no id column 'itm'; did you mean 'item'"):
         build(din.Config(pairs={"history": "itm"}))
-    columns = {name: column for name, column in SCHEMA.columns.items() if name != "history"}
-    with pytest.raises(UserError, match="no list shares its table with an id column"):
-        build(din.Config(), replace(SCHEMA, columns=columns))
+    for absent, says in (("item", "no list shares its table with an id column"), ("history", "the log has no list")):
+        columns = {name: column for name, column in SCHEMA.columns.items() if name != absent}
+        with pytest.raises(UserError, match=says):
+            build(din.Config(), replace(SCHEMA, columns=columns))
 
 
 def test_experts_by_hand() -> None:

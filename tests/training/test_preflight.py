@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from sparrow import data
 from sparrow.core import UserError
 from sparrow.core.memory import available_bytes
 from sparrow.kernels.rules import adam
-from sparrow.models import dcnv2, dlrm, logistic
+from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.training import Data, Run, preflight
 from sparrow.training.loop import resolved
 from sparrow.training.restore import build, tables_of
@@ -81,7 +83,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 @pytest.mark.parametrize(
     ("leaves", "remedy"),
-    [(lambda n: n.bytes_host - 2_000_000, r"--data.batch_size (\d+) fits"), (lambda n: 1, "raise its min_count")],
+    [
+        (lambda n: n.bytes_host - 2_000_000, r"--data.batch_size (\d+) fits"),
+        (lambda n: 1, "lower several of the model"),
+    ],
     ids=["a little short", "nothing"],
 )
 def test_refused_with_a_change_that_helps(
@@ -99,12 +104,97 @@ def test_refused_with_a_change_that_helps(
         preflight.check_fits(smaller, log)
 
 
-def test_smaller_vectors_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_large_tables(prepared: Path) -> data.Dataset:
     log = data.open(prepared)
     tables = {n: dataclasses.replace(t, encoding="hash", rows=10_000_000) for n, t in log.schema.tables.items()}
-    log = dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
+    return dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
+
+
+def test_a_smaller_table_when_nothing_else_would_do(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
+    with pytest.raises(UserError, match="its largest table, .* raise its min_count"):
+        preflight.check_fits(make(prepared, model=dlrm.Config()), with_large_tables(prepared))
+
+
+def test_smaller_vectors_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = with_large_tables(prepared)
     run = make(prepared, model=dlrm.Config(dim=64))
     limit = preflight.estimate(run, log).bytes_host * 0.6
     monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
     with pytest.raises(UserError, match="--model.dim 32 fits"):
         preflight.check_fits(run, log)
+
+
+def test_sizes_are_found_without_memory_and_without_torchs_compiler(prepared: Path) -> None:
+    program = f"""
+import dataclasses, sys
+from sparrow import data
+from sparrow.core.config import Family
+from sparrow.models import History
+from sparrow.training import Data, Run, preflight
+log = data.open({str(prepared)!r})
+lists = tuple(n for n, c in log.schema.columns.items() if c.kind == "list")
+for name in (family := Family("sparrow.models")).names():
+    run = Run(run_dir="unused", data=Data(path="unused"), model=family.config(name)())
+    if name != "din" and hasattr(run.model, "history"):
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, history=History(lists=lists, heads=1)))
+    tables, (weights, state) = preflight._sizes(run, log.schema)
+    assert not {{"sympy", "torch._dynamo"}} & set(sys.modules), name
+    model = run.model.build(log.schema, run.tables, 0)
+    assert weights == sum(p.nbytes for p in model.parameters()), name
+    optimizer = run.dense.build(model.parameters())
+    for p in model.parameters():
+        p.grad = p.detach().clone()
+    optimizer.step()
+    assert state == sum(v.nbytes for s in optimizer.state.values() for v in s.values()), name
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_model_larger_than_memory_is_refused_unbuilt(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, kept = [], preflight._kept
+
+    def watched(run: Run, *more: object) -> object:
+        built.append(run.model.k)
+        return kept(run, *more)
+
+    monkeypatch.setattr(preflight, "_kept", watched)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 300_000_000)
+    with pytest.raises(UserError, match=r"optimizer 904\.8\d GB.*--model\.k (\d+) fits") as error:
+        preflight.check_fits(make(prepared, model=wukong.Config(k=10_000_000)), data.open(prepared))
+    assert f"--model.k {built[-1]} fits" in str(error.value)
+    assert max(built) < 10_000
+
+
+def test_a_step_is_not_tried_beyond_memory(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, loss = [], preflight.binary_cross_entropy
+
+    def watched(logits: torch.Tensor, batch: object) -> torch.Tensor:
+        tried.append(len(logits))
+        return loss(logits, batch)
+
+    monkeypatch.setattr(preflight, "binary_cross_entropy", watched)
+    run, log = make(prepared, model=dcnv2.Config()), data.open(prepared)
+    for free, rows in ((None, [32, 64, 256]), (1, [32])):
+        monkeypatch.setattr(preflight, "available_bytes", lambda free=free: free)
+        tried.clear()
+        each, _ = preflight._kept(run, log.schema, log.first(256))
+        assert tried == rows
+        assert each > 1000
+
+
+def test_no_memory_for_the_estimate_is_one_line(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(preflight, "binary_cross_entropy", fails)
+    with pytest.raises(UserError, match="does not fit into the memory of cpu"):
+        preflight.check_fits(make(prepared), data.open(prepared))
+
+
+def test_what_was_tried_is_given_back(prepared: Path) -> None:
+    run, log = make(prepared, model=wukong.Config(k=500)), data.open(prepared)
+    for _ in range(2):
+        preflight.estimate(run, log)
+        gc.collect()
+        assert not [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[-1:] == (500,)]
