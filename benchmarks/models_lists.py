@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--quick", action="store_true", help="a made log, one seed")
     asked = parser.parse_args()
+    if not asked.globo and not asked.data and not asked.quick:
+        parser.error("give --globo, --data or --quick")
     seeds = range(1 if asked.quick else 3)
     with tempfile.TemporaryDirectory() as folder:
         kept = asked.cells if asked.cells and not asked.quick else Path(folder)

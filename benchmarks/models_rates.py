@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
     parser.add_argument("--quick", action="store_true", help="a made log, two models, one seed")
     asked = parser.parse_args()
+    if not asked.globo and not asked.quick:
+        parser.error("give --globo, or --quick")
     models, seeds = (("dcnv2", "dlrm"), 1) if asked.quick else (MODELS, 3)
     with tempfile.TemporaryDirectory() as folder:
         kept = asked.cells if asked.cells and not asked.quick else Path(folder)

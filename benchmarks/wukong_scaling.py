@@ -80,7 +80,7 @@ def show(found: dict[str, dict[str, float]], count: int, seeds: int, picture: Pa
             ne, auc = spread([one.ne for one in of]), spread([one.auc for one in of])
             print(f"{name:<10}{of[0].flops / 1e6:10.4f}{of[0].weights:11,}{ne:>18}{auc:>18}")
         fitted = law(each)
-        print(f"{name}: NE = {fitted}, error of the exponent {fitted.error:.4f}")
+        print(f"{name}: NE = {fitted}, exponent +- {fitted.margin:.4f} (95 %)")
     if picture is not None and draw(every, picture):
         print(f"{picture.name}: the picture")
     least = max(min(p.flops for p in each) for each in every.values())  # between these all have sizes

@@ -74,14 +74,13 @@ def scale(
 
 def _law(found: Law, largest: float) -> str:
     """The law with its error, and what it promises."""
-    text = f"NE = {found}, by least squares"
-    if math.isnan(found.error):
-        return f"{text} of two points, which say nothing of its error"
-    text += f", error of the exponent {found.error:.4f}"
-    if abs(found.b) < 2 * found.error:
+    if math.isnan(found.margin):
+        return f"NE = {found} through two points, which say nothing of its error"
+    text = f"NE = {found} by least squares, exponent ± {found.margin:.4f} (95 %)"
+    if abs(found.b) < found.margin:
         return f"{text}: not to be told from none"
-    gain, error = found.doubled(largest)
-    return f"{text}; twice the FLOP of the largest: NE {gain:+.4f} ± {error:.4f}"
+    gain, margin = found.doubled(largest)
+    return f"{text}; twice the FLOP of the largest: NE {gain:+.4f} ± {margin:.4f}"
 
 
 def _over_seeds(values: Sequence[float]) -> str:

@@ -129,7 +129,7 @@ def _help(arguments: Sequence[str]) -> None:
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether a value is due
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"
-    run = Run.load(place, overrides(flags)) if Path(place).is_file() else Run.of(place, overrides(flags))
+    run = (Run.load if place.endswith(".toml") else Run.of)(place, overrides(flags))
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:

@@ -118,11 +118,14 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
                 return f"--{part}.{name} {value if isinstance(value, int) else repr(str(list(value)))} fits"
         except UserError:  # a size that has to divide another
             continue
+    table, size = needs.largest
+    remedies = {
+        "tables": f"its largest table, {table!r}, takes {_gb(size)}: prepare with a larger min_count or fewer rows",
+        DENSE: "its weights are what is large: lower several of the model's sizes",
+        "evaluation": "its valid part is what is large: prepare with a smaller one",
+    }
     parts = {**needs.host, **needs.device}
-    if parts[DENSE] > parts["tables"]:
-        return "its weights are what is large: lower several of the model's sizes"
-    name, size = needs.largest
-    return f"its largest table, {name!r}, takes {_gb(size)}: raise its min_count, or hash it to fewer rows, and prepare"
+    return remedies[max(remedies, key=lambda part: parts[part])]
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:

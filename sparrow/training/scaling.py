@@ -26,6 +26,26 @@ from sparrow.training.run import Run
 
 Told = Callable[[str], None]
 
+# Student's t, two-sided 95 %, by degrees of freedom; the last for all beyond
+_T95 = (
+    math.nan,
+    12.71,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.16,
+    2.145,
+    2.131,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -41,20 +61,20 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """NE = a * flops^b (the form of Wukong's figure 1). error: of b, a standard one; NaN for two points."""
+    """NE = a * flops^b (the form of Wukong's figure 1). margin: of b, 95 % (Student's t); NaN for two points."""
 
     a: float
     b: float
-    error: float
+    margin: float
 
     def at(self, flops: float) -> float:
         """NE."""
         return self.a * float(flops) ** self.b
 
     def doubled(self, flops: float) -> tuple[float, float]:
-        """What twice so many would change NE by, and the standard error of that."""
+        """What twice so many would change NE by, and the margin of that."""
         here = self.at(flops)
-        return here * (2**self.b - 1), here * 2**self.b * math.log(2) * self.error
+        return here * (2**self.b - 1), here * 2**self.b * math.log(2) * self.margin
 
     def __str__(self) -> str:
         return f"{self.at(1e9):.4g} GFLOP^{self.b:.4f}"
@@ -113,8 +133,10 @@ def law(points: Sequence[Point]) -> Law:
     if len(set(x.tolist())) < 2:
         raise UserError("scale: a law needs two sizes or more; give --sizes 2 or more")
     b, log_a = np.polyfit(x, y, 1)
-    left = math.sqrt(float(((y - log_a - b * x) ** 2).sum()) / (len(x) - 2)) if len(x) > 2 else math.nan
-    return Law(a=math.exp(log_a), b=float(b), error=left / math.sqrt(float(((x - x.mean()) ** 2).sum())))
+    free = len(x) - 2
+    left = math.sqrt(float(((y - log_a - b * x) ** 2).sum()) / free) if free else math.nan
+    error = left / math.sqrt(float(((x - x.mean()) ** 2).sum()))
+    return Law(a=math.exp(log_a), b=float(b), margin=error * _T95[min(free, len(_T95) - 1)])
 
 
 def flops(model: torch.nn.Module, batch: Batch) -> float:

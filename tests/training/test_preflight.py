@@ -112,7 +112,7 @@ def with_large_tables(prepared: Path) -> data.Dataset:
 
 def test_a_smaller_table_when_nothing_else_would_do(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
-    with pytest.raises(UserError, match="its largest table, .* raise its min_count"):
+    with pytest.raises(UserError, match="its largest table, .* prepare with a larger min_count"):
         preflight.check_fits(make(prepared, model=dlrm.Config()), with_large_tables(prepared))
 
 
@@ -198,3 +198,16 @@ def test_what_was_tried_is_given_back(prepared: Path) -> None:
         preflight.estimate(run, log)
         gc.collect()
         assert not [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[-1:] == (500,)]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [("tables", "'item', takes 2.00 MB"), (preflight.DENSE, "lower several"), ("evaluation", "prepare with a smaller")],
+)
+def test_the_last_remedy_is_for_what_is_largest(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, part: str, told: str
+) -> None:
+    monkeypatch.setattr(preflight, "_fits", lambda *_: False)
+    host = {"program": 9, "tables": 1, preflight.DENSE: 1, "evaluation": 1, part: 2}
+    needs = preflight.Needs(host=host, device={}, largest=("item", 2_000_000))
+    assert told in preflight._remedy(make(prepared), needs, data.open(prepared), 1, 1)
