@@ -148,6 +148,8 @@ def show(name: str, found: dict[str, list[dict[str, Any] | None]]) -> None:
 def verdict(found: dict[str, list[dict[str, Any] | None]]) -> None:
     """Whether the best beats plain DLRM by more than three standard errors."""
     means = {m: [one["auc"] for one in each if one] for m, each in found.items()}
+    if len(means["dlrm"]) < 2:  # one seed says nothing of errors
+        return
     best = max((m for m in means if means[m]), key=lambda m: statistics.mean(means[m]))
     gain, error = paired(means[best], means["dlrm"])
     met = "met" if gain > 3 * error and gain > 0 else "missed"

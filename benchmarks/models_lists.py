@@ -19,13 +19,13 @@ from typing import Any
 
 from _peers.cells import cells
 from _peers.stats import paired, spread
+from _peers.streams import RECIPES, stream
 
 from sparrow import data
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.metrics import evaluate
 from sparrow.training import Run, restore, train
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 LISTS = ["last_click", "session_clicks", "user_history"]
 READERS = ("dlrm", "dcnv2")
 LABELS = {"four": 4.0, "five": 5.0}
@@ -107,13 +107,9 @@ def main() -> None:
         kept = asked.cells if asked.cells and not asked.quick else Path(folder)
         kept.mkdir(parents=True, exist_ok=True)
         if asked.quick:
-            data.generate(kept / "log.parquet", rows=20_000, users=300, items=200)
-            lists(data.prepare([kept / "log.parquet"], kept / "log").out, kept, seeds, ["history"])
-        if asked.globo:
-            log = kept / "log"
-            if not log.exists():
-                data.prepare([asked.globo], log, schema=Schema.load(RECIPES / "globo_sessions.schema.toml"))
-            lists(log, kept, seeds, LISTS)
+            lists(stream(kept, None), kept, seeds, ["history"])
+        elif asked.globo:
+            lists(stream(kept, asked.globo, "globo_sessions.schema.toml"), kept, seeds, LISTS)
         if asked.data:
             file = asked.data / "ml_100k" / "ml-100k.inter"
             each = {"both": list(LABELS), **{name: [name] for name in LABELS}}

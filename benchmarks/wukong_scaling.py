@@ -20,14 +20,12 @@ from pathlib import Path
 import numpy as np
 from _peers.cells import cells
 from _peers.stats import paired, spread
+from _peers.streams import RECIPES, stream
 
-from sparrow import data
-from sparrow.data.schema import Schema
 from sparrow.models import ModelConfig, dcnv2, dlrm, wukong
 from sparrow.training import Run
 from sparrow.training.scaling import Point, draw, law, scale, sizes
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 SMALLEST: dict[str, ModelConfig] = {
     "wukong": wukong.Config(layers=1, n_f=4, n_l=4, k=4, mlp=(32,), top=(64,), bottom=(32,), compressed=2),
     "dlrm": dlrm.Config(bottom=(16,), top=(16,)),
@@ -52,12 +50,7 @@ def main() -> None:
     count, seeds = (2, 1) if asked.quick else (6, 3)
     with tempfile.TemporaryDirectory() as folder:
         runs = asked.runs if asked.runs and not asked.quick else Path(folder)
-        log = runs / "log"
-        if asked.quick:
-            data.generate(runs / "log.parquet", rows=20_000, users=300, items=200)
-            data.prepare([runs / "log.parquet"], log)
-        elif not log.exists():
-            data.prepare([asked.globo], log, schema=Schema.load(RECIPES / "globo.schema.toml"))
+        log = stream(runs, None if asked.quick else asked.globo)
         recipe = Run.load(RECIPES / "globo.toml", {"data.path": str(log)})
         jobs = {}
         for name, model in SMALLEST.items():
