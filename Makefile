@@ -20,8 +20,8 @@ demo: setup  ## generate a log with a known answer, prepare it, train on it, rea
 	$(BIN)/sparrow train recipes/demo.toml --overwrite
 	$(BIN)/sparrow evaluate runs/demo --split test
 
-test: setup lint  ## lint, layers, types, quick tests
-	$(BIN)/pytest
+test: setup lint  ## lint, layers, types, quick tests, a process a core
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-slow: setup
 	$(BIN)/pytest -m slow

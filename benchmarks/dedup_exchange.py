@@ -27,7 +27,7 @@ from sparrow.data.schema import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
-from box import Box
+from box import Box, told
 
 JOB = Path(__file__).parent / "cluster" / "dedup_job.py"
 PLANS = ("table_wise", "row_wise")
@@ -62,7 +62,7 @@ def show(box: Box, place: Path, rows: int, session_rows: float, same: float) -> 
     formula = 1 / (1 - (per_session - 1) / per_session * d)
     found = measure(box, place / "log", place)
     policy = "on" if dataset.pays("user") else "off"
-    print(f"\nS {per_session:.2f}, d {d:.2f} of the lists: formula {formula:.2f}", end="")
+    print(f"\n{told(box.links, box.mbit)}\nS {per_session:.2f}, d {d:.2f} of the lists: formula {formula:.2f}", end="")
     print(f", {dataset.factor('user'):.2f} rows a run, so auto is {policy}")
     print(f"{'plan':<12}{'dedup':<6}{'ms a step':>10}{'faster':>8} |", end="")
     print(f"{'kB of ids':>11}{'vectors':>9}{'gradients':>10}{'fewer':>7}")

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow import data
-from sparrow.data.parts import PartWriter, opened, read_group
+from sparrow.data.parts import PartWriter, opened, read_groups
 from sparrow.data.runs import bits, fingerprints
 from sparrow.data.schema import Cluster, Column, Schema, Split, Table
 
@@ -72,9 +72,9 @@ def made(rows: int, out: Path, session_rows: float = SESSION_ROWS, same: float =
     }  # fmt: skip
     for i in range(LISTS):
         values = random.integers(0, 1 << 30, (run[-1] + 1, LENGTH))[run]
-        columns[f"user_{i}"] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), LENGTH).cast(
-            pa.list_(pa.int64())
-        )
+        ids = pa.array(values.ravel())
+        lists = pa.FixedSizeListArray.from_arrays(ids, LENGTH).cast(pa.list_(pa.int64()))
+        columns[f"user_{i}"] = lists if LENGTH > 1 else ids
     pq.write_table(pa.table(columns).take(pa.array(np.argsort(ts, kind="stable"))), out)
 
 
@@ -82,7 +82,7 @@ def everything(dataset: data.Dataset) -> pa.Table:
     """All training rows."""
     with opened(dataset.path / "train", dataset.schema) as files:
         groups = range(next(iter(files.values())).num_row_groups)
-        return pa.concat_tables(dataset.rows_of(read_group(files, i)) for i in groups)
+        return pa.concat_tables(dataset.rows_of(read_groups(files, [i])) for i in groups)
 
 
 def prints(table: pa.Table) -> np.ndarray:

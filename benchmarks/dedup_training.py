@@ -32,7 +32,7 @@ from sparrow.data.schema import Cluster, Column, Schema
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
-from sparrow.models import History, dlrm
+from sparrow.models import History, Offset, dlrm
 
 BATCH, STEPS, ROUNDS = 4096, 3, 4
 MODEL = dlrm.Config(dim=64, bottom=(64,), top=(64, 32))
@@ -47,6 +47,8 @@ class Form:
         config = replace(MODEL, history=History(lists=lists, layers=2, heads=2, longest=50))
         self.model: Any = config.build(dataset.schema, rowwise_adagrad.Config(), 0)
         self.model.ids.tables.mode = "fused"
+        self.whole = Offset(self.model, dataset.schema)
+        self.whole.begin(dataset.log_odds())
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.batches = []
         for i in range(steps):  # from all over the log: histories grow
@@ -57,7 +59,7 @@ class Form:
 
     def step(self, batch: Batch) -> float:
         """One step; the loss before it."""
-        loss, _ = judged(self.model(batch), batch)
+        loss, _ = judged(self.whole(batch), batch)
         loss.backward()
         self.model.ids.tables.update()
         self.optimizer.step()

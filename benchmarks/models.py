@@ -36,6 +36,7 @@ from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.losses import judged
 from sparrow.metrics import Streaming, evaluate
 from sparrow.training import Run, restore, train
+from sparrow.training.restore import build
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEEDS = (0, 1, 2)
@@ -46,11 +47,17 @@ MODELS = Family("sparrow.models").names()
 def stream(log: Path, model: str, seed: int, **rates: float) -> dict[str, Any]:
     """Progressive validation; metrics of the last fifth, and NE of the one before it. rates: lr of tables and dense."""
     recipe = RECIPES / f"globo_{model}.toml"
-    changes = {"model.name": model, "data.path": str(log), **{f"{part}.lr": lr for part, lr in rates.items()}}
+    changes = {
+        "model.name": model,
+        "data.path": str(log),
+        "seed": seed,
+        **{f"{part}.lr": lr for part, lr in rates.items()},
+    }
     run = Run.load(recipe if recipe.exists() else RECIPES / "globo.toml", changes)
     dataset = data.open(log)
     torch.manual_seed(seed)
-    net: Any = run.model.build(dataset.schema, run.tables, seed)
+    net = build(run, dataset.schema)
+    net.begin(dataset.log_odds())
     optimizer = run.dense.build(net.parameters())
     loader = dataset.loader(run.data.batch_size)
     seen: list[tuple[Any, torch.Tensor]] = []

@@ -1,6 +1,6 @@
 """Training steps of a sharded model on a cluster in a box: time, bytes by kind of link, and what the time goes to.
 
-    python benchmarks/sharded.py           # 4 hosts of 2 ranks; 0.1, 1 and 10 Gbit/s; about ten minutes
+    python benchmarks/sharded.py           # 4 hosts of 2 ranks; 0.1, 1 and 10 Gbit/s, 1 with latency; about ten minutes
     python benchmarks/sharded.py --quick   # 2 hosts of 1 rank, one speed, under a minute, the same checks
 
 A DLRM on 13 numbers and 26 tables of dim 16 (six of lists of ten ids), 4096 samples in all, one thread a rank; every
@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
-from box import Box
+from box import Box, told
 from rank_job import DIM, LENGTH, LISTS, TABLES
 
 JOB = Path(__file__).parent / "cluster" / "rank_job.py"
@@ -125,18 +125,20 @@ def waits(found: Found) -> str:
     return ", ".join(f"{what} {ms:.1f}" for ms, what in sorted(rows, reverse=True)[:6])
 
 
-def speeds(mbits: list[float], hosts: int, local: int, parts: int, steps: int, rounds: int) -> dict[float, Any]:
+def speeds(
+    mbits: list[float], hosts: int, local: int, parts: int, steps: int, rounds: int, latency_us: float = 0
+) -> dict[float, Any]:
     """Every plan and codec at every speed."""
     cases = [f"{plan}:{codec}" for plan in PLANS for codec in CODECS]
     every = {}
-    with Box(hosts=hosts, ranks_per_host=local, mbit=mbits[0], parts=parts) as box:
+    with Box(hosts=hosts, ranks_per_host=local, mbit=mbits[0], parts=parts, latency_us=latency_us) as box:
         for mbit in mbits:
             box.rate(mbit)
             found, link = measure(box, cases, steps, rounds)
             every[mbit] = found
             print(
-                f"\n{hosts} hosts x {local} ranks, {mbit:,g} Mbit/s a host (rank to rank {link['mbit']:,.0f} Mbit/s, "
-                f"there and back {link['us']:,.0f} us); kB a step of all ranks\n{HEAD}"
+                f"\n{hosts} hosts x {local} ranks; {told(box.links, mbit)}; from rank to rank, with quotas and Gloo, "
+                f"{link['mbit']:,.0f} Mbit/s, {link['us']:,.0f} us; kB a step of all ranks\n{HEAD}"
             )
             for name in cases:
                 print(row(name, found[name]))
@@ -177,6 +179,7 @@ def main() -> None:
         speeds([1000], 2, 1, 2, steps=5, rounds=1)
         return
     found = speeds([100, 1000, 10_000], 4, 2, 8, steps=4, rounds=2)
+    speeds([1000], 4, 2, 8, steps=4, rounds=2, latency_us=500)
     scaling(found[10_000], steps=4, rounds=2)
 
 

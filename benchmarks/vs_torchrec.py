@@ -49,7 +49,8 @@ from sparrow.kernels import missing
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.sharding import ShardedTables, plan
 
-RANKS, LOCAL, TABLES, ROWS, SEED = 4, 2, 26, 20_000, 1
+HOSTS, LOCAL, TABLES, ROWS, SEED = 2, 2, 26, 20_000, 1
+RANKS = HOSTS * LOCAL
 NAMES = tuple(f"t{i}" for i in range(TABLES))  # of tables, and of the features that look into them
 RULE = rowwise_adagrad.Config(lr=0.05, eps=1e-8)
 BATCHES = 8  # that take turns
@@ -134,64 +135,18 @@ class Ours:
 
 
 class Peer:
-    """torchrec's tables, cut and placed as `plan` cuts and places ours, with the same rows."""
+    """torchrec's tables, see `distributed`."""
 
     def __init__(self, point: Point) -> None:
         import torchrec
-        from torchrec.distributed import sharding_plan as layouts
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        from torchrec.distributed.model_parallel import DistributedModelParallel
-        from torchrec.distributed.types import ShardingPlan
-        from torchrec.optim import KeyedOptimizerWrapper, RowWiseAdagrad, apply_optimizer_in_backward
+        from torchrec.optim import KeyedOptimizerWrapper, RowWiseAdagrad
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-        hosts = RANKS // LOCAL
-        of_host = [[h * LOCAL + i for i in range(LOCAL)] for h in range(hosts)]
-        named: dict[str, Callable[[int], Any]] = {
-            "table_wise": lambda t: layouts.table_wise(rank=t % RANKS),
-            "row_wise": lambda t: layouts.row_wise(),
-            "column_wise": lambda t: layouts.column_wise(ranks=list(range(RANKS))),
-            "table_row_wise": lambda t: layouts.table_row_wise(host_index=t % hosts),
-            "table_column_wise": lambda t: layouts.column_wise(ranks=of_host[t % hosts]),
-            "grid": lambda t: layouts.grid_shard(host_indexes=list(range(hosts))),
-            "data_parallel": lambda t: layouts.data_parallel(),
-        }
-        fused = point.layout != "data_parallel"
-        rule = {"lr": RULE.lr, "eps": RULE.eps}
-        tables = torchrec.EmbeddingBagCollection(
-            device=torch.device("meta" if fused else "cpu"),
-            tables=[
-                torchrec.EmbeddingBagConfig(name=n, embedding_dim=point.dim, num_embeddings=ROWS, feature_names=[n])
-                for n in NAMES
-            ],
-        )
-        if fused:
-            apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), rule)
-        sharder = EmbeddingBagCollectionSharder()
-        layouts.MIN_CW_DIM = min(128, point.dim // hosts)  # a grid's columns; narrower ones than 128 it does not cut
-        each = {n: named[point.layout](t) for t, n in enumerate(NAMES)}
-        placed = layouts.construct_module_sharding_plan(tables, each, sharder, LOCAL, RANKS, "cpu")
-        self.model = DistributedModelParallel(
-            nn.ModuleDict({"tables": tables}), device=torch.device("cpu"), plan=ShardingPlan({"tables": placed}),
-            sharders=[sharder],
-        )  # fmt: skip
+        self.model = distributed(point, lambda tables: nn.ModuleDict({"tables": tables}), "tables")
         self.tables, self.jagged = self.model.module["tables"], torchrec.KeyedJaggedTensor
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
+        rule = {"lr": RULE.lr, "eps": RULE.eps}
         self.optimizer = KeyedOptimizerWrapper(dense, lambda p: RowWiseAdagrad(p, **rule)) if dense else None
-        self._fill(point)
-
-    @torch.no_grad()
-    def _fill(self, point: Point) -> None:
-        found = self.model.state_dict()
-        for spec in specs(point):
-            whole = RowRecords(spec, SEED).weight
-            weight = found[f"tables.embedding_bags.{spec.name}.weight"]
-            if isinstance(weight, Tensor) and not hasattr(weight, "local_shards"):
-                weight.copy_(whole)
-                continue
-            for shard in weight.local_shards():
-                (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                shard.tensor.copy_(whole[row : row + rows, column : column + columns])
 
     def lookup(self, ids: Ids) -> Tensor:
         """See Side."""
@@ -205,6 +160,63 @@ class Peer:
         vectors_BC.backward(grad_BC)
         if self.optimizer:
             self.optimizer.step()
+
+
+def distributed(point: Point, within: Callable[[nn.Module], nn.Module], path: str) -> Any:
+    """torchrec's tables, cut and placed as `plan` cuts and places ours, with the same rows, in a distributed model.
+
+    within: what makes the model of the tables, which are at this path of it.
+    """
+    import torchrec
+    from torchrec.distributed import sharding_plan as layouts
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import ShardingPlan
+    from torchrec.optim import RowWiseAdagrad, apply_optimizer_in_backward
+
+    of_host = [[h * LOCAL + i for i in range(LOCAL)] for h in range(HOSTS)]
+    named: dict[str, Callable[[int], Any]] = {
+        "table_wise": lambda t: layouts.table_wise(rank=t % RANKS),
+        "row_wise": lambda t: layouts.row_wise(),
+        "column_wise": lambda t: layouts.column_wise(ranks=list(range(RANKS))),
+        "table_row_wise": lambda t: layouts.table_row_wise(host_index=t % HOSTS),
+        "table_column_wise": lambda t: layouts.column_wise(ranks=of_host[t % HOSTS]),
+        "grid": lambda t: layouts.grid_shard(host_indexes=list(range(HOSTS))),
+        "data_parallel": lambda t: layouts.data_parallel(),
+    }
+    fused = point.layout != "data_parallel"
+    tables = torchrec.EmbeddingBagCollection(
+        device=torch.device("meta" if fused else "cpu"),
+        tables=[
+            torchrec.EmbeddingBagConfig(name=n, embedding_dim=point.dim, num_embeddings=ROWS, feature_names=[n])
+            for n in NAMES
+        ],
+    )
+    if fused:
+        apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": RULE.lr, "eps": RULE.eps})
+    sharder = EmbeddingBagCollectionSharder()
+    layouts.MIN_CW_DIM = min(128, point.dim // HOSTS)  # a grid's columns; narrower ones than 128 it does not cut
+    each = {n: named[point.layout](t) for t, n in enumerate(NAMES)}
+    placed = layouts.construct_module_sharding_plan(tables, each, sharder, LOCAL, RANKS, "cpu")
+    model = DistributedModelParallel(
+        within(tables), device=torch.device("cpu"), plan=ShardingPlan({path: placed}), sharders=[sharder]
+    )
+    fill(model.state_dict(), path, point)
+    return model
+
+
+@torch.no_grad()
+def fill(found: dict[str, Any], path: str, point: Point) -> None:
+    """Give torchrec's tables the rows that ours begin with."""
+    for spec in specs(point):
+        whole = RowRecords(spec, SEED).weight
+        weight = found[f"{path}.embedding_bags.{spec.name}.weight"]
+        if isinstance(weight, Tensor) and not hasattr(weight, "local_shards"):
+            weight.copy_(whole)
+            continue
+        for shard in weight.local_shards():
+            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+            shard.tensor.copy_(whole[row : row + rows, column : column + columns])
 
 
 def planner_says() -> str:
@@ -279,7 +291,7 @@ def check(mine: Ours, theirs: Peer, batches: list[Ids]) -> float:
     return worst
 
 
-def block(step: Callable[[int], None], first: int, steps: int) -> tuple[float, float]:
+def block(step: Callable[[int], object], first: int, steps: int) -> tuple[float, float]:
     """Milliseconds a step, until all ranks are through: wall, CPU of all ranks."""
     dist.barrier()
     begin, cpu = time.perf_counter(), time.process_time()

@@ -34,7 +34,7 @@ from sparrow.data.schema import Column, Schema, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
-from sparrow.models import wukong
+from sparrow.models import Offset, wukong
 
 COLUMNS, VALUES, PAIRS, BATCH, TEST = 27, 8, 12, 512, 50_000
 ORDERS, LAYERS = (2, 4, 8), (1, 2, 3)
@@ -85,7 +85,8 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     """A model after one pass, and the limit."""
     world = World(order, seed)
     torch.manual_seed(seed)
-    model = config.build(SCHEMA, rowwise_adagrad.Config(lr=0.1), seed)
+    model = Offset(config.build(SCHEMA, rowwise_adagrad.Config(lr=0.1), seed), SCHEMA)
+    model.begin([float(world.batch(BATCH)[1].mean().logit())])
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     steps = rows // BATCH
     for step in range(steps):

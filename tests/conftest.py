@@ -3,10 +3,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# before torch is imported: a thread that waits for others sleeps, and leaves its core to the test beside it
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
+from hypothesis import settings
 
 from sparrow import data
+
+# torch asks the name server about every address that it connects to, and a lost answer costs five seconds unless told
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
+settings.register_profile("sparrow", deadline=None)  # a busy machine is slow, and no test is about time
+settings.load_profile("sparrow")
 
 
 @pytest.fixture(scope="session")

@@ -1,35 +1,46 @@
 """A cluster in a box: hosts are network namespaces of this machine, and so are the links between them.
 
-    python benchmarks/cluster/box.py --hosts 4 --ranks 2 --mbit 1000 -- python job.py
+    python benchmarks/cluster/box.py --hosts 4 --ranks 2 --mbit 1000 --latency-us 50 -- python job.py
 
 Every host has a veth pair to a switch (a bridge in a namespace of its own) with a token bucket (tc tbf) at both ends,
 and an address 10.77.0.1, 10.77.0.2, ...; ranks of one host talk over its loopback, which is as fast as the machine.
 A rank may use an equal part of the machine's cores (CPU quota of cgroup v1, over periods of 10 ms), if it likes only
-from when all have called `ready`: imports take a minute on an eighth of a small machine. Nothing has a latency of its
-own beyond the queues: Debian's tc has no netem. TCP is Reno, which every kernel lets a namespace have (so near, Cubic
-does the same). Needs Linux, root, iproute2, util-linux and cgroup v1.
+from when all have called `ready`: imports take a minute on an eighth of a small machine. Links are measured before
+every job, since what they are set to is not always what they give. Latency is that of a relay in the switch's place
+(relay.c, which takes CPU time of its own), as not every kernel has netem. TCP is Reno, which every kernel lets a
+namespace have (so near, Cubic does the same). Needs Linux, root, iproute2, util-linux and cgroup v1; for latency a C
+compiler and /dev/net/tun.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import fcntl
 import os
 import shutil
 import signal
+import socket
+import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
 GROUPS, FOLDERS = Path("/sys/fs/cgroup/cpu"), Path(tempfile.gettempdir())
 PREFIX = "sparrow-box-"
 PERIOD_US = 10_000
 READY = "SPARROW_BOX_READY"
+CLONE_NEWNET, TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x40000000, 0x400454CA, 1, 0x1000  # of the kernel's headers
 # enter the control group and the host's namespace; die with the box
 ENTER = 'echo $$ > "$1/cgroup.procs" && exec ip netns exec "$2" setpriv --pdeathsig KILL "${@:3}"'
 
@@ -43,24 +54,37 @@ class Outcome(NamedTuple):
     err: str
 
 
+class Link(NamedTuple):
+    """What a host's link gives. mbit: sent to the next host, as its payload; us: there and back."""
+
+    mbit: float
+    us: float
+
+
 class Box:
     """`with Box(hosts=4, ranks_per_host=2, mbit=1000) as box: box.run(command)`; everything is gone behind it.
 
-    mbit: of each host's link, either way. cores: of the machine that all ranks together may use, all of them unless
+    mbit: of each host's link, either way. latency_us: of each packet between hosts, one way. links: of each host, as
+    measured before the last job. cores: of the machine that all ranks together may use, all of them unless
     told; parts: in how many equal ones they are cut, one for each rank unless told. What an earlier box that was
     killed has left is removed first. SystemExit with one line where the machine cannot do it.
     """
 
     def __init__(
-        self, *, hosts: int, ranks_per_host: int, mbit: float, cores: float | None = None, parts: int | None = None
-    ) -> None:
-        self.hosts, self.ranks_per_host, self.mbit = hosts, ranks_per_host, mbit
+        self, *, hosts: int, ranks_per_host: int, mbit: float, latency_us: float = 0, cores: float | None = None,
+        parts: int | None = None,
+    ) -> None:  # fmt: skip
+        self.hosts, self.ranks_per_host, self.mbit, self.latency_us = hosts, ranks_per_host, mbit, latency_us
+        self.links: list[Link] = []
         self.size = hosts * ranks_per_host
         self.cores_each = (cores or os.cpu_count() or 1) / (parts or self.size)
         self.name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
         self.group, self._folder = GROUPS / self.name, FOLDERS / self.name
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port, self._free = 29500, False
+        self._tuns: list[int] = []
+        self._cut: set[int] = set()
+        self._relay: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Box:
         require()
@@ -86,14 +110,21 @@ class Box:
             group.mkdir()
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         switch = self._space("switch")
-        _do(f"ip netns add {switch}")
-        _do(f"ip -n {switch} link add switch type bridge")
-        _do(f"ip -n {switch} link set switch up")
+        if self.latency_us:
+            _do(f"cc -O2 -o {self._folder / 'relay'} {Path(__file__).with_name('relay.c')}")
+        else:
+            _do(f"ip netns add {switch}")
+            _do(f"ip -n {switch} link add switch type bridge")
+            _do(f"ip -n {switch} link set switch up")
         for host in range(self.hosts):
             space = self._space(host)
             _do(f"ip netns add {space}")
-            _do(f"ip -n {switch} link add to{host} type veth peer name eth0 netns {space}")
-            _do(f"ip -n {switch} link set to{host} master switch up")
+            if self.latency_us:
+                self._tuns.append(_inside(space, _tun))
+                _do(f"ip -n {space} link set eth0 mtu 9000")  # fewer packets for the relay
+            else:
+                _do(f"ip -n {switch} link add to{host} type veth peer name eth0 netns {space}")
+                _do(f"ip -n {switch} link set to{host} master switch up")
             _do(f"ip -n {space} addr add {address(host)}/24 dev eth0")
             _do(f"ip -n {space} link set lo up")
             _do(f"ip -n {space} link set eth0 up")
@@ -101,21 +132,67 @@ class Box:
         self.rate(self.mbit)
 
     def rate(self, mbit: float) -> None:
-        """Make all links so fast; a quarter of a millisecond's bytes may go at once."""
+        """Make all links so fast; a quarter of a millisecond's bytes may go at once.
+
+        TCP's segments, of up to 64 KiB, are made smaller than that: a bucket that cannot hold one cuts it up and loses
+        a fifth of the rate.
+        """
         self.mbit = mbit
         burst = max(16_000, int(mbit * 1e6 / 8 * 0.25e-3))
         for host in range(self.hosts):
-            for space, device in ((self._space(host), "eth0"), (self._space("switch"), f"to{host}")):
+            ends = [(self._space(host), "eth0")] + [(self._space("switch"), f"to{host}")] * (not self.latency_us)
+            for space, device in ends:
                 bucket = f"tbf rate {int(mbit * 1000)}kbit burst {burst} latency 50ms"
                 _do(f"tc -n {space} qdisc replace dev {device} root {bucket}")
+            if not self.latency_us:
+                _do(f"ip -n {self._space(host)} link set eth0 gso_max_size {min(65_536, max(8_000, burst // 2))}")
+        self._restart_relay()
 
     def cut(self, host: int) -> None:
         """Take a host's link down: what is sent to it is lost."""
-        _do(f"ip -n {self._space('switch')} link set to{host} down")
+        self._cut.add(host)
+        self._link(host, "down")
 
     def mend(self, host: int) -> None:
         """Take it up again."""
-        _do(f"ip -n {self._space('switch')} link set to{host} up")
+        self._cut.discard(host)
+        self._link(host, "up")
+
+    def _link(self, host: int, state: str) -> None:
+        if self.latency_us:
+            self._restart_relay()
+        else:
+            _do(f"ip -n {self._space('switch')} link set to{host} {state}")
+
+    def _restart_relay(self) -> None:
+        """A relay that knows today's rate and which links are cut."""
+        if not self.latency_us:
+            return
+        self._end_relay()
+        fds = [-1 if host in self._cut else fd for host, fd in enumerate(self._tuns)]
+        self._relay = subprocess.Popen(
+            [str(self._folder / "relay"), str(self.latency_us), str(self.mbit), *map(str, fds)], pass_fds=self._tuns
+        )
+
+    def _end_relay(self) -> None:
+        if self._relay:
+            self._relay.kill()
+            self._relay.wait()
+
+    def measured(self, seconds: float = 0.3) -> list[Link]:
+        """What each host's link to the next host gives, without quotas and one after the other."""
+        found = []
+        for host in range(self.hosts if self.hosts > 1 else 0):
+            other = (host + 1) % self.hosts
+            with (
+                _inside(self._space(other), lambda other=other: socket.create_server((address(other), 5001))) as door,
+                _inside(
+                    self._space(host), lambda other=other: socket.create_connection((address(other), 5001), timeout=2)
+                ) as ours,
+                door.accept()[0] as theirs,
+            ):
+                found.append(Link(us=_round_trip_us(ours, theirs), mbit=_mbit(ours, theirs, seconds)))
+        return found
 
     # -- ranks --------------------------------------------------------------------------------------------------
 
@@ -137,6 +214,7 @@ class Box:
         for path in self._folder.glob("*ready"):
             path.unlink()
         self._quotas(not begins_free)
+        self.links = self.measured()
         for rank in range(self.size):
             host, local = divmod(rank, self.ranks_per_host)
             job = {
@@ -212,10 +290,76 @@ class Box:
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # a second one waits
         try:
             self._end()
+            self._end_relay()
+            for fd in self._tuns:
+                os.close(fd)
             _drop(self.name)
         finally:
             signal.signal(signal.SIGTERM, self._old)
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+
+
+def told(links: Sequence[Link], mbit: float) -> str:
+    """One line of what links give, for people."""
+    if not links:
+        return "one host, no link"
+    low, high, us = min(links).mbit, max(links).mbit, statistics.median(link.us for link in links)
+    return f"links set to {mbit:,g} Mbit/s give {low:,.0f} to {high:,.0f}, there and back {us:,.0f} us"
+
+
+def _inside(space: str, call: Callable[[], T]) -> T:
+    """What a call gives in a network namespace: sockets and devices stay where they were made."""
+
+    def run() -> T:
+        with open(f"/run/netns/{space}") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"{space}: cannot enter")
+        return call()
+
+    with ThreadPoolExecutor(1) as elsewhere:  # a thread of its own, as the others stay where they are
+        return elsewhere.submit(run).result()
+
+
+def _tun() -> int:
+    """A device eth0 whose packets a file gives and takes."""
+    fd = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", b"eth0", IFF_TUN | IFF_NO_PI))
+    return fd
+
+
+def _mbit(ours: socket.socket, theirs: socket.socket, seconds: float) -> float:
+    """What arrives while one end sends as much as it can, the queues' first contents left out."""
+    arrived: list[tuple[float, int]] = []
+
+    def take() -> None:
+        block, total = bytearray(1 << 20), 0
+        while count := theirs.recv_into(block):
+            total += count
+            arrived.append((time.perf_counter(), total))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    block, end = bytes(1 << 16), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        ours.sendall(block)
+    ours.shutdown(socket.SHUT_WR)
+    thread.join()
+    (begin, before), (last, total) = arrived[len(arrived) // 4], arrived[-1]
+    return (total - before) * 8 / (last - begin) / 1e6 if last > begin else 0.0
+
+
+def _round_trip_us(ours: socket.socket, theirs: socket.socket) -> float:
+    each = []
+    for end in (ours, theirs):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(20):
+        begin = time.perf_counter()
+        ours.sendall(b"a")
+        theirs.recv(1)
+        theirs.sendall(b"b")
+        ours.recv(1)
+        each.append(time.perf_counter() - begin)
+    return 1e6 * statistics.median(each)
 
 
 def ready() -> None:
@@ -298,12 +442,14 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=1, help="of each host (1)")
     parser.add_argument("--mbit", type=float, default=1000, help="of each host's link (1000)")
+    parser.add_argument("--latency-us", type=float, default=0, help="of each packet between hosts, one way (0)")
     parser.add_argument("--timeout-s", type=float, default=600)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
     asked = parser.parse_args()
     command = asked.command[1:] if asked.command[:1] == ["--"] else asked.command
-    with Box(hosts=asked.hosts, ranks_per_host=asked.ranks, mbit=asked.mbit) as box:
+    with Box(hosts=asked.hosts, ranks_per_host=asked.ranks, mbit=asked.mbit, latency_us=asked.latency_us) as box:
         found = box.run(command, timeout_s=asked.timeout_s)
+        print(told(box.links, box.mbit))
     for one in found:
         print(f"rank {one.rank} ended with {one.code}\n{one.out}{one.err}", end="")
     sys.exit(next((abs(one.code) for one in found if one.code), 0))

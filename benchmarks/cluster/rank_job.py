@@ -30,12 +30,12 @@ import torch.distributed as dist
 from box import ready
 
 from sparrow.core import Batch, KeyedJagged
+from sparrow.data.loader import Share
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.distributed import World
 from sparrow.distributed.codecs import cast
 from sparrow.models import dlrm
 from sparrow.sharding import ShardedTables
-from sparrow.training.feed import Portion
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.restore import tables_of
@@ -118,12 +118,12 @@ class Clock:
 
 
 class Case:
-    """A model, sharded in one way, and its step."""
+    """A model, sharded in one way, and its step. log: what it is trained on, `schema()` unless told."""
 
-    def __init__(self, run: Run, first: Ranks, clock: Clock | None = None) -> None:
+    def __init__(self, run: Run, first: Ranks, clock: Clock | None = None, log: Schema | None = None) -> None:
         torch.manual_seed(run.seed)
         self.ranks = copy.copy(first)  # of the same world
-        model = self.ranks.build(run, schema())
+        self.model = model = self.ranks.build(run, log or schema())
         tables = tables_of(model)
         for one in tables:
             one.mode = run.loop.table_mode
@@ -148,34 +148,36 @@ class Case:
         self.bytes: Counter[tuple[str, str]] = Counter()
         self.wire: Counter[str] = Counter()
 
-    def step(self, portion: Portion, following: Portion) -> Outcome:
-        """One step, as the training loop takes it: the ids of the next one leave before backward."""
+    def step(self, share: Share, following: Share) -> Outcome:
+        """One step, as the training loop takes it: the ids of the next one leave in its forward."""
 
         def ahead() -> None:
             for one in self.tables:
                 if isinstance(one, ShardedTables):
-                    one.prefetch(following.mine.ids)
+                    one.prefetch(following.batch.ids)
 
-        return self.take_step([portion], (False, False), ahead)
+        return self.take_step([share], (False, False), ahead)
 
     def losses(self, batches: list[Batch]) -> list[float]:
         """The global loss of a step on each batch."""
-        self.portions = [self.ranks.portion(batch, torch.device("cpu")) for batch in batches]
-        ends = [*self.portions[1:], self.portions[0]]
-        found = [self.step(*pair).losses for pair in zip(self.portions, ends, strict=True)]
+        rank, ranks = self.ranks.world.rank, self.ranks.world.size
+        cuts = [(b.batch_size * rank // ranks, b.batch_size * (rank + 1) // ranks) for b in batches]
+        self.shares = [Share(b.part(*cut), b.batch_size, b.mass) for b, cut in zip(batches, cuts, strict=True)]
+        ends = [*self.shares[1:], self.shares[0]]
+        found = [self.step(*pair).losses for pair in zip(self.shares, ends, strict=True)]
         return [float(total / mass) for total, mass in found]
 
     def timed(self, clock: Clock) -> None:
         """A step on each batch, all measured."""
-        world, portions = self.ranks.world, self.portions
-        self.step(portions[-1], portions[0])
+        world, shares = self.ranks.world, self.shares
+        self.step(shares[-1], shares[0])
         world.barrier("beginning")
         clock.turn("compute")
         clock.spent.clear()
         meter, wire, cpu, main = world.meter.bytes.copy(), sent(), time.process_time(), time.thread_time()
-        for portion, following in zip(portions, [*portions[1:], portions[-1]], strict=True):
+        for share, following in zip(shares, [*shares[1:], shares[-1]], strict=True):
             begin = time.perf_counter()
-            self.step(portion, following)
+            self.step(share, following)
             self.ms.append(1000 * (time.perf_counter() - begin))
         clock.turn("compute")
         self.parts.update(clock.spent)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import flatten
-from sparrow.core.files import write_text
+from sparrow.core.files import unseen, write_text
 
-FORMAT = 1
+PATIENCE_S = 60.0  # for a shared file system to show what another rank wrote
+FORMAT = 2
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """Table, rows and columns, half-open."""
 _STEP = re.compile(r"step-(\d+)")
@@ -34,6 +35,11 @@ class Checkpoint:
     identity: dict[str, Any]
     state: dict[str, Any]
     files: dict[str, dict[str, Any]]
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this checkpoint from any other: a digest of its files'."""
+        return _seal(self.files)
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of part `name`; UserError when the file is damaged."""
@@ -108,10 +114,11 @@ def save(
 
     state: plain data (JSON). parts: name -> tensors. Atomic: the folder gets its name when every byte is on disk; a
     failure (full disk) removes what was begun, leaves the others alone and raises UserError. A checkpoint that is there
-    already is left as it is: the same step of the same run.
+    already is left as it is: the same step of the same run. Of many ranks rank 0 alone looks whether it is, when all
+    have written: they may see the folder differently.
     """
     final = directory / f"step-{step:09d}"
-    if final.exists():
+    if ranks == 1 and final.exists():
         return final
     directory.mkdir(parents=True, exist_ok=True)
     writing = directory / f".writing-{step:09d}"
@@ -132,8 +139,12 @@ def save(
         all_written()
         if rank:
             return final
+        if final.exists():
+            shutil.rmtree(writing)
+            return final
         for other in range(1, ranks):
             theirs = writing / f"rank-{other:06d}.json"
+            unseen(theirs, PATIENCE_S)
             files |= json.loads(theirs.read_bytes())
             theirs.unlink()
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
@@ -168,7 +179,8 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
     except (ValueError, KeyError, TypeError, AttributeError):
         found, sound = FORMAT, False
     if found != FORMAT:
-        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMAT}; update it")
+        remedy = "use the Sparrow that wrote it, or train again"
+        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMAT}; {remedy}")
     if not sound:
         raise UserError(
             f"{path / 'manifest.json'}: damaged checkpoint (not a whole manifest); delete the folder {path.name} to "

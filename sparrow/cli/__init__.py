@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparrow.core.cores import share_cores
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.memory import keep_freed_memory, leave_out, return_freed_memory
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"{given[0]}: runs in one process; start it without torchrun")
         if arguments is None:  # a program of its own
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns of what is meant
+            share_cores()
             return_freed_memory() if given[0] == "prepare" else keep_freed_memory()
             leave_out("pandas")  # pyarrow imports it wherever it is installed: 46 MB and a third of a second
         module = importlib.import_module(f"sparrow.cli.{given[0]}")

@@ -36,10 +36,13 @@ def predict(
     from sparrow import training
     from sparrow.cli import _show
 
+    notes: list[str] = []
     kept = [name for name in keep.split(",") if name]
     with _show.progress_bar() as progress:
         rows = training.predict(
             run_dir, inputs, out, keep=kept, which=checkpoint, device=device, batch_size=batch_size,
-            overwrite=overwrite, progress=progress,
+            overwrite=overwrite, progress=progress, note=notes.append,
         )  # fmt: skip
+    for text in notes:
+        _show.out.print(f"note: {text}", markup=False, soft_wrap=True)
     _show.out.print(f"{rows:,} scores -> {out}", soft_wrap=True)

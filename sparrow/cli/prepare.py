@@ -51,7 +51,7 @@ def prepare(
         like: A run or a prepared log whose columns, numbers and vocabularies are to be used as they are.
         grow: With --like: give ids that are new in this log rows of their own, behind those that are.
         label: The column to predict, when it cannot be guessed.
-        split: By time (the last rows are held out), by ratio (rows at random) or by file; by file when files are named, else by time when there is a time column.
+        split: By time (the last rows are held out), by ratio (at random: whole groups or sessions where the log has them, else rows) or by file; by file when files are named, else by time when there is a time column.
         valid: Share of the rows for validation; 0.1 unless told.
         test: Share of the rows for the test; 0.1 unless told.
         valid_files: Files for validation; the others are for training.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ class KeyedJagged:
     row [sum of rows], or where each row begins [sum of rows + 1]. weights_N: float [N].
     inverse_B: feature group -> int64 [B], RecD's IKJT: the group's rows are stored once and the index says which
     of them each sample uses; a key in no group has one row per sample. rows: rows stored per key; needed only when
-    groups store different numbers.
+    groups store different numbers. Stored rows that no sample uses are dropped: a table must not step them.
     Raises UserError when the parts do not fit together. Source: RecD (arXiv 2211.05239), section 4.
     """
 
@@ -107,6 +107,21 @@ class KeyedJagged:
             )
         for name, value in (("offsets", offsets), ("lengths", offsets.diff()), ("rows", rows), ("_bounds", bounds)):
             object.__setattr__(self, name, value)
+        unused = [self._has_unused(group) for group in self.inverse_B]  # a list: every group is checked
+        if any(unused):
+            used = self._used()
+            for name in ("values_N", "lengths", "offsets", "weights_N", "inverse_B", "rows", "_bounds"):
+                object.__setattr__(self, name, getattr(used, name))
+
+    def _has_unused(self, group: tuple[str, ...]) -> bool:
+        """Whether the group stores a row that no sample uses; UserError where its rows and index do not fit."""
+        inverse_B, stored = self.inverse_B[group], {key: self.stored(key) for key in group}
+        rows = min(stored.values(), default=0)
+        if any(count > rows for count in stored.values()):
+            raise UserError(f"KeyedJagged.rows: group {group} stores {stored}; its features share one inverse index")
+        if inverse_B.numel() and not 0 <= int(inverse_B.min()) <= int(inverse_B.max()) < rows:
+            raise UserError(f"KeyedJagged.inverse_B: group {group} uses rows beyond its {rows}; they count from 0")
+        return bool((inverse_B.bincount(minlength=rows) == 0).any())
 
     def _group_size(self, key: str, rows: int) -> int:
         inverse = self._inverse(key)
@@ -185,16 +200,25 @@ class KeyedJagged:
 
     def part(self, low: int, high: int) -> KeyedJagged:
         """Samples low to high of every key; of a group's unique rows those that they use, in the same order."""
+        return self._of_samples(lambda inverse_B: inverse_B[low:high], lambda key: (low, high))
+
+    def _used(self) -> KeyedJagged:
+        """All samples, without the stored rows that none uses."""
+        return self._of_samples(lambda inverse_B: inverse_B, lambda key: (0, self.stored(key)))
+
+    def _of_samples(
+        self, of_group: Callable[[Tensor], Tensor], of_key: Callable[[str], tuple[int, int]]
+    ) -> KeyedJagged:
+        """of_group: a group's inverse index -> that of the samples wanted; of_key: the rows wanted of a key in none."""
         assert self.lengths is not None and self.offsets is not None and self.rows is not None
         firsts = torch.tensor([0, *self.rows]).cumsum(0)[:-1].tolist()
-        spans = [(first + low, first + high) for first in firsts]  # of stored rows
         inverse: dict[tuple[str, ...], Tensor] = {}
         kept: dict[str, Tensor] = {}
         for group, inverse_B in self.inverse_B.items():
-            rows_U, inverse[group] = inverse_B[low:high].unique(return_inverse=True)
-            for key in group:
-                kept[key] = rows_U
-                spans[self.keys.index(key)] = (firsts[self.keys.index(key)], 0)
+            rows_U, inverse[group] = of_group(inverse_B).unique(return_inverse=True)
+            kept.update(dict.fromkeys(group, rows_U))
+        wanted = [(0, 0) if key in kept else of_key(key) for key in self.keys]
+        spans = [(first + low, first + high) for first, (low, high) in zip(firsts, wanted, strict=True)]
         at = torch.tensor(spans, dtype=torch.int64, device=self.offsets.device).view(-1, 2)
         spots = self.offsets[at].tolist()
         values, lengths, weights = [self.values_N[:0]], [self.lengths[:0]], [self.values_N[:0].float()]
@@ -280,6 +304,11 @@ class Batch:
     def batch_size(self) -> int:
         """B, the number of samples."""
         return self.dense_BC.shape[0]
+
+    @property
+    def mass(self) -> float:
+        """The sum of the weights, which are ones unless given."""
+        return float(self.batch_size if self.weights_B is None else self.weights_B.sum(dtype=torch.float64))
 
     def part(self, low: int, high: int) -> Batch:
         """Samples low to high."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def write_text(path: Path, text: str) -> None:
 def to_json(data: Any, **options: Any) -> str:
     """JSON, with null for NaN and infinities, which JSON does not know."""
     return json.dumps(_finite(data), allow_nan=False, **options)
+
+
+def unseen(path: Path, seconds: float, text: str | None = None) -> bool:
+    """Whether a file, with this text, does not come into view within so many seconds.
+
+    What another host wrote may be late: NFS remembers for a while what it did not find.
+    """
+    deadline = time.monotonic() + seconds
+    while not path.exists() or (text is not None and path.read_text(encoding="utf-8") != text):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+        with suppress(OSError):
+            os.listdir(path.parent)  # which makes NFS ask its server again
+    return False
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

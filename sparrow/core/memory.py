@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sparrow.core.groups import folders, lines
+
 # of glibc's malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 
@@ -84,26 +86,10 @@ def available_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> Iterator[int]:
-    """What the limits of this process's control groups leave, of version 1 and 2; page cache counts as free."""
-    root = Path("/sys/fs/cgroup")
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        version2 = controllers == ""
-        folder = (root if version2 else root / "memory") / path.lstrip("/")
-        limit, used = ("max", "current") if version2 else ("limit_in_bytes", "usage_in_bytes")
-        for group in (folder, *folder.parents):
-            if not group.is_relative_to(root):
-                break
-            most, now = _lines(group / f"memory.{limit}"), _lines(group / f"memory.{used}")
-            if most and now and most[0].isdigit() and int(most[0]) < 1 << 60:
-                cache = dict(line.split() for line in _lines(group / "memory.stat") if len(line.split()) == 2)
-                yield max(int(most[0]) - int(now[0]) + int(cache.get("inactive_file", 0)), 0)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    """What the limits of this process's control groups leave; page cache counts as free."""
+    for folder, version in folders("memory"):
+        limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        most, now = lines(folder / f"memory.{limit}"), lines(folder / f"memory.{used}")
+        if most and now and most[0].isdigit() and int(most[0]) < 1 << 60:
+            cache = dict(line.split() for line in lines(folder / "memory.stat") if len(line.split()) == 2)
+            yield max(int(most[0]) - int(now[0]) + int(cache.get("inactive_file", 0)), 0)

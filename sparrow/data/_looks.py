@@ -10,6 +10,10 @@ from sparrow.core.errors import UserError
 from sparrow.features.ids import Int64s, as_lists
 from sparrow.features.times import FORMATS, as_times, time_format
 
+NONE = (
+    *("?", "-", "--", "---", ".", "*", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "(null)", "<null>"),
+    *("nil", "none", "unknown", "unk", "undefined", "undef", "missing", "not available", "no data", "empty", "#value!"),
+)
 _VALUES = 20_000
 _TOKEN = 40  # characters; a longer one is prose
 _WEIGHTED = r"^[^:]+:\s*-?\d+(\.\d+)?([eE][-+]?\d+)?$"
@@ -26,7 +30,7 @@ def list_of(values: pa.Array) -> tuple[str | None, str | None] | None:
     array = pc.match_substring_regex(distinct, r"(?s)^\[.*\]$")
     if len(distinct) and pc.all(array).as_py():
         try:
-            as_lists(distinct, "", 0, None, "json")
+            as_lists(distinct, "", int, None, "json")
             return "json", None
         except UserError:
             return None
@@ -40,7 +44,7 @@ def list_of(values: pa.Array) -> tuple[str | None, str | None] | None:
 
 def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -> bool | None:
     """Whether the ids of lists cut at the separator have weights; None when it gives no lists."""
-    tokens, offsets, _ = as_lists(texts, "", 0, None, separator)
+    tokens, offsets, _ = as_lists(texts, "", int, None, separator)
     lengths = np.diff(offsets)
     if not len(tokens) or (lengths > 1).mean() < 0.05 or pc.max(pc.utf8_length(tokens)).as_py() > _TOKEN:
         return None
@@ -107,8 +111,34 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
     return format, None
 
 
-def numbers_in(values: pa.Array) -> tuple[float, str | None]:
-    """The share of the texts that are numbers, and one that is not."""
-    number = pc.match_substring_regex(values, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
-    other = pc.index(number, False).as_py()
-    return pc.mean(number.cast(pa.int8())).as_py() or 0.0, values[other].as_py() if other >= 0 else None
+def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
+    """The share of the texts that are numbers, the distinct ones that are none nor blank, and what the others spell.
+
+    Integers where all are, else float64; those that a number would not give back ("007", more than 15 digits) are none.
+    """
+    texts = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    coded = r"^[-+]?(0\d|\d{16})"
+    number = pc.and_not(
+        pc.match_substring_regex(texts, r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
+        pc.match_substring_regex(texts, coded),
+    )
+    there, others = texts.filter(number), texts.filter(pc.invert(number)).unique()
+    whole = pc.all(pc.match_substring_regex(there, r"^-?\d+$")).as_py()
+    share = pc.mean(number.cast(pa.int8())).as_py() or 0.0
+    return share, others.filter(pc.not_equal(others, "")), there.cast(pa.int64() if whole else pa.float64())
+
+
+def digits_lost(values: pa.Array) -> str | None:
+    """What is written as 1.42e+19 among integers of as many digits: how many and the first, or None."""
+    rounded = pc.match_substring_regex(values, r"^\s*[-+]?\d(\.\d*)?[eE]\+?(1[5-9]|[2-9]\d)\s*$")
+    if not pc.any(rounded).as_py() or not pc.any(pc.match_substring_regex(values, r"^\s*[-+]?\d{16,}\s*$")).as_py():
+        return None
+    first = values.filter(rounded)
+    return f"{len(first):,} of {len(values):,} are written like {first[0].as_py()!r}"
+
+
+def stands_for_none(odd: pa.Array, values: pa.Array) -> bool:
+    """Whether odd texts [U] among numbers are how logs write a missing one, or else a few strays, 1 in 200 at most."""
+    strays = odd.filter(pc.invert(pc.is_in(pc.utf8_lower(odd), pa.array(NONE))))
+    cells = pc.sum(pc.is_in(pc.utf8_trim_whitespace(values.cast(pa.string())), strays)).as_py() or 0
+    return len(strays) <= 8 and 200 * cells <= len(values)

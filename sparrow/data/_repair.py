@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.features import is_text
+from sparrow.features.numeric import misfits
 
 GARBLED = "\ufdd0"  # stands for bytes that are not of a file's encoding; no text has this noncharacter
 _LARGEST = float(np.finfo(np.float32).max)
@@ -92,20 +93,8 @@ def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArra
 
 def _cast(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     bad_U = np.zeros(len(values), bool)
-    bad_U[_misfits(values, kind, 0)] = True
+    bad_U[misfits(values, kind)] = True
     return pc.if_else(pa.array(bad_U), None, values).cast(kind) if bad_U.any() else values.cast(kind), bad_U
-
-
-def _misfits(values: pa.Array, kind: pa.DataType, first: int) -> list[int]:
-    """Places of the values that do not cast, found by halving; `first` is that of the array's first one."""
-    try:
-        values.cast(kind)
-        return []
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            return [first]
-        half = len(values) // 2
-        return _misfits(values[:half], kind, first) + _misfits(values[half:], kind, first + half)
 
 
 def shorten(text: str) -> str:

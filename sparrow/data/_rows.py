@@ -14,12 +14,14 @@ import torch
 
 from sparrow.core import Batch, KeyedJagged
 from sparrow.data.parts import ROWS, RUN, group_file
-from sparrow.data.runs import Column, first_equal
+from sparrow.data.runs import Column, first_equal, first_of
 from sparrow.data.schema import Schema
 from sparrow.data.transformed import weights_of
 
 Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
+
+CACHED = 1 << 12  # rows that are turned from columns to rows at a time: as many as a processor's cache holds
 
 
 class _Store:
@@ -36,14 +38,15 @@ class _Store:
         pieces: dict[str, list[Array]] = {}
         first = 0
         for table in tables:
-            last = first + table.num_rows
-            for c, name in enumerate(self.dense):
-                self.dense_NC[first:last, c] = table[name].to_numpy()
-            for c, name in enumerate(self.plain):
-                self.ids_NC[first:last, c] = table[name].to_numpy()
+            for piece in table.to_batches(max_chunksize=CACHED):
+                last = first + piece.num_rows
+                for c, name in enumerate(self.dense):
+                    self.dense_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
+                for c, name in enumerate(self.plain):
+                    self.ids_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
+                first = last
             for name, values in _others(schema, table, self.lists):
                 pieces.setdefault(name, []).append(values)
-            first = last
         self.others = {name: np.concatenate(parts) for name, parts in pieces.items()}
         self.starts = {n: np.concatenate([[0], np.cumsum(self.others[f"{n}:lengths"])]) for n in self.lists if pieces}
 
@@ -104,7 +107,7 @@ class Rows:
             self._fill(dense_BC, store, run_B)
             keys = tuple(name for name in self._schema.sparse if name in (*store.plain, *store.lists))
             if group in self._first_R and keys:
-                first_U, inverse_B = _unique(self._first_R[group][run_B])
+                first_U, inverse_B = _unique(self._first_R[group][run_B], store.count)
                 sources.append((store, first_U))
                 inverse[keys] = torch.from_numpy(inverse_B)
             else:
@@ -157,13 +160,11 @@ class Rows:
         )
 
 
-def _unique(first_B: Int64s) -> tuple[Int64s, Int64s]:
-    """Distinct numbers in the order in which they first occur [U], and which of them each one is [B]."""
-    distinct, first, of_B = np.unique(first_B, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return distinct[order], place[of_B.reshape(-1)]
+def _unique(first_B: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Distinct numbers below `count` in the order in which they first occur [U], and which of them each one is [B]."""
+    earliest_B = first_of(first_B, count)
+    new_B = earliest_B == np.arange(len(first_B))
+    return first_B[new_B], (np.cumsum(new_B) - 1)[earliest_B]
 
 
 def batches(schema: Schema, table: pa.Table, batch_size: int) -> Iterator[Batch]:

@@ -70,10 +70,11 @@ def text_batches(
     mark, marks = stream.end(len(names)), list[str]()
 
     def ragged(row: pacsv.InvalidRow) -> str:
-        if row.text == mark:
-            marks.append(mark)
-        if not repair or row.text.endswith(mark):
+        if row.text.endswith(mark):
+            marks.append(row.text)
             return "skip" if row.text == mark else "error"
+        if not repair:
+            return "error"
         skipped.append(row.number)
         repairs.lines.setdefault(str(file), Tally()).add(1, row.number, row.text)
         return "skip"
@@ -101,7 +102,8 @@ def text_batches(
         if not marks:
             _refuse_open_quote(file, source, done + len(skipped))
     except (pa.ArrowException, OSError) as error:
-        raise _explained(error, file, source, names, stream, done + len(skipped)) from None
+        swallowed = bool(marks) and marks[-1] != mark
+        raise _explained(error, file, source, names, stream, done + len(skipped), swallowed) from None
     finally:
         lines = stream.lines
         stream.close()
@@ -164,9 +166,9 @@ class _Stream(io.RawIOBase):
         return len(block)
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes."""
-        while not self._rest and not self._over:
-            self._rest = self._next(max(size, 1 << 16))
+        """`size` bytes, fewer at the end only: Arrow takes them for a block, and keeps a cut row for the next."""
+        while (size < 0 or len(self._rest) < size) and not self._over:
+            self._rest += self._next(max(size - len(self._rest), 1 << 16))
         size = len(self._rest) if size < 0 else size
         block, self._rest = self._rest[:size], self._rest[size:]
         return block
@@ -317,9 +319,12 @@ def _undecoded(error: UnicodeDecodeError, file: File, source: Source, lines: int
 
 
 def _explained(
-    error: Exception, file: File, source: Source, names: Sequence[str], stream: _Stream, row: int
+    error: Exception, file: File, source: Source, names: Sequence[str], stream: _Stream, row: int, swallowed: bool
 ) -> UserError:
-    """Arrow's complaint with the file's line, the column's name and a remedy; row: of the file, read before it."""
+    """Arrow's complaint with the file's line, the column's name and a remedy.
+
+    row: of the file, read before it. swallowed: the bad row goes on to the file's end.
+    """
     text = first_line(error)
     if "straddl" in text or "out of sync" in text:
         return UserError(f"{file}, after row {row}: a row without an end; is a quote opened there and never closed?")
@@ -329,7 +334,7 @@ def _explained(
     number, what = int(found[1]), found[2]
     line = number if stream.plain else line_numbers(file, source, {number})[number]
     place = f"{file}, line {line}"
-    if _END in what:
+    if swallowed:
         return UserError(f"{place}: a quote is opened there and never closed; mend the line")
     if cells := re.match(r"Expected (\d+) columns, got (\d+): (.*)", what, re.DOTALL):
         wanted, got, value = cells.groups()
@@ -339,6 +344,6 @@ def _explained(
     column = re.search(r"In CSV column #(\d+)", text)
     name = names[int(column[1])] if column and int(column[1]) < len(names) else "?"
     if value := re.match(r"CSV conversion error to (\S+): invalid value '(.*)'", what, re.DOTALL):
-        remedy = f"mend it, {REPAIR}, or make the column categorical with encoding = 'hash' for its table"
+        remedy = f"mend it, {REPAIR}, name it in the column's `missing`, or make the column categorical"
         return UserError(f"{place}: column {name!r} has {shorten(value[2])} where {value[1]} is expected; {remedy}")
     return UserError(f"{place}: column {name!r}: {first_line(Exception(what))}; mend it, {REPAIR}")

@@ -12,28 +12,31 @@ import pyarrow as pa
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
+from sparrow.data.clipped import Clipped
 from sparrow.data.clustered import clustered
-from sparrow.data.fit import PARTS, Cutter, Fitter
+from sparrow.data.fit import PARTS, Cutter, Fitted, Fitter
 from sparrow.data.intime import in_time_order
-from sparrow.data.parts import GROUP_ROWS
+from sparrow.data.moments import Clock, hide
 from sparrow.data.read import Log, types_for
 from sparrow.data.schema import Schema
 from sparrow.data.spool import Spool, ahead, gathered
-from sparrow.data.transformed import NotIntegersError, Transforms, typed
+from sparrow.data.transformed import NotIntegersError, typed
 from sparrow.features.quantile import Ordered
 
 SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
-BATCH_BYTES = 1 << 23  # of text that is converted at a time
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet that is read, and of text that is converted, at a time
 
 
 class Engine(Protocol):
     """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
 
-    ends: of each log's rows, counted on from log to log. times: of all rows, when there is a time.
+    ends: of each log's rows, counted on from log to log. times: of all rows, when there is a time. clipped: what
+    `ordered` did to numbers, once it has given all.
     """
 
     ends: list[int]
     times: Ordered
+    clipped: Clipped
 
     def read(self) -> None:
         """Look at every row once. UserError for what is wrong with one."""
@@ -41,7 +44,7 @@ class Engine(Protocol):
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """Let the fitter take in every row."""
 
-    def ordered(self, fitted: Transforms, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+    def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
         """(part, its transformed rows) in the order in which they are to be written; each part comes at least once.
 
         That is by time, then by row of the log. partition: of a clustered log, see `clustered`; 0 for one.
@@ -57,6 +60,7 @@ class Local:
     def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, pool: Executor) -> None:
         self._schema, self._logs, self._work, self._pool, self._told = schema, logs, work, pool, told
         self.ends: list[int] = []
+        self.clipped = Clipped()
         self._in_order = True
 
     def read(self) -> None:
@@ -98,15 +102,15 @@ class Local:
 
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """See `Engine`."""
-        rows = 0
+        rows, clock = 0, Clock(self._schema)
         for batch in ahead(self._spool):
-            fitter.add(batch, cutter.parts(batch, rows))
+            fitter.add(batch, cutter.parts(batch, rows), clock.moments(batch, rows))
             rows += batch.num_rows
             self._told("fit", rows, self._spool.rows)
 
-    def ordered(self, fitted: Transforms, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+    def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
         """See `Engine`."""
-        schema, time = fitted.schema, fitted.schema.role("time")
+        schema, time = fitted.transforms.schema, self._schema.role("time")
         parted = ahead(self._parted(fitted, cutter))
         if time is not None and not self._in_order:
             parted = in_time_order(parted, self.times, time, self._work)
@@ -115,11 +119,13 @@ class Local:
         yield from parted
         self._spool.drop()
 
-    def _parted(self, fitted: Transforms, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
+    def _parted(self, fitted: Fitted, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
         """(part, its transformed rows), in the log's order."""
-        row0 = 0
+        row0, clock, schema = 0, Clock(self._schema), fitted.transforms.schema
         for batch in self._spool:
-            table, parts_N = fitted.encoded(batch, self._pool), cutter.parts(batch, row0)
+            table = fitted.transforms.encoded(batch, self._pool, row0, self.clipped)
+            parts_N = cutter.parts(batch, row0)
+            table = hide(schema, table, fitted.since, clock.moments(batch, row0), parts_N == 0)
             row0 += batch.num_rows
             for part in range(len(PARTS)):
                 here_N = parts_N == part
@@ -133,7 +139,7 @@ class Local:
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """What the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
-    return gathered(log.batches(raw_types(schema, log, integers)), GROUP_ROWS, BATCH_BYTES)
+    return gathered(log.batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
 
 
 def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from sparrow.core.errors import UserError
 from sparrow.data.loader import Dataset
-from sparrow.data.parts import PAYS, opened, read_group
+from sparrow.data.parts import opened, read_groups
 from sparrow.data.runs import begins, bits
 from sparrow.data.transformed import weights_of
 
 Bools = npt.NDArray[np.bool_]
+PROPOSED = 1.5  # rows for a run of equal ones, from which on a group is worth a line in a schema (RecD)
 TOGETHER = 1.25  # a feature joins a group when that makes at most so many more runs of either
 
 
@@ -24,7 +25,7 @@ class Repeats:
 
     rows, sessions: looked at (a session counts once an hour). equal: feature -> share of the rows behind another of
     their session that equal it. runs: feature -> runs of equal rows. groups: proposed; the features of each change
-    together, and each has rows / runs >= PAYS. group_runs: of those.
+    together, and each has rows / runs >= PROPOSED. group_runs: of those.
     """
 
     rows: int
@@ -53,12 +54,12 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
     groups: list[list[int]] = []
     for f in sorted(range(len(features)), key=lambda f: -runs_FF[f, f]):  # the first of a group changes most often
         joined = [g for g in groups if runs_FF[f, g[0]] <= TOGETHER * runs_FF[f, f]]
-        if rows >= PAYS * runs_FF[f, f]:
+        if rows >= PROPOSED * runs_FF[f, f]:
             joined[0].append(f) if joined else groups.append([f])
     group_runs = np.full(len(groups), rows)
     for _, equal_NF in _equal(dataset, split, features):
         group_runs -= np.array([equal_NF[:, group].all(1).sum() for group in groups], np.int64).reshape(-1)
-    paying = [(group, int(n)) for group, n in zip(groups, group_runs, strict=True) if rows >= PAYS * n]
+    paying = [(group, int(n)) for group, n in zip(groups, group_runs, strict=True) if rows >= PROPOSED * n]
     named = {f"g{i + 1}": tuple(features[f] for f in sorted(group)) for i, (group, _) in enumerate(paying)}
     return Repeats(
         rows=rows, sessions=sessions, groups=named,
@@ -74,7 +75,7 @@ def _equal(dataset: Dataset, split: str, features: Sequence[str]) -> Iterator[tu
     assert schema.cluster is not None
     with opened(dataset.path / split, schema) as files:
         for number in range(next(iter(files.values())).num_row_groups):
-            table = dataset.rows_of(read_group(files, number))
+            table = dataset.rows_of(read_groups(files, [number]))
             first_N = begins([bits(table[schema.cluster.by])], table.num_rows)
             equal_NF = np.empty((table.num_rows, len(features)), np.bool_)
             for f, name in enumerate(features):

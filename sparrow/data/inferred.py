@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
-from sparrow.data._looks import list_of, numbers_in, time_of
+from sparrow.data._looks import digits_lost, list_of, numbers_in, stands_for_none, time_of
 from sparrow.data.read import Log, open_log
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.features import as_ids, as_lists, as_numbers, is_text
@@ -123,7 +123,7 @@ def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     if is_text(kind) and values.null_count < len(values):
         spelled = (None, None) if declared == "token_seq" else list_of(values.drop_null()) if not declared else None
     if spelled is not None:
-        values = as_lists(values, name, 0, None, *spelled)[0]
+        values = as_lists(values, name, int, None, *spelled)[0]
     elif _is_list(kind):
         values = values.flatten()
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
@@ -232,7 +232,7 @@ def _feature(seen: _Seen, repair: bool) -> Column:
         return Column(kind="ignore", note="numbers the rows")
     if count == 0 or (count == 1 and len(seen.values) == seen.rows):
         return Column(kind="ignore", note="one value" if count else "no values")
-    if count == seen.rows >= 1000 and (not seen.is_number or seen.is_id):
+    if count == seen.rows >= 1000 and (seen.is_id or not (seen.is_number or _text(seen, repair).kind == "numeric")):
         return Column(kind="ignore", note="every row has another value")
     if seen.declared == "token":
         return Column(kind="categorical", table=name, note="by its header")
@@ -248,10 +248,24 @@ def _feature(seen: _Seen, repair: bool) -> Column:
             return Column(kind="categorical", table=name, note="an integer, by its name an id or code")
         if count <= min(_FEW, seen.rows // 100):
             return Column(kind="categorical", table=name, note=f"an integer of {count} values")
-        return _numeric(seen, "an integer; categorical if it is a code" if seen.values[0].as_py() >= 0 else None)
+        if _spread(seen.values) >= 2.0**31:
+            return Column(
+                kind="categorical", table=name, note="an integer, spread as hashes are; numeric if it measures"
+            )
+        return _numeric(seen, "an integer; categorical if it is a code")
+    if not seen.is_id and _spread(seen.values) >= 2.0**53:
+        return _numeric(seen, "beyond 2^53; if these are ids they have lost digits: write them as integers or strings")
     if "propensity" in seen.words:
         return _numeric(seen, "a propensity? ignore it unless it is known when a model is asked")
     return _numeric(seen, "by its name an id; write ids as integers or strings" if seen.is_id else None)
+
+
+def _spread(values: pa.Array) -> float:
+    """The largest of whole numbers spread evenly up to it, as ids are but neither counts nor times; else 0."""
+    x_N = np.abs(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    top = float(x_N.max(initial=0.0))
+    even = np.median(x_N) >= top / 16 and np.ptp(x_N) >= top / 2 and (x_N == np.round(x_N)).all()
+    return top if len(x_N) and even else 0.0
 
 
 def _list(seen: _Seen) -> Column:
@@ -275,20 +289,35 @@ def _text(seen: _Seen, repair: bool) -> Column:
     if seen.called in TIMES:
         note = "by its name a time, but its texts have no format in common; mend them to split by it"
     elif is_text(seen.type):
-        share, other = numbers_in(seen.values)
-        if share >= 0.9 and other is not None:
-            if repair:
-                return Column(
-                    kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing"
-                )
-            if share >= 0.995:  # prepare will stop at the first that is none, and say where
-                return Column(
-                    kind="numeric", note=f"text, but {share:.2%} are numbers; categorical if {other!r} is meant"
-                )
-            note = f"text, though most are numbers ({other!r} is not); numeric with --bad-rows repair"
+        share, odd, numbers = numbers_in(seen.values)
+        if repair and share >= 0.9 and len(odd):
+            other = odd[0].as_py()
+            return Column(kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing")
+        if share and not seen.is_id and stands_for_none(odd, seen.values):
+            column = _spelled(seen, odd, numbers)
+            if column.kind == "numeric":
+                return column
+        if lost := digits_lost(seen.values):
+            note = f"ids of many digits, but {lost}, which has lost them; write ids in full"
+        elif share >= 0.9 and len(odd):
+            note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
         elif count > 100 and count > 0.5 * len(seen.values):
             note = f"text of {count} values in {len(seen.values)} rows; ignore it if it is prose"
     return Column(kind="categorical", table=name, note=note)
+
+
+def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array) -> Column:
+    """What a column of text would be as numbers, with its odd texts missing."""
+    if not len(odd) and pa.types.is_integer(numbers.type):
+        return Column(kind="ignore")  # somebody made text of them: they are names
+    of_numbers = replace(seen, type=numbers.type, values=numbers, distinct=numbers.unique(), bare=numbers)
+    column, missing = _feature(of_numbers, repair=False), tuple(odd.to_pylist())
+    if not missing or column.kind != "numeric":
+        return column
+    cells = f"{len(seen.values) - len(numbers):,} of {seen.rows:,} cells"
+    most = f"{', '.join(map(repr, missing[:3]))}{', ...' if len(missing) > 3 else ''}"
+    note = f"text of numbers, but for {cells}: {most}, taken for missing; categorical if these mean something"
+    return replace(column, missing=missing, note=note)
 
 
 def _is_row_number(seen: _Seen) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,21 +12,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
 from sparrow.data._rows import Int64s, Rows, joined
+from sparrow.data.clipped import Clipped
 from sparrow.data.fit import PARTS
-from sparrow.data.parts import PAYS, ROWS, RUN, group_file, opened, read_group, request
+from sparrow.data.parts import ROWS, RUN, group_file, opened, pays, read_groups, request
 from sparrow.data.prepared import VERSION, sha256
 from sparrow.data.runs import begins
 from sparrow.data.schema import Column, Schema
 from sparrow.data.spool import ahead
 from sparrow.data.transformed import Transforms, weights_of
 
-WINDOW_GROUPS = 4  # row groups whose rows are shuffled together; two windows are in memory at a time
+SHUFFLED_GROUPS, PLAIN_GROUPS = 64, 16  # row groups of a window, of which two are in memory at a time
+STRATA = 64
+BATCHES_AHEAD = 2  # so that a thread which the system keeps waiting for some milliseconds keeps nobody else waiting
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,18 @@ class Dataset:
         """Rows of train, valid or test."""
         return int(self.manifest["rows"][_known(split)])
 
-    def label_mean(self, split: str = "train", label: str | None = None) -> float:
-        """Share of ones among a part's labels, the first one's unless told; NaN for a part without rows.
+    def clipped(self) -> Clipped:
+        """Numbers of the log, of all its parts, that lay beyond training's range."""
+        return Clipped({name: tuple(found) for name, found in self.manifest.get("clipped", {}).items()})
 
-        UserError for an unknown part or label.
+    def log_odds(self) -> list[float]:
+        """Of each label among the training rows, negatives that are left out apart, by their weights: what a loss sees.
+
+        The empirical logit, log of (ones + 1/2) over (zeros + 1/2), which is finite for labels that are all alike too.
         """
-        means = self.manifest["label_mean"][_known(split)]
-        label = label or self.schema.labels[0]
-        if label not in means:
-            raise UserError(f"label: none is named {label!r}{suggest(label, means)}")
-        return float("nan") if means[label] is None else float(means[label])
+        rows, rates = self.rows(), self.manifest["base_rate"]
+        counts = [(rates[label] * rows + 0.5, (1 - rates[label]) * rows + 0.5) for label in self.schema.labels]
+        return [math.log(ones / zeros) for ones, zeros in counts]
 
     @cached_property
     def transforms(self) -> Transforms:
@@ -57,14 +65,25 @@ class Dataset:
 
     def loader(
         self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0,
-        dedup: Literal["auto", "on", "off"] = "auto",
+        dedup: Literal["auto", "on", "off"] = "auto", rank: int = 0, ranks: int = 1,
     ) -> Loader:  # fmt: skip
         """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1.
 
-        dedup: whether batches have equal rows of groups once, with an inverse index; auto where it `pays`.
+        dedup: whether batches have equal rows of groups once, with an inverse index; auto where it `pays`. rank, ranks:
+        which of how many readers this is.
         """
-        unique = [group for group in self.schema.groups if dedup == "on" or self.pays(group)] if dedup != "off" else []
-        return Loader(self.schema, self._part(split), batch_size, shuffle=shuffle, seed=seed, unique=unique)
+        groups = self.schema.groups if dedup != "off" else ()
+        unique = [group for group in groups if dedup == "on" or self.pays(group, ranks)]
+        return Loader(
+            self.schema,
+            self._part(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            unique=unique,
+            rank=rank,
+            ranks=ranks,
+        )
 
     def factor(self, group: str) -> float:
         """Training rows for every run of equal rows of a group: how often less its features are stored, and about how
@@ -72,16 +91,18 @@ class Dataset:
         """
         return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
 
-    def pays(self, group: str) -> bool:
-        """Whether a group's equal rows are many enough to be looked up once (PAYS)."""
-        return self.factor(group) >= PAYS
+    def pays(self, group: str, ranks: int = 1) -> bool:
+        """Whether a group's equal rows are looked up once by so many readers, unless told."""
+        return pays(self.schema, group, self.factor(group), ranks)
 
     def first(self, rows: int, split: str = "train") -> Batch:
         """The first rows of a part, as many as there are at most."""
         if not self.rows(split):
             raise UserError(f"{self._part(split)}: no rows; prepare the log with some for it")
         with opened(self._part(split), self.schema) as parquet:
-            first = Rows(self.schema, [read_group(parquet, 0)])
+            meta = next(iter(parquet.values())).metadata
+            ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+            first = Rows(self.schema, [read_groups(parquet, list(range(int((ends < rows).sum()) + 1))[: len(ends)])])
         return first.batch(np.arange(min(rows, len(first))))
 
     def column(self, name: str, split: str) -> pa.ChunkedArray:
@@ -91,7 +112,7 @@ class Dataset:
         return self.rows_of({file: pq.read_table(self._part(split) / file, columns=wanted)})[name]
 
     def rows_of(self, tables: Mapping[str, pa.Table]) -> pa.Table:
-        """What `read_group` gave as one table, in which runs are repeated for each of their rows."""
+        """What `read_groups` gave as one table, in which runs are repeated for each of their rows."""
         columns: dict[str, pa.ChunkedArray] = {}
         for table in tables.values():
             if RUN in table.column_names:
@@ -144,6 +165,7 @@ def open(prepared_dir: str | Path) -> Dataset:
     try:
         digest, vocabularies = manifest["schema_sha256"], manifest["vocabulary_sha256"]
         _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
+        _ = [float(manifest["base_rate"][label]) for label in manifest["label_mean"]["train"]]
         _ = [(manifest["runs"][part].items(), manifest["saved_bytes"][part].items()) for part in PARTS]
         names = ("schema.toml", *vocabularies, *manifest["parts_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -157,15 +179,39 @@ def open(prepared_dir: str | Path) -> Dataset:
     return Dataset(path, Schema.load(path / "schema.toml"), manifest)
 
 
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A reader's rows of a batch; samples and mass, the sum of the weights, are those of the whole batch."""
+
+    batch: Batch
+    samples: int
+    mass: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """What a window has of a batch: whether the batch begins here, and the places of this reader's rows of it."""
+
+    begins: bool
+    places: Int64s
+    samples: int
+    mass: float
+
+
 class Loader:
     """Batches of one part: iterate for the rest of the current epoch; the next iteration is the next epoch.
 
     Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order: the file's, or with shuffle one
-    drawn from (seed, epoch): row groups in random order, and rows at random within windows of WINDOW_GROUPS groups. Of
-    a clustered log sessions are what is put in random order, and each end of a batch moves to the beginning of its
-    request (one of more than batch_size rows is cut), so that a batch has up to twice as many rows, or fewer. unique:
-    groups of features whose equal rows a batch has once.
-    One thread reads a window ahead; it ends with the iteration, also an abandoned one.
+    drawn from (seed, epoch): row groups in random order, and rows at random within windows of them, so that about as
+    many rows of every batch are from each of STRATA parts of the window. Of a clustered log sessions are what is put
+    in random order, and each end of a batch moves to the beginning of its request (one of more than batch_size rows is
+    cut), so that a batch has up to twice as many rows, or fewer. unique: groups of features whose equal rows a batch
+    has once.
+
+    rank, ranks: the batches are those of one reader, whose rows the ranks divide among them. Within a window each one
+    has a stretch of nearly as many rows of a batch as any other's, in the order of the file and of whole requests, and
+    only row groups in which it has rows are read.
+    One thread reads a window ahead, another cuts batches; they end with the iteration, also an abandoned one.
     """
 
     def __init__(
@@ -177,21 +223,23 @@ class Loader:
         shuffle: bool = False,
         seed: int = 0,
         unique: Collection[str] = (),
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
         self.schema, self.batch_size = schema, batch_size
         self._folder, self._shuffle, self._seed = folder, shuffle, seed % (1 << 64)  # numpy takes no negative seed
-        self._unique = unique
+        self._unique, self._rank, self._ranks = unique, rank, ranks
         with opened(folder, schema) as parquet:
             meta = next(iter(parquet.values())).metadata
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
+        self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
-        if schema.cluster:
-            self._columns += (schema.cluster.by, *request(schema))
+        self._columns += self._leading
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
@@ -199,18 +247,27 @@ class Loader:
         return self._batches
 
     def __iter__(self) -> Iterator[Batch]:
+        return (share.batch for share in self.shares())
+
+    def shares(self) -> Iterator[Share]:
+        """The batches, and what each is to all ranks."""
         if self._next < self._batches:
-            for batch in self._cut(ahead(self._windows(), "sparrow-loader")):
+            windows = ahead(self._windows(), "sparrow-loader")
+            for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
                 self._next += 1
-                yield batch
+                yield share
         self._epoch, self._next = self._epoch + 1, 0
 
     def bytes_ahead(self) -> int:
-        """About the memory that an iteration takes: two windows of rows, as Parquet counts them, and a group."""
+        """About the memory that an iteration takes: what it reads of two windows, as Parquet counts it, and a group."""
         with opened(self._folder, self.schema) as parquet:
             metas = [file.metadata for file in parquet.values()]
             sizes = [sum(m.row_group(i).total_byte_size for m in metas) for i in range(metas[0].num_row_groups)]
-        return max(sizes, default=0) * (1 + 2 * min(WINDOW_GROUPS if self._shuffle else 1, len(sizes)))
+        groups = min(self._window_groups(), len(sizes))
+        if self._ranks > 1:  # a stretch of each batch, and of one that is shuffled the same stretch
+            batches = 1 if self._shuffle else -(-groups * int(self._group_rows.max(initial=0)) // self.batch_size)
+            groups = min(groups, -(-groups // self._ranks) + batches)  # a stretch may begin within a group
+        return max(sizes, default=0) * (1 + 2 * groups)
 
     @property
     def exhausted(self) -> bool:
@@ -230,70 +287,123 @@ class Loader:
             )
         self._epoch, self._next = state["epoch"], state["batch"]
 
-    def _windows(self) -> Iterator[tuple[Rows, Int64s, Int64s]]:
-        """The epoch's rows from the next batch on, a window at a time: its order, and where in that batches begin.
+    def _window_groups(self) -> int:
+        """Row groups of a window; fewer where they are larger than `prepare` makes them now."""
+        rows, groups = (1 << 18, SHUFFLED_GROUPS) if self._shuffle else (1 << 16, PLAIN_GROUPS)
+        return min(groups, max(1, rows // int(self._group_rows.max(initial=1))))
 
-        Windows before are not read.
-        """
-        order = np.arange(len(self._group_rows))
+    def _windows(self) -> Iterator[tuple[Rows, list[_Piece]]]:
+        """The epoch's rows from the next batch on, a window at a time. Windows before are not read."""
+        order, size, low = np.arange(len(self._group_rows)), self._window_groups(), 0
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
-        size, low = WINDOW_GROUPS if self._shuffle else 1, 0
         with opened(self._folder, self.schema) as parquet:
             for first in range(0, len(order), size):
                 groups = order[first : first + size]
                 high = low + int(self._group_rows[groups].sum())
                 if self._next * self.batch_size < high:
-                    rows = Rows(
-                        self.schema,
-                        [read_group(parquet, group, self._columns) for group in groups.tolist()],
-                        self._unique,
-                    )
                     random = np.random.default_rng((self._seed, self._epoch, first)) if self._shuffle else None
-                    places, requests = self._order(rows, random)
-                    wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-high // self.batch_size))
-                    edges = wanted * self.batch_size - low
-                    if requests is not None:
-                        edges = requests[np.searchsorted(requests, edges, "right") - 1]
-                    yield rows, places, edges
+                    yield self._window(parquet, groups, low, random)
                 low = high
 
-    def _order(self, rows: Rows, random: np.random.Generator | None) -> tuple[Int64s, Int64s | None]:
-        """The places of a window's rows in this epoch's order, and where in that requests begin."""
-        places, cluster = np.arange(len(rows)), self.schema.cluster
+    def _window(
+        self, parquet: Mapping[Path, pq.ParquetFile], groups: Int64s, low: int, random: np.random.Generator | None
+    ) -> tuple[Rows, list[_Piece]]:
+        """Some row groups, the first row of which is number `low` of the epoch: this reader's rows, and its batches."""
+        if self._ranks == 1:
+            rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
+        else:
+            file, names = next(iter(parquet.items())), (*self._leading, *self.schema.of_kind("weight"))
+            lead = Rows(self.schema, [read_groups(dict([file]), groups.tolist(), names)] if names else [])
+        sizes = self._group_rows[groups]
+        pieces = self._pieces(int(sizes.sum()), lead, low, random)
+        if self._ranks > 1:
+            at = np.concatenate([piece.places for piece in pieces])
+            group_of = np.searchsorted(np.cumsum(sizes), at, "right")
+            read = np.unique(group_of)
+            rows = Rows(self.schema, [read_groups(parquet, groups[read].tolist(), self._columns)], self._unique)
+            unread = sizes.copy()
+            unread[read] = 0
+            at -= np.cumsum(unread)[group_of]
+            ends = np.cumsum([len(piece.places) for piece in pieces])
+            pieces = [replace(piece, places=mine) for piece, mine in zip(pieces, np.split(at, ends[:-1]), strict=True)]
+        return rows, pieces
+
+    def _pieces(self, count: int, lead: Rows, low: int, random: np.random.Generator | None) -> list[_Piece]:
+        """What a window of so many rows has of each batch. lead: tells where requests begin, and weights."""
+        places, begin_N, requests = self._order(count, lead, random)
+        weight_N = lead.column("weight") if self.schema.role("weight") else None
+        wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size))
+        edges = wanted * self.batch_size - low
+        if requests is not None:
+            edges = requests[np.searchsorted(requests, edges, "right") - 1]
+        found, bounds = [], [0, *edges.tolist(), count]
+        for i, (first, last) in enumerate(itertools.pairwise(bounds)):
+            of_piece, samples = places[first:last], last - first
+            if not i and (not samples or self._next >= -(-low // self.batch_size)):
+                continue  # of a batch before the next one
+            if self._ranks > 1:
+                of_piece = self._mine(of_piece if random is None else np.sort(of_piece), begin_N)
+            mass = float(samples) if weight_N is None else float(weight_N[places[first:last]].sum(dtype=np.float64))
+            found.append(_Piece(i > 0, of_piece, samples, mass))
+        return found
+
+    def _mine(self, places: Int64s, begin_N: npt.NDArray[np.bool_] | None) -> Int64s:
+        """This rank's stretch of a window's rows of a batch, whose ends move to the beginning of their request."""
+        ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
+        if begin_N is not None:
+            starts = np.flatnonzero(begin_N[places])
+            starts = np.concatenate([[0], starts[starts > 0], [len(places)]])
+            ends = starts[np.searchsorted(starts, ends, "right") - 1]
+        return places[ends[0] : ends[1]]
+
+    def _order(
+        self, count: int, lead: Rows, random: np.random.Generator | None
+    ) -> tuple[Int64s, npt.NDArray[np.bool_] | None, Int64s | None]:
+        """The places of a window's rows in this epoch's order; which rows begin a request in the file; and where in
+        that order a batch may begin.
+        """
+        places, cluster = np.arange(count), self.schema.cluster
         if cluster is None:
-            return (places if random is None else random.permutation(len(rows))), None
+            return (places if random is None else _mixed(count, random)), None, None
         if random is not None:
             kind = self.schema.columns[cluster.by].kind
-            session = np.append(np.flatnonzero(begins([(rows.column(kind), None)], len(rows))), len(rows))
-            chosen = random.permutation(len(session) - 1)
+            session = np.append(np.flatnonzero(begins([(lead.column(kind), None)], count)), count)
+            chosen = _mixed(len(session) - 1, random)
             lengths = np.diff(session)[chosen]
             places = np.repeat(session[chosen] - np.cumsum(lengths) + lengths, lengths) + places
-        columns = [(rows.column(self.schema.columns[name].kind), None) for name in (cluster.by, *request(self.schema))]
-        starts = np.flatnonzero(begins(columns, len(rows))[places])
-        if random is not None:  # neighbours now, that were not before
-            starts = np.union1d(starts, np.cumsum(lengths)[:-1])
-        lengths = np.diff(starts, append=len(rows))
+        columns = [(lead.column(self.schema.columns[name].kind), None) for name in self._leading]
+        begin_N = begins(columns, count)
+        starts = np.flatnonzero(begin_N[places])
+        lengths = np.diff(starts, append=count)
         pieces = -(-lengths // self.batch_size)
         within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        return places, np.repeat(starts, pieces) + within * self.batch_size
+        return places, begin_N, np.repeat(starts, pieces) + within * self.batch_size
 
-    def _cut(self, windows: Iterator[tuple[Rows, Int64s, Int64s]]) -> Iterator[Batch]:
-        """The batches from the next one on."""
-        held: list[Batch] = []  # of the next batch
-        begun = False
-        for rows, places, edges in windows:
-            at = 0
-            for edge in edges.tolist():
-                if begun and edge > at:
-                    held.append(rows.batch(places[at:edge]))
-                if held:
-                    yield joined(held)
-                held, begun, at = [], True, edge
-            if at < len(places):
-                held.append(rows.batch(places[at:]))
-        if held:
-            yield joined(held)
+
+def _mixed(count: int, random: np.random.Generator) -> Int64s:
+    """A permutation; any stretch of it has about as many from each of STRATA equal parts of the numbers."""
+    apiece = -(-count // STRATA)
+    mixed = random.permuted(np.arange(STRATA * apiece).reshape(STRATA, apiece), axis=1).T.ravel()
+    return mixed[mixed < count]
+
+
+def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
+    """The batches that begin in these windows."""
+    held: list[Share] = []  # of one batch
+    for rows, pieces in windows:
+        for piece in pieces:
+            if piece.begins and held:
+                yield _joined(held)
+                held = []
+            held.append(Share(rows.batch(piece.places), piece.samples, piece.mass))
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[Share]) -> Share:
+    batches = [share.batch for share in held if share.batch.batch_size] or [held[0].batch]
+    return Share(joined(batches), sum(share.samples for share in held), sum(share.mass for share in held))
 
 
 def _known(split: str) -> str:

@@ -25,8 +25,10 @@ import pyarrow as pa
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
+from sparrow.data.clipped import Clipped
 from sparrow.data.engine import raw_batches, raw_types, whole_numbers
-from sparrow.data.fit import LEFT_OUT, PARTS, Cutter, Fitter
+from sparrow.data.fit import LEFT_OUT, PARTS, Cutter, Fitted, Fitter
+from sparrow.data.moments import Clock, Request, hide
 from sparrow.data.read import Log, Repairs
 from sparrow.data.runs import mixed
 from sparrow.data.schema import Schema
@@ -66,12 +68,15 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """One file. place: among the files of all logs; row0, rows: its rows among theirs, once known."""
+    """One file. place: among the files of all logs; row0, rows: its rows among theirs, once known; before: the request
+    that the files before end with.
+    """
 
     log: Log
     place: int
     row0: int = 0
     rows: int = 0
+    before: Request | None = None
 
     def typed(self, schema: Schema, integers: frozenset[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Typed rows and the number of the first of them."""
@@ -100,6 +105,7 @@ class OnRay:
                 self._pieces.append(_Piece(log=one, place=len(self._pieces)))
         self._notes: list[tuple[int, str]] = []
         self.ends: list[int] = []
+        self.clipped = Clipped()
         _connect(address)
 
     def read(self) -> None:
@@ -107,34 +113,40 @@ class OnRay:
         while True:
             self.times = Ordered(self._work / "times", np.int64)
             try:
-                rows = self._read()
+                rows, edges = self._read()
                 break
             except NotIntegersError as error:
                 self._integers = self._integers - {str(error)}
                 (self._work / "times").unlink(missing_ok=True)
-        last = np.cumsum(rows)
-        self._pieces = [
-            replace(piece, row0=int(end - count), rows=int(count))
-            for piece, count, end in zip(self._pieces, rows, last, strict=True)
-        ]
+        row0, before = 0, Request()
+        for place, count in enumerate(rows.tolist()):
+            self._pieces[place] = replace(self._pieces[place], row0=row0, rows=count, before=before)
+            if count:
+                first, last = edges[place]
+                if last.row0 or not before.joins(first):
+                    before = replace(last, row0=row0 + last.row0)
+            row0 += count
         files = np.cumsum([len(log.files) for log in self._logs])
         self.ends = [int(rows[:count].sum()) for count in files]
         for log, count in zip(self._logs, np.diff([0, *self.ends]), strict=True):
             assert count == (log.rows or count), "rows were lost while the log was read"
 
-    def _read(self) -> Int64s:
-        """Rows of each file."""
-        wanted = {*self._integers, *self._schema.of_kind("time")} or {self._schema.labels[0]}
+    def _read(self) -> tuple[Int64s, dict[int, tuple[Request, Request]]]:
+        """Rows of each file, and the requests that one begins and ends with."""
+        wanted = {*self._integers, *self._schema.of_kind("time", "group", "session")} or {self._schema.labels[0]}
         columns = {name: column for name, column in self._schema.columns.items() if name in wanted}
         lean = replace(self._schema, columns=columns, groups={}, cluster=None)
         rows, expected = np.zeros(len(self._pieces), np.int64), sum(log.rows for log in self._logs)
-        for _, name, times_N, rows_1 in _messages(
-            [partial(_times, piece, lean, self._integers) for piece in self._pieces]
-        ):
-            rows[int(name)] += rows_1[0]
-            self.times.add(times_N)
+        edges = {}
+        for kind, name, a, b in _messages([partial(_times, piece, lean, self._integers) for piece in self._pieces]):
+            if kind == "edges":
+                keys = [tuple(key.tolist()) or None for key in np.split(a, [b[1]])]
+                edges[int(name)] = Request(keys[0]), Request(keys[1], int(b[0]))
+                continue
+            rows[int(name)] += b[0]
+            self.times.add(a)
             self._told("read", int(rows.sum()), expected)
-        return rows
+        return rows, edges
 
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """See `Engine`."""
@@ -149,16 +161,20 @@ class OnRay:
                 fitter.absorb(kind, name, a, b)
                 self._told("fit", int(fitter.rows.sum()) + fitter.left_out, self.ends[-1])
 
-    def ordered(self, fitted: Transforms, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+    def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
         """See `Engine`."""
-        folder = self._work / "fitted"
+        folder, transforms = self._work / "fitted", fitted.transforms
         folder.mkdir()
-        fitted.save(folder)
-        types = raw_types(fitted.schema, self._logs[0], self._integers)
+        transforms.save(folder)
+        for i, name in enumerate(transforms.schema.tables):
+            if name in fitted.since:
+                np.save(folder / f"since-{i}.npy", fitted.since[name])
+        types = raw_types(transforms.schema, self._logs[0], self._integers)
         if self._logs[0].source.format == "parquet":
             types = {name: self._logs[0].types[name] for name in types}
         empty = pa.schema(list(types.items())).empty_table()
-        columns = fitted.encoded(typed(fitted.schema, empty, training=True, integers=self._integers)).schema
+        typed_empty = typed(transforms.schema, empty, training=True, integers=self._integers)
+        columns = transforms.encoded(typed_empty).schema
         for part in range(len(PARTS)):
             yield part, columns.empty_table()
         tasks = [partial(_keyed, piece, str(folder), cutter, partition, self._integers) for piece in self._pieces]
@@ -169,6 +185,8 @@ class OnRay:
             for first, last in itertools.pairwise(edges):
                 if last > first:
                     yield int(part_N[first]), table.slice(first, last - first)
+        for piece in self._pieces:
+            self.clipped.merge(Clipped.load(folder / f"clipped-{piece.place}.json"))
 
     def notes(self) -> Iterator[str]:
         """See `Engine`."""
@@ -176,11 +194,16 @@ class OnRay:
 
 
 def _times(piece: _Piece, schema: Schema, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
-    """The times of a file, and its rows, a batch each."""
-    time = schema.role("time")
-    for _, batch in piece.typed(schema, integers):
+    """The times of a file, and its rows, a batch each; then the requests that it begins and ends with."""
+    time, clock = schema.role("time"), Clock(schema)
+    for row0, batch in piece.typed(schema, integers):
         times_N = batch.column(time).to_numpy() if time else _NONE
+        clock.moments(batch, row0)
         yield _message("times", str(piece.place), times_N, np.array([batch.num_rows]))
+    if clock.first is not None:
+        keys = [np.array(request.key or (), np.int64) for request in (clock.first, clock.last)]
+        edges = np.array([clock.last.row0, len(keys[0])])
+        yield _message("edges", str(piece.place), np.concatenate(keys), edges)
 
 
 def _counted(
@@ -188,9 +211,9 @@ def _counted(
 ) -> Iterator[pa.RecordBatch]:
     """What a fitter knows of a file, and what reading it repaired."""
     with tempfile.TemporaryDirectory() as folder:
-        fitter = Fitter(given, Path(folder), grow=grow)
+        fitter, clock = Fitter(given, Path(folder), grow=grow), Clock(given.schema, piece.before)
         for row0, batch in piece.typed(given.schema, integers):
-            fitter.add(batch, cutter.parts(batch, row0))
+            fitter.add(batch, cutter.parts(batch, row0), clock.moments(batch, row0))
         if fitter.rows.sum() + fitter.left_out != piece.rows:
             raise UserError(f"{piece.log.name}: changed while it was read; copy it first and name the copy")
         for state in fitter.state():
@@ -204,11 +227,12 @@ def _keyed(
 ) -> Iterator[pa.RecordBatch]:
     """A file's transformed rows with what they are sorted by."""
     fitted = _loaded(folder)
-    schema = fitted.schema
-    time = schema.role("time")
+    schema, clock = fitted.transforms.schema, Clock(fitted.transforms.schema, piece.before)
+    time, clipped = schema.role("time"), Clipped()
     for row0, batch in piece.typed(schema, integers):
         parts_N, zeros_N = cutter.parts(batch, row0), np.zeros(batch.num_rows, np.int64)
-        table = fitted.encoded(batch)
+        table = fitted.transforms.encoded(batch, row0=row0, clipped=clipped)
+        table = hide(schema, table, fitted.since, clock.moments(batch, row0), parts_N == 0)
         t_N = batch.column(time).to_numpy() if time else zeros_N
         partition_N, session_N = zeros_N, zeros_N.astype(np.uint64)
         if schema.cluster:
@@ -219,11 +243,15 @@ def _keyed(
         for field, key_N in zip(_KEYS, keys, strict=True):
             table = table.append_column(field, pa.array(key_N))
         yield from table.filter(pa.array(parts_N != LEFT_OUT)).combine_chunks().to_batches()
+    clipped.save(Path(folder) / f"clipped-{piece.place}.json")
 
 
 @lru_cache(1)
-def _loaded(folder: str) -> Transforms:
-    return Transforms.load(folder)
+def _loaded(folder: str) -> Fitted:
+    transforms = Transforms.load(folder)
+    files = {name: Path(folder) / f"since-{i}.npy" for i, name in enumerate(transforms.schema.tables)}
+    since = {name: np.load(file) for name, file in files.items() if file.exists()}
+    return Fitted(transforms=transforms, since=since)
 
 
 def _message(kind: str, name: str, a: Int64s, b: Int64s) -> pa.RecordBatch:

@@ -24,8 +24,8 @@ from sparrow.data.transformed import weights_of
 
 ROWS = "part-00000.parquet"
 RUN = ":rows"  # no column of a log is named so: a separator of ours
-GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 24  # of a row group, at most
-PAYS = 1.5  # rows for a run of equal ones, from which on looking them up once is worth an index (RecD)
+GROUP_ROWS, GROUP_BYTES = 1 << 12, 1 << 20  # of a row group, at most: small, so that many readers can divide a batch
+PAYS = 1.1  # rows for a run of equal ones, from which on they are looked up once
 
 
 def group_file(group: str) -> str:
@@ -36,6 +36,16 @@ def group_file(group: str) -> str:
 def files(schema: Schema) -> tuple[str, ...]:
     """Every file of a part."""
     return (ROWS, *map(group_file, schema.groups))
+
+
+def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
+    """Whether looking a group's equal rows up once takes less time. factor: rows for a run of equal ones.
+
+    One process looks ids up as fast as it finds out which of them repeat, unless they are lists; between ranks a
+    vector less travels for each (measured: docs/dedup.md).
+    """
+    lists = any(schema.columns[name].kind == "list" for name in schema.groups[group])
+    return factor >= PAYS and (lists or ranks > 1)
 
 
 def columns_of(schema: Schema, group: str) -> list[str]:
@@ -146,16 +156,16 @@ def opened(folder: Path, schema: Schema) -> Iterator[dict[Path, pq.ParquetFile]]
         yield found
 
 
-def read_group(
-    files: Mapping[Path, pq.ParquetFile], number: int, columns: Sequence[str] | None = None
+def read_groups(
+    files: Mapping[Path, pq.ParquetFile], numbers: Sequence[int], columns: Sequence[str] | None = None
 ) -> dict[str, pa.Table]:
-    """File's name -> the wanted columns of a row group, all unless told; UserError for a damaged one."""
+    """File's name -> the wanted columns of row groups, all unless told; UserError for a damaged one."""
     found = {}
     for path, file in files.items():
         names = file.schema_arrow.names
         wanted = names if columns is None else [name for name in names if name in columns or name == RUN]
         with _told(path):
-            found[path.name] = file.read_row_groups([number], wanted, use_threads=False)
+            found[path.name] = file.read_row_groups(list(numbers), wanted, use_threads=False)
     return found
 
 

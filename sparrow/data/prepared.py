@@ -16,19 +16,21 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.data._files import find
+from sparrow.data.clipped import Clipped
 from sparrow.data.engine import Engine, Local
 from sparrow.data.fit import PARTS, Cutter, Fitter, time_cuts
 from sparrow.data.inferred import OUTCOME, infer_log
-from sparrow.data.parts import PAYS, PartWriter, files
+from sparrow.data.parts import PAYS, PartWriter, files, pays
 from sparrow.data.read import Log, Repairs, open_log
 from sparrow.data.schema import Schema, Source, Split
-from sparrow.data.transformed import Transforms, vocabulary_file, weights_of
+from sparrow.data.transformed import Transforms, is_numbered, vocabulary_file, weights_of
 from sparrow.data.workplace import workplace
 from sparrow.features import ticks_per_second
 from sparrow.features.quantile import Ordered
-from sparrow.features.vocabulary import UNKNOWN
+from sparrow.features.vocabulary import MISSING, UNKNOWN
 
-VERSION = 4
+VERSION = 7
+Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that its table does not know, and all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def prepare(
     the same to the bit.
 
     Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
-    is a time. Memory: about 450 MiB with `return_freed_memory`, and 28 bytes an id of the vocabularies; disk beside
+    is a time. Memory: about 450 MiB with `return_freed_memory`, and 48 bytes an id of the vocabularies; disk beside
     `out`: the log's size as numbers. The folder appears at once or not at all.
     Raises UserError for what is wrong with the log or the schema, and, with nothing left behind, when it cannot be
     written.
@@ -136,18 +138,22 @@ class _Job:
         fitter = Fitter(self.given, self.work, grow=grow, pool=self.pool)
         engine.fit(cutter, fitter)
         fitted = fitter.fitted()
-        fitted = replace(fitted, schema=replace(fitted.schema, source=self.logs[0].source))
+        schema = replace(fitted.transforms.schema, source=self.logs[0].source)
+        fitted = replace(fitted, transforms=replace(fitted.transforms, schema=schema))
         assert fitter.rows.sum() + fitter.left_out == engine.ends[-1]
         new.mkdir()
         ordered = engine.ordered(fitted, cutter, _partition(schema, engine.times) if schema.cluster else 0)
-        unknown = self._write(new, fitted.schema, ordered, int(fitter.rows.sum()))
-        fitted.save(new)
-        _write_manifest(new, fitted.schema, fitter, self.writers)
+        unknown = self._write(new, schema, ordered, int(fitter.rows.sum()))
+        fitted.transforms.save(new)
+        _write_manifest(new, schema, fitter, self.writers, unknown, engine.clipped)
         return Prepared(
-            out=new, schema=fitted.schema, left_out=fitter.left_out,
+            out=new, schema=schema, left_out=fitter.left_out,
             rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
             label_means=_means(fitter, float("nan")),
-            notes=(*engine.notes(), *_notes(fitted.schema, fitter, unknown), *self._group_notes(int(fitter.rows[0]))),
+            notes=(
+                *engine.notes(), *_notes(schema, fitter, unknown), *engine.clipped.notes(schema),
+                *self._group_notes(int(fitter.rows[0])),
+            ),
         )  # fmt: skip
 
     def _engine(self) -> Engine:
@@ -163,20 +169,20 @@ class _Job:
         for group, runs in writer.runs.items():
             factor, saved = rows / max(runs, 1), writer.saved[group]
             how = "once" if factor >= PAYS else f"for every row, as it pays from {PAYS} on"
+            if factor >= PAYS and not pays(self.given.schema, group, factor):
+                how = "for every row by one process, whom ids without a list cost next to nothing, and once by many"
             less = f"{saved / 2**20:.1f} MiB less in train, before compression"
             yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; unless told, looked up {how}"
 
-    def _write(
-        self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int
-    ) -> dict[str, tuple[int, int]]:
-        """The parts' files; returns how many ids of valid are unknown to each table, and how many there are."""
-        unknown, rows, whole = dict.fromkeys(schema.tables, (0, 0)), 0, False
+    def _write(self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int) -> Unknown:
+        """The parts' files; returns how many ids are unknown."""
+        numbered = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
+        unknown, rows, whole = {part: dict.fromkeys(numbered, (0, 0)) for part in PARTS}, 0, False
         self.writers = [PartWriter(new / part, schema) for part in PARTS]
         try:
             for part, table in ordered:
                 self.writers[part].add(table)
-                if part == 1:
-                    _count_unknown(schema, table, unknown)
+                _count_unknown(schema, table, unknown[PARTS[part]])
                 if table.num_rows:
                     rows += table.num_rows
                     self.told("write", rows, total)
@@ -261,13 +267,18 @@ def _partition(schema: Schema, times: Ordered) -> int:
     return max(1, int(schema.cluster.hours * 3600 * unit))
 
 
-def _write_manifest(folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter]) -> None:
+def _write_manifest(
+    folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter], unknown: Unknown, clipped: Clipped
+) -> None:
     """What the folder holds, and the digests of its files."""
-    vocabularies = [vocabulary_file(schema, n) for n, t in schema.tables.items() if t.encoding == "vocabulary"]
+    vocabularies = [vocabulary_file(schema, name) for name in schema.tables if is_numbered(schema, name)]
     manifest = {
         "version": VERSION,
         "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
         "label_mean": _means(fitter, None),
+        "unknown_ids": unknown,
+        "clipped": dict(sorted(clipped.found.items())),
+        "base_rate": fitter.base_rates(),
         "schema_sha256": sha256(folder / "schema.toml"),
         "runs": {part: writer.runs for part, writer in zip(PARTS, writers, strict=True)},
         "saved_bytes": {part: writer.saved for part, writer in zip(PARTS, writers, strict=True)},
@@ -289,21 +300,21 @@ def _means(fitter: Fitter, nothing: Any) -> dict[str, dict[str, Any]]:
 
 
 def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int, int]]) -> None:
-    for name, column in schema.columns.items():
-        if column.kind in ("categorical", "list") and schema.tables[str(column.table)].encoding == "vocabulary":
-            values = table[name].combine_chunks()
-            ids = (values.flatten() if column.kind == "list" else values).to_numpy()
-            bad, all_ids = unknown[str(column.table)]
-            unknown[str(column.table)] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != 0).sum())
+    for name, (bad, all_ids) in unknown.items():
+        values = table[name].combine_chunks()
+        ids = (values.flatten() if schema.columns[name].kind == "list" else values).to_numpy()
+        unknown[name] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != MISSING).sum())
 
 
-def _notes(schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) -> Iterator[str]:
+def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
     """What a person should look at, a line each."""
     for name, column in schema.columns.items():
         if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
             yield f"{name}: {column.note}"
     split = schema.split
     by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}
+    if schema.whole:
+        by["ratio"] += f", all rows of one {schema.whole} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
     if split.negatives < 1:
         text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
@@ -313,7 +324,12 @@ def _notes(schema: Schema, fitter: Fitter, unknown: dict[str, tuple[int, int]]) 
         for p, part in enumerate(PARTS):
             if asked.get(part) and not fitter.rows[p]:
                 yield f"{part}: no rows, though the split asks for {asked[part]}"
-    shares = sorted(((bad / ids, name) for name, (bad, ids) in unknown.items() if ids and bad >= 0.01 * ids))[::-1]
-    if shares:
-        most = ", ".join(f"{name} {share:.1%}" for share, name in shares[:6])
-        yield f"ids of valid that no vocabulary has: {most}{', ...' if len(shares) > 6 else ''}"
+    valid = [(bad / ids, name) for name, (bad, ids) in unknown["valid"].items() if ids and bad >= 0.01 * ids]
+    if valid:
+        most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid)[:-7:-1])
+        yield f"ids of valid that their tables do not know: {most}{', ...' if len(valid) > 6 else ''}"
+    learn = {schema.columns[name].table for name, (bad, _) in unknown["train"].items() if bad}
+    tables = dict.fromkeys(str(schema.columns[name].table) for name in unknown["train"])
+    if never := [name for name in tables if name not in learn]:
+        most = ", ".join(never[:6]) + (", ..." if len(never) > 6 else "")
+        yield f"tables without an unknown id in training, so that the row of unknown ids never learns: {most}"

@@ -198,6 +198,8 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
         wanted = {column.source or name: _text_type(column, schema, log.types.get(column.source or name))}
         if column.weights not in (None, ":"):
             wanted[str(column.weights)] = pa.string()
+        if column.missing and log.source.bad_rows == "stop":  # else these cells are repaired as any that do not fit
+            wanted = dict.fromkeys(wanted, pa.string())
         for source, kind in wanted.items():
             if column.kind == "ignore" or source not in log.types:
                 continue
@@ -237,7 +239,8 @@ def _words(source: Source) -> str:
 def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
     """A text file's first rows, or None when it has none, in the types that they suggest.
 
-    Arrow takes integers beyond 2^63 for numbers, which would merge ids; they are read once more, as text.
+    Arrow takes integers beyond 2^63 for numbers, which would merge ids, and one cell as 1.42e+19 makes numbers of all;
+    a column with cells of more digits than a number keeps is read once more, as text.
     """
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
@@ -251,7 +254,7 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
         if huge:
             texts = next(text_batches(file, source, names, dict.fromkeys(huge, pa.string()), *few))
             for name in huge:
-                if pc.all(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d+\s*$")).as_py():
+                if pc.any(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d{16,}\s*$")).as_py():
                     table = table.set_column(table.column_names.index(name), name, texts[name])
     except UserError:
         file.check()
@@ -260,9 +263,9 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
 
 
 def _is_huge(column: pa.Array) -> bool:
-    """Whether numbers are whole and reach beyond what int64 holds."""
+    """Whether there are numbers beyond 2^53, where floats begin to merge integers."""
     x_N = column.drop_null().to_numpy(zero_copy_only=False)
-    return bool(len(x_N) and np.abs(x_N).max() >= 2.0**63 and (x_N == np.round(x_N)).all())
+    return bool(np.isfinite(x_N).any() and np.abs(x_N[np.isfinite(x_N)]).max() >= 2.0**53)
 
 
 def _parquet(file: File) -> pq.ParquetFile:

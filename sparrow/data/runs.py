@@ -61,9 +61,17 @@ def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
             continue
         lengths = np.diff(starts)
         place = np.arange(len(values)) - np.repeat(starts[:-1], lengths)
-        each = np.concatenate([[np.uint64(0)], np.cumsum(mixed(mixed(place + 1) ^ values.astype(np.uint64)))])
+        factors = mixed(np.arange(-lengths.max(initial=0), 0)) | np.uint64(1)  # odd: one other number is another sum
+        each = np.append(np.uint64(0), np.cumsum(factors[place] * values.astype(np.uint64)))
         prints = mixed(prints ^ (each[starts[1:]] - each[starts[:-1]]) ^ mixed(lengths))
     return prints
+
+
+def first_of(numbers_N: Array, count: int) -> Int64s:
+    """For each of some numbers [N] below `count` the place where it first occurs."""
+    at_N, first = np.arange(len(numbers_N)), np.empty(count, np.int64)
+    first[numbers_N[::-1]] = at_N[::-1]  # of equal ones the last assignment stays
+    return first[numbers_N]
 
 
 def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
@@ -72,18 +80,20 @@ def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
     Found by fingerprint and then compared number by number; one of another content with the same fingerprint as an
     earlier row's stands for itself.
     """
-    prints = fingerprints(columns, rows)
-    _, first, of_print = np.unique(prints, return_index=True, return_inverse=True)
-    found = first[of_print.reshape(-1)]
-    same = np.ones(rows, np.bool_)
+    coded = pa.array(fingerprints(columns, rows)).dictionary_encode()
+    found = first_of(coded.indices.to_numpy(), len(coded.dictionary))
+    again = np.flatnonzero(found != np.arange(rows))
     for values, starts in columns:
+        earlier = found[again]
         if starts is None:
-            same &= values == values[found]
-            continue
-        lengths = np.diff(starts)
-        same &= lengths == lengths[found]
-        row_M = np.repeat(np.arange(rows), lengths)
-        here = np.flatnonzero(same[row_M])
-        there = here - starts[row_M[here]] + starts[found[row_M[here]]]
-        same[row_M[here[values[here] != values[there]]]] = False
-    return np.where(same, found, np.arange(rows))
+            same = values[again] == values[earlier]
+        else:
+            lengths = np.diff(starts)
+            same = lengths[again] == lengths[earlier]
+            counts = np.where(same, lengths[again], 0)
+            place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            here, there = (np.repeat(starts[of], counts) + place for of in (again, earlier))
+            same[np.repeat(np.arange(len(again)), counts)[values[here] != values[there]]] = False
+        found[again[~same]] = again[~same]
+        again = again[same]
+    return found

@@ -32,7 +32,10 @@ class Column:
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
     transform: of a numeric column (standard unless told): subtract mean, divide by std; "log" takes
-    sign(x) * log(1 + |x|) first; "none" keeps the number. mean, std: fitted, of the training part.
+    sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
+    where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
+    of the training part, and, but for "none", low and high, to which numbers are clipped first.
+    missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
     does. format: of a time that is text, as strptime takes it. note: why it was inferred so.
     """
@@ -46,9 +49,12 @@ class Column:
     weights: str | None = None
     quantiles: int | None = None
     boundaries: tuple[float, ...] | None = None
-    transform: Literal["standard", "log", "none"] | None = None
+    transform: Literal["standard", "log", "none", "missing"] | None = None
     mean: float | None = None
     std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    missing: tuple[str, ...] | None = None
     positive: str | None = None
     threshold: float | None = None
     format: str | None = None
@@ -59,7 +65,7 @@ class Column:
             raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
         require(least=1, max_length=self.max_length)
         require(least=2, most=10_000, quantiles=self.quantiles)
-        require(mean=self.mean, threshold=self.threshold)
+        require(mean=self.mean, threshold=self.threshold, low=self.low, high=self.high)
         require(above=0, std=self.std)
         if self.separator == "":
             raise UserError('separator: empty; give the text between two ids, or "json"')
@@ -68,6 +74,8 @@ class Column:
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
+        if self.missing is not None and self.kind not in ("numeric", "categorical"):
+            raise UserError(f"missing: for numeric and categorical columns, and this one is {self.kind}; leave it out")
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
 
@@ -76,9 +84,10 @@ class Column:
 class Table:
     """How the ids of one embedding table are numbered; fitted on the training part.
 
-    encoding "vocabulary": ids seen at least min_count times in training (2 unless told) become 2, 3, ..., the most
-    frequent first; a missing value is 0 and any other 1; rows = vocabulary + 2.
-    encoding "range": integers low..high become 1..high - low + 1, anything else 0, and rows = high - low + 2.
+    A missing value is row 0 and an unknown id row 1. An id is known in a training row when rows of earlier moments have
+    it min_count - 1 times (2 - 1 unless told), and in all other rows when it was known in one of training.
+    encoding "vocabulary": known ids become 2, 3, ..., the most frequent first, and rows = vocabulary + 2.
+    encoding "range": integers low..high become 2, 3, ..., high - low + 2 where they are known; rows = high - low + 3.
     encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
     any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training. digest: of a
     vocabulary, which is in a file beside the schema's; without that file it is fitted anew.
@@ -118,12 +127,14 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """by "time": the last rows in time are valid and test; by "ratio": whole rows at random, seeded; by "file".
+    """by "time": the last rows in time are valid and test; by "ratio": at random, seeded; by "file".
 
     Unless told, prepare splits by file where files are named, else by time where there is a time column, and else by
-    ratio. valid, test: shares of the rows in [0, 1). valid_files, test_files: files and globs, beside those for
-    training. negatives: the share of training rows without a click to keep, at random by the seed; valid and test
-    stay whole, and scores of a model that saw fewer negatives are corrected for it.
+    ratio. By time rows of one time stay together, and a group that goes on beyond a cut is in both parts. By ratio
+    whole groups are drawn (sessions where no column is a group; rows where neither is), so that a group is in one part.
+    valid, test: shares in [0, 1), of the rows or, where groups are drawn, of the groups. valid_files, test_files: files
+    and globs, beside those for training. negatives: the share of training rows without a click to keep, at random by
+    the seed; valid and test stay whole, and scores of a model that saw fewer negatives are corrected for it.
     """
 
     by: Literal["time", "ratio", "file"] | None = None
@@ -175,6 +186,8 @@ class Schema:
                 raise UserError(f"columns.{name}: such names are Sparrow's; name it otherwise, with source = {name!r}")
             if column.table is not None and column.table not in self.tables:
                 raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
+            if column.transform == "missing" and not any(missing_of(n) == name for n in self.of_kind("numeric")):
+                raise UserError(f"columns.{name}: tells where another numeric column has none; leave it out with that")
         for table in {c.table for c in self.columns.values() if c.quantiles}:
             if mixed := [n for n, c in self.columns.items() if c.table == table and not c.quantiles]:
                 raise UserError(
@@ -206,6 +219,11 @@ class Schema:
     def role(self, kind: str) -> str | None:
         """The first column of a kind, or None; time, group and weight occur at most once."""
         return next(iter(self.of_kind(kind)), None)
+
+    @property
+    def whole(self) -> str | None:
+        """The column by whose ids a split by ratio keeps rows together: the group, else the session, or None."""
+        return self.role("group") or self.role("session")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -247,6 +265,11 @@ class Schema:
         except UserError as error:
             text = str(error)
             raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def missing_of(name: str) -> str:
+    """The column that tells where a numeric one is missing."""
+    return f"{name}:missing"
 
 
 def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: float | None) -> Schema:

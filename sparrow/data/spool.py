@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,14 +65,17 @@ def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
-def ahead(items: Iterable[T], name: str = "sparrow-ahead") -> Iterator[T]:
-    """The same items; a thread makes the next one while this one is used. It ends with the iteration."""
+def ahead(items: Iterable[T], name: str = "sparrow-ahead", depth: int = 1) -> Iterator[T]:
+    """The same items; a thread makes the next `depth` while one is used. It ends with the iteration."""
     iterator, end = iter(items), object()
-    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
-        coming = pool.submit(next, iterator, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, iterator, end)
+    pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        coming = deque(pool.submit(next, iterator, end) for _ in range(depth))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, iterator, end))
             yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ makes the model's numbers and ids of typed columns.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,41 +20,55 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.schema import Column, Schema
+from sparrow.data.clipped import Clipped
+from sparrow.data.schema import Column, Schema, missing_of
 from sparrow.features import as_ids, as_lists, as_numbers, as_times, hash_ids, is_text
 from sparrow.features import transform as transform_numbers
+from sparrow.features.numeric import without
 from sparrow.features.quantile import bucketize
-from sparrow.features.vocabulary import Vocabulary
+from sparrow.features.vocabulary import FIRST, MISSING, Range, Vocabulary
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 
+WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transforms:
-    """What turns raw rows into a model's: a fitted schema, and the vocabulary of each table that has one."""
+    """What turns raw rows into a model's: a fitted schema, and which ids each table knows that numbers them."""
 
     schema: Schema
-    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    vocabularies: Mapping[str, Vocabulary | Range] = field(default_factory=dict)
 
-    def transform(self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0) -> pa.Table:
+    def transform(
+        self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
+    ) -> pa.Table:
         """Raw rows [N] -> a table [N] of feature columns in the schema's order.
 
         label, weight, baseline and numeric columns become float32, time, group, session and hashed columns int64, other
         categorical ones int32; lists are large lists of the same, and a list with weights has these in a column beside
         it, named by `weights_of`. training: every column must be there and every label known; else only features
-        must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors.
+        must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors. clipped: counts the
+        numbers beyond training's range.
         Raises UserError for an absent column and for a value that does not fit its kind, naming column and row.
         """
-        return self.encoded(typed(self.schema, batch, training=training, row0=row0))
+        return self.encoded(typed(self.schema, batch, training=training, row0=row0), row0=row0, clipped=clipped)
 
-    def encoded(self, batch: pa.RecordBatch, pool: Executor | None = None) -> pa.Table:
+    def encoded(
+        self, batch: pa.RecordBatch, pool: Executor | None = None, row0: int = 0, clipped: Clipped | None = None
+    ) -> pa.Table:
         """What `transform` gives, of rows that are typed. pool: its threads take a column each."""
-        work = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names)]
-        done = (pool.map if pool else map)(lambda item: self._encoded(*item), work)
-        return pa.table(dict(zip(batch.schema.names, done, strict=True)))
+        work = {}
+        for name, values in zip(batch.schema.names, batch.columns, strict=True):
+            work[name] = values
+            if missing_of(name) in self.schema.columns:
+                work[missing_of(name)] = values
+            if clipped is not None and name in self.schema.dense:
+                clipped.add(name, self.schema.columns[name], _numpy(values), row0)
+        done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
+        return pa.table(dict(zip(work, done, strict=True)))
 
     def save(self, folder: str | Path) -> None:
         """Write schema.toml and vocabulary/, of a file for each table that has one, instead of those in `folder`."""
@@ -70,13 +84,20 @@ class Transforms:
     def load(cls, folder: str | Path) -> Transforms:
         """Read what `save` wrote: the folder of a prepared log or of a run. UserError when it is not whole."""
         folder = Path(folder)
-        schema, vocabularies = Schema.load(folder / "schema.toml"), {}
+        schema = Schema.load(folder / "schema.toml")
+        vocabularies: dict[str, Vocabulary | Range] = {}
         for name, table in schema.tables.items():
+            path = folder / vocabulary_file(schema, name)
             if table.encoding == "vocabulary":
-                path = folder / vocabulary_file(schema, name)
                 vocabularies[name] = found = Vocabulary.load(path)
-                if (found.rows, found.digest) != (table.rows, table.digest):
-                    raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
+                fits = (found.rows, found.digest) == (table.rows, table.digest)
+            elif is_numbered(schema, name):
+                vocabularies[name] = integers = Range.load(path, table.low or 0)
+                fits = len(integers.counts_I) + FIRST == table.rows
+            else:
+                continue
+            if not fits:
+                raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
         return cls(schema=schema, vocabularies=vocabularies)
 
     def _encoded(self, name: str, values: pa.Array) -> pa.Array:
@@ -85,13 +106,15 @@ class Transforms:
             return values
         if column.kind == "numeric":
             kind = column.transform
-            if kind != "none" and (column.mean is None or column.std is None):
+            if kind not in ("none", "missing") and (column.mean is None or column.std is None):
                 raise UserError(f"columns.{name}.mean: not fitted; {REFIT}")
-            return pa.array(transform_numbers(_numpy(values), kind, column.mean, column.std))
+            limits = column.low, column.high
+            return pa.array(transform_numbers(_numpy(values), kind, column.mean, column.std, *limits))
         if column.quantiles:
             if column.boundaries is None:
                 raise UserError(f"columns.{name}.boundaries: not fitted; {REFIT}")
-            return pa.array(bucketize(_numpy(values), column.boundaries).astype(np.int32))
+            bucket_N = bucketize(_numpy(values), column.boundaries)
+            return pa.array(np.where(bucket_N, bucket_N - 1 + FIRST, MISSING).astype(np.int32))
         if column.kind == "categorical":
             return pa.array(self._rows(str(column.table), values))
         if column.kind == "list":
@@ -102,17 +125,15 @@ class Transforms:
     def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
         """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
         table, distinct = self.schema.tables[name], coded.dictionary
-        if table.encoding == "range" and table.low is not None and table.high is not None:
-            v_U = _numpy(distinct)
-            rows_U = np.where((v_U >= table.low) & (v_U <= table.high), v_U - table.low + 1, 0)
-        elif table.encoding == "vocabulary" and name in self.vocabularies:
-            rows_U = self.vocabularies[name].rows_of(hashes(distinct))
+        if table.encoding in ("range", "vocabulary") and name in self.vocabularies:
+            is_range = table.encoding == "range"
+            rows_U = self.vocabularies[name].rows_of(_numpy(distinct) if is_range else hashes(distinct))
         elif table.encoding == "hash":
             rows_U = hashes(distinct)
         else:
             raise UserError(f"tables.{name}: not fitted; {REFIT}")
         narrow = table.encoding != "hash" and (table.rows or 0) < 2**31
-        rows_U = np.append(rows_U, 0).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
+        rows_U = np.append(rows_U, MISSING).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
         return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
 
 
@@ -134,7 +155,8 @@ def typed(
     names = []
     for name, column in schema.columns.items():
         optional = not training and column.kind in ("label", "weight", "time", "group", "session", "baseline")
-        if column.kind != "ignore" and not (optional and (column.source or name) not in batch.schema.names):
+        is_made = column.kind == "ignore" or column.transform == "missing"  # the latter of the column that it tells of
+        if not is_made and not (optional and (column.source or name) not in batch.schema.names):
             names.append(name)
 
     def convert(name: str) -> dict[str, pa.Array]:
@@ -155,8 +177,14 @@ def weights_of(name: str) -> str:
     return f"{name}:weights"
 
 
+def is_numbered(schema: Schema, table: str) -> bool:
+    """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
+    bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
+    return schema.tables[table].encoding in ("vocabulary", "range") and not bucketed
+
+
 def vocabulary_file(schema: Schema, table: str) -> str:
-    """A table's vocabulary in the folder of the schema; numbered, as names can be anything."""
+    """The ids that a table knows, in the folder of the schema; numbered, as names can be anything."""
     place = list(schema.tables).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
 
@@ -202,6 +230,8 @@ def _typed(
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
     raw = raw_column(batch, name, column.source or name)
+    if column.missing:
+        raw = without(raw, column.missing)
     if column.kind == "label":
         return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
     if column.kind == "weight":
@@ -212,8 +242,7 @@ def _typed(
         return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.kind in ("group", "session"):
         ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
-        if column.kind == "session" or (schema.cluster and schema.cluster.by == name):  # without one, each is its own
-            ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)
+        ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
         return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
@@ -222,10 +251,35 @@ def _typed(
     if column.kind == "categorical":
         ids = as_ids(raw, name, lambda i: row0 + i)
         return {name: _coded(ids, name, hashed=hashed, strict=integers)}
-    weights: pa.Array | str | None = column.weights
-    if weights not in (None, ":"):
-        weights = raw_column(batch, name, str(weights))
-    ids, offsets, w_M = as_lists(raw, name, row0, column.max_length, column.separator, weights)
+    sources = [raw]
+    if column.weights not in (None, ":"):
+        sources.append(raw_column(batch, name, str(column.weights)))
+    begins_N = np.logical_or.reduce([_begins(source) for source in sources])
+    first_R = np.flatnonzero(begins_N)
+    if WORTH * len(first_R) > len(raw):
+        return _typed_lists(column, name, sources, hashed, lambda i: row0 + i)
+    once = [source.take(pa.array(first_R)) for source in sources]
+    lists = _typed_lists(column, name, once, hashed, lambda i: row0 + int(first_R[i]))
+    run_N = pa.array(np.cumsum(begins_N) - 1)
+    return {each: values.take(run_N) for each, values in lists.items()}
+
+
+def _begins(raw: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where text [N] differs from the one before; everywhere in what is not text, and converted as fast as compared."""
+    begins_N = np.ones(len(raw), np.bool_)
+    if is_text(raw.type) and len(raw):
+        one, other = raw.slice(1), raw.slice(0, len(raw) - 1)
+        missing = pc.and_(one.is_null(), other.is_null())
+        begins_N[1:] = ~pc.or_(pc.equal(one, other).fill_null(False), missing).to_numpy(zero_copy_only=False)
+    return begins_N
+
+
+def _typed_lists(
+    column: Column, name: str, sources: Sequence[pa.Array], hashed: bool, row_of: Callable[[int], int]
+) -> dict[str, pa.Array]:
+    """The lists, and their weights beside them. sources: the raw lists, and weights that have a column."""
+    raw, weights = sources[0], sources[1] if len(sources) > 1 else column.weights
+    ids, offsets, w_M = as_lists(raw, name, row_of, column.max_length, column.separator, weights)
     lists = {name: pa.LargeListArray.from_arrays(offsets, _coded(ids, name, hashed=hashed, strict=False))}
     if w_M is not None:
         lists[weights_of(name)] = pa.LargeListArray.from_arrays(offsets, pa.array(w_M))

@@ -1,7 +1,8 @@
 """Ranks, and what they send each other: mechanism only. What to send where is `sharding/`'s business."""
 
+from sparrow.distributed.agreement import check_same, everywhere, said
 from sparrow.distributed.codecs import Codec
 from sparrow.distributed.collectives import Meter, Pending
 from sparrow.distributed.world import World, leads
 
-__all__ = ["Codec", "Meter", "Pending", "World", "leads"]
+__all__ = ["Codec", "Meter", "Pending", "World", "check_same", "everywhere", "leads", "said"]

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -43,17 +42,18 @@ class Meter:
         self.bytes[what, link] += count
 
 
-def all_to_all(parts: Sequence[Tensor], sizes: Sequence[int], group: dist.ProcessGroup | None) -> Pending[list[Tensor]]:
-    """Part i [n_i] to member i of the group, from whom sizes[i] elements come back; all of one dtype."""
+def all_to_all(
+    send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], group: dist.ProcessGroup | None
+) -> Pending[Tensor]:
+    """The first counts[0] elements to member 0 of the group, and so on; sizes[i] come back from member i, in order."""
     if group is None:
-        return Pending(lambda: list(parts))
-    send = torch.cat(list(parts))
-    receive = send.new_empty(sum(sizes))
-    work = dist.all_to_all_single(receive, send, list(sizes), [part.numel() for part in parts], group, async_op=True)
+        return Pending(lambda: send_N)
+    receive_N = send_N.new_empty(sum(sizes))
+    work = dist.all_to_all_single(receive_N, send_N, list(sizes), list(counts), group, async_op=True)
 
-    def finish() -> list[Tensor]:
+    def finish() -> Tensor:
         work.wait()
-        _ = send  # must live until it is sent
-        return list(receive.split(list(sizes)))
+        _ = send_N  # must live until it is sent
+        return receive_N
 
     return Pending(finish)

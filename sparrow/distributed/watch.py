@@ -15,31 +15,25 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 EVERY_S = 0.5
-STORE = timedelta(seconds=5)
+STORE = timedelta(seconds=5)  # in which the store of a small job answers
+EACH = timedelta(seconds=0.05)  # more for every rank: it answers all of them, one at a time
 PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
-
-
-def attempt() -> int:
-    """How often torchrun has started this job again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def store(name: str) -> dist.Store:
-    """A client of the job's store, of its own: others may be waiting. It outlives the ranks when torchrun holds it."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE)
-    return dist.PrefixStore(f"sparrow/{name}", client)
 
 
 class Watch:
     """Tells the job's store what this rank is at, from a thread of its own; asks it about the others after a failure.
 
-    where: what this rank is at now.
+    job: a name that nobody else had. where: what this rank is at now. timeout: in which it is connected.
     """
 
-    def __init__(self, rank: int, size: int, where: Callable[[], str]) -> None:
+    def __init__(self, job: str, rank: int, size: int, where: Callable[[], str], timeout: timedelta = STORE) -> None:
         self.rank, self.size, self._where = rank, size, where
-        self._store = store(f"watch/{attempt()}")
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # a client of its own: the other may be waiting. To connect may take long: torch asks for the host's name
+        client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        self._limit = STORE + size * EACH
+        client.set_timeout(self._limit)
+        self._store = dist.PrefixStore(f"sparrow/watch/{job}", client)
         self._beats = 0
         self._done = threading.Event()
         self._tell()
@@ -58,63 +52,86 @@ class Watch:
     def end(self, why: str, waited: bool = False) -> None:
         """Tell the others that this rank ends, and why. waited: because of another."""
         self._done.set()
-        self._thread.join(STORE.total_seconds())
+        self._thread.join(self._limit.total_seconds())
         if not self._thread.is_alive():  # it would hold the connection
             with suppress(Exception):
-                _in_time(lambda: self._tell(why=why, waited=waited))
+                self._in_time(lambda: self._tell(why=why, waited=waited))
 
     def stop(self) -> None:
         """No more."""
         self._done.set()
 
     def explain(self, why: str) -> str:
-        """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere."""
+        """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere.
+
+        The rank that asks first finds out and tells the others: together they would ask more than a store can answer.
+        """
         mine = self._where()
         try:
-            before = _in_time(self._all)
-            if not any(_failed(told) for told in before):
-                time.sleep(PATIENCE_S)
-            now = _in_time(self._all)
-        except Exception:
+            if self._in_time(lambda: self._store.add("asked", 1)) > 1 and (told := self._told()):
+                found = told
+            else:
+                found = self._find()
+                self._in_time(lambda: self._store.set("found", found))
+        except TimeoutError:
             return f"rank {self.rank} at {mine}: the job's store is gone, with the host that had it ({why})"
-        others = [r for r in range(self.size) if r != self.rank]
-        for r in others:
-            if _failed(now[r]):
-                return f"rank {r} ended at {now[r]['at']}: {now[r]['why']}; rank {self.rank} was at {mine}"
-        gone = [r for r in others if "why" not in now[r] and now[r].get("beat") == before[r].get("beat")]
+        return f"{found}; rank {self.rank} was at {mine} ({why})"
+
+    def _told(self) -> str:
+        """What another found out, or "" if it ended before."""
+        end = time.monotonic() + 2 * PATIENCE_S
+        while time.monotonic() < end:
+            time.sleep(EVERY_S / 2)
+            if self._in_time(lambda: self._store.check(["found"])):
+                return self._in_time(lambda: self._store.get("found")).decode()
+        return ""
+
+    def _find(self) -> str:
+        before = self._in_time(self._all)
+        if not any(_failed(told) for told in before):
+            time.sleep(PATIENCE_S)
+        now = self._in_time(self._all)
+        for r, told in enumerate(now):
+            if _failed(told):
+                return f"rank {r} ended at {told['at']}: {told['why']}"
+        gone = [r for r in range(self.size) if "why" not in now[r] and now[r].get("beat") == before[r].get("beat")]
         if gone:
-            told = ", ".join(f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone)
-            return f"{told} {'is' if len(gone) == 1 else 'are'} gone or stopped; rank {self.rank} was at {mine} ({why})"
-        for r in others:
-            if "why" in now[r]:
-                return f"rank {r} gave up: {now[r]['why']}; rank {self.rank} was at {mine}"
-        late = [r for r in others if now[r].get("at") != mine]
-        told = ", ".join(f"rank {r} is at {now[r].get('at')}" for r in late) or "all ranks are there"
-        return f"rank {self.rank} waited in vain at {mine}: {told} ({why})"
+            last = _listed([f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone])
+            return f"{last} {'is' if len(gone) == 1 else 'are'} gone or stopped"
+        for r, told in enumerate(now):
+            if "why" in told:
+                return f"rank {r} gave up: {told['why']}"
+        mine = self._where()
+        late = _listed([f"rank {r} is at {told['at']}" for r, told in enumerate(now) if told["at"] != mine])
+        return f"rank {self.rank} waited in vain: {late or 'all ranks are there'}"
 
     def _all(self) -> list[dict[str, Any]]:
-        found = []
-        for rank in range(self.size):
-            known = self._store.check([str(rank)])
-            found.append(json.loads(self._store.get(str(rank))) if known else {})
-        return found
+        """What every rank told last; nothing of those that never came so far."""
+        ranks = [str(rank) for rank in range(self.size)]
+        if not self._store.check(ranks):  # of any that is not there, the store would make us wait for it
+            ranks = [rank for rank in ranks if self._store.check([rank])]
+        told = dict(zip(ranks, self._store.multi_get(ranks), strict=True))
+        return [json.loads(told.get(str(rank), b"{}")) for rank in range(self.size)]
+
+    def _in_time(self, call: Callable[[], T]) -> T:
+        """What a call to the store gives; over a cut link it would wait for ever, whatever the client's timeout."""
+        found: list[T] = []
+
+        def run() -> None:
+            with suppress(Exception):
+                found.append(call())
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self._limit.total_seconds())
+        if not found:
+            raise TimeoutError
+        return found[0]
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
 def _failed(told: dict[str, Any]) -> bool:
     return "why" in told and not told["waited"]
-
-
-def _in_time(call: Callable[[], T]) -> T:
-    """What a call to the store gives; over a cut link it would wait for ever, whatever the client's timeout."""
-    found: list[T] = []
-
-    def run() -> None:
-        with suppress(Exception):
-            found.append(call())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(STORE.total_seconds())
-    if not found:
-        raise TimeoutError
-    return found[0]

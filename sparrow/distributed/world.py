@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,11 +17,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparrow.core.errors import UserError
+from sparrow.distributed import limits
+from sparrow.distributed.attempt import agree
 from sparrow.distributed.collectives import Meter, Pending, all_to_all
-from sparrow.distributed.watch import Watch, attempt
+from sparrow.distributed.devices import own_device
+from sparrow.distributed.watch import Watch
 
+T = TypeVar("T")
 # what Gloo and NCCL say when another rank does not answer
-SIGNS = ("Connection closed", "Connection reset", "Timed out", "timed out", "timeout", "Broken pipe", "NCCL", "gloo")
+SIGNS = (
+    "Connection closed", "Connection reset", "likely closed", "Timed out", "timed out", "timeout", "Broken pipe",
+    "NCCL", "gloo",
+)  # fmt: skip
 
 
 def leads() -> bool:
@@ -39,10 +49,14 @@ class World:
         self.hosts, self.local_size = mesh.shape if mesh is not None else (1, 1)
         self.size = self.hosts * self.local_size
         self.host, self.local_rank = divmod(self.rank, self.local_size)
+        self.name = ""  # that no other job and no earlier attempt had
         self.meter = Meter()
         self.step, self.stage = 0, "start"  # what this rank is at, for whoever waits for it
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._made: list[dist.ProcessGroup] = []
+        self._links: dict[str, list[str]] = {}
         if mesh is not None:
+            self._made = [mesh.get_group("host"), mesh.get_group("local")]
             self._groups = {"all": dist.group.WORLD, "host": mesh.get_group("host"), "local": mesh.get_group("local")}  # type: ignore[dict-item]
 
     @classmethod
@@ -54,25 +68,37 @@ class World:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1 or not dist.is_available():
             return cls()
+        limits.allow(size)
         local = local_size or int(os.environ.get("LOCAL_WORLD_SIZE", size))
         if size % local:
             raise UserError(f"{size} ranks do not divide into hosts of {local}; start as many on every host")
         kind, timeout = torch.device(device).type, timedelta(seconds=timeout_s)
-        grid = torch.arange(size).view(-1, local)
+        own = own_device(device, int(os.environ["RANK"]), local)
+        if own is not None:
+            torch.cuda.set_device(own)  # which "cuda" means from now on
         try:
             if not dist.is_initialized():
                 store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
+                store = dist.PrefixStore(f"sparrow/{agree(store, rank, size, timeout)}", store)
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout, rank=rank, world_size=size,
-                    store=dist.PrefixStore(f"sparrow/{attempt()}", store),
+                    store=store, device_id=own,
                 )  # fmt: skip
+            told = torch.zeros(size, dtype=torch.int64)
+            told[dist.get_rank()] = local
+            dist.all_reduce(told)
+            if len(hosts := set(told.tolist())) > 1:  # before groups are made, for which some would wait in vain
+                raise UserError(f"hosts of {' and '.join(map(str, sorted(hosts)))} ranks; start as many on every host")
+            grid = torch.arange(size).view(-1, local)
             # made here and not by the mesh, whose groups would wait for half an hour
             groups = [dist.new_subgroups_by_enumeration(part.tolist(), timeout=timeout)[0] for part in (grid.T, grid)]
+            world = cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
+            world.name = world.told("name", uuid.uuid4().hex)
+            return world
         except RuntimeError as error:
             if not _lost(error):
                 raise
             raise UserError(f"not all of {size} ranks came within {timeout_s:g} s ({_line(error)})") from error
-        return cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
 
     @contextmanager
     def watched(self, remedy: str = "") -> Iterator[None]:
@@ -80,7 +106,7 @@ class World:
         if self.size == 1:
             yield
             return
-        watch = Watch(self.rank, self.size, lambda: f"step {self.step}, {self.stage}")
+        watch = Watch(self.name, self.rank, self.size, lambda: f"step {self.step}, {self.stage}", self.timeout)
         try:
             yield
         except Exception as error:
@@ -97,6 +123,7 @@ class World:
     def group(self) -> dist.ProcessGroup:
         """Another group of all ranks, whose collectives overlap those of the first."""
         made: dist.ProcessGroup = dist.new_group(timeout=self.timeout)
+        self._made.append(made)
         return made
 
     def ranks(self, dim: str) -> list[int]:
@@ -129,19 +156,35 @@ class World:
 
         Where sizes is None they travel first.
         """
-        members = self.ranks(dim)
+        counts = [part.numel() for part in parts]
         if sizes is None:
-            counts = [torch.tensor([part.numel()]) for part in parts]
-            sizes = [int(n) for n in self.all_to_all(f"{what}, sizes", counts, [1] * len(members), dim).wait()]
-        for member, part in zip(members, parts, strict=True):
-            self.meter.add(what, self.link(member), part.numel() * part.element_size())
-        begun = all_to_all(parts, sizes, self._groups.get(dim))
+            ones = [1] * len(counts)
+            sizes = self.all_to_all_flat(f"{what}, sizes", torch.tensor(counts), ones, ones, dim).wait().tolist()
+        begun, given = self.all_to_all_flat(what, torch.cat(list(parts)), counts, sizes, dim), list(sizes)
+        return Pending(lambda: list(begun.wait().split(given)))
 
-        def finish() -> list[Tensor]:
+    def all_to_all_flat(
+        self, what: str, send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], dim: str = "all"
+    ) -> Pending[Tensor]:
+        """`all_to_all` of parts that lie one behind the other, counts[i] elements for member i; as its result does."""
+        for link, count in self._by_link(dim, counts).items():
+            self.meter.add(what, link, count * send_N.element_size())
+        begun = all_to_all(send_N, counts, sizes, self._groups.get(dim))
+
+        def finish() -> Tensor:
             with self.at(what):
                 return begun.wait()
 
         return Pending(finish)
+
+    def _by_link(self, dim: str, counts: Sequence[int]) -> dict[str, int]:
+        """Sums of what goes to the members along a dim, by the kind of link."""
+        if dim not in self._links:
+            self._links[dim] = [self.link(member) for member in self.ranks(dim)]
+        found: dict[str, int] = {}
+        for link, count in zip(self._links[dim], counts, strict=True):
+            found[link] = found.get(link, 0) + count
+        return found
 
     def all_sum(self, what: str, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -167,11 +210,34 @@ class World:
             dist.all_gather(parts, padded.contiguous())
         return [part[: int(n)] for part, n in zip(parts, sizes, strict=True)]
 
+    def told(self, what: str, value: T) -> T:
+        """Rank 0's value on every rank; of what JSON can say."""
+        if self.size == 1:
+            return value
+        said = _bytes(value if self.rank == 0 else None)
+        size = torch.tensor([len(said)])
+        with self.at(what):
+            dist.broadcast(size, 0)
+            said = said if self.rank == 0 else said.new_empty(int(size))
+            dist.broadcast(said, 0)
+        found: T = json.loads(said.numpy().tobytes())
+        return found
+
+    def gathered(self, what: str, value: T) -> list[T]:
+        """Every rank's value, in the ranks' order; of what JSON can say."""
+        return [json.loads(said.numpy().tobytes()) for said in self.all_gather(what, _bytes(value))]
+
     def barrier(self, what: str) -> None:
         """Until every rank is here."""
         if self.size > 1:
             with self.at(what):
                 dist.barrier()
+
+    def leave(self) -> None:
+        """Let go of the groups made here, whose threads wake a hundred times a second; the process stays in the job."""
+        for group in self._made:
+            dist.destroy_process_group(group)
+        self._made = []
 
     def end(self) -> None:
         """Leave the job."""
@@ -182,6 +248,10 @@ class World:
         """Count a collective on all ranks of so many phases, such as 2 of an all-reduce."""
         count = values.numel() * values.element_size() * phases * (self.size - 1) // self.size
         self.meter.add(what, "network" if self.hosts > 1 else "host", count)
+
+
+def _bytes(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _lost(error: Exception) -> bool:

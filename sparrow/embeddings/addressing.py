@@ -46,7 +46,10 @@ class Direct:
 
 @dataclass(frozen=True)
 class Hashed:
-    """Any 64-bit id, by a multiply-shift mix (splitmix64's finaliser) of id + seed, modulo rows."""
+    """Any 64-bit id but 0, by a multiply-shift mix (splitmix64's finaliser) of id + seed, modulo rows - 1, plus 1.
+
+    Id 0 stands for a missing one and has row 0 to itself, so that "missing" is not what some ids happen to be.
+    """
 
     rows: int
     seed: int = 0
@@ -56,12 +59,13 @@ class Hashed:
         require(least=1, rows=self.rows)
 
     def slots(self, ids_N: Tensor) -> Tensor:
-        """Rows [N]; two ids may share one."""
+        """Rows [N]; two ids may share one. A table of one row has it for all."""
         h = ids_N.long() + (self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % (1 << 63)
         h = (h ^ _shift_right(h, 30)) * _signed(0xBF58476D1CE4E5B9)
         h = (h ^ _shift_right(h, 27)) * _signed(0x94D049BB133111EB)
         h = h ^ _shift_right(h, 31)
-        return (h & torch.iinfo(torch.int64).max) % self.rows
+        rows_N = 1 + (h & torch.iinfo(torch.int64).max) % max(self.rows - 1, 1)
+        return torch.where(ids_N == 0, 0, rows_N.clamp(max=self.rows - 1))
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.memory import empty_rows
 from sparrow.embeddings.spec import TableSpec
+from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Rows, Table
 
 BLOCK = 1 << 16  # rows that are made at a time
@@ -41,6 +41,7 @@ def unallocated() -> Iterator[None]:
 class RowRecords(nn.Module):
     """The rows of one table, or a part of it: weight [R, D], the rule's state fields, and a touched byte [R].
 
+    seed: of the first values, each of which depends on the seed, the table's name, its row and its column alone.
     first_row, columns: the part, all of it unless told; it begins with the values that it has in the whole table.
     """
 
@@ -68,19 +69,10 @@ class RowRecords(nn.Module):
 
     def _fill(self, seed: int) -> None:
         spec, rows, dim = self.spec, self.rows, self.weight.shape[1]
-        whole = spec.addressing.rows
-        scale = whole**-0.5 if spec.init_scale is None else spec.init_scale
-        random = torch.Generator().manual_seed(seed + zlib.crc32(spec.name.encode()))
+        scale = spec.addressing.rows**-0.5 if spec.init_scale is None else spec.init_scale
+        key = philox.key_of(seed, spec.name)
+        philox.uniform_(self.weight, key, scale, row=self.first_row, column=self.columns[0])
         self.touched.zero_()
-        if (rows, dim) == (whole, spec.dim):
-            self.weight.uniform_(-scale, scale, generator=random)
-        else:  # a part is drawn with all that comes before it, in blocks
-            for first in range(0, self.first_row + rows, BLOCK):
-                block = torch.empty(min(BLOCK, whole - first), spec.dim).uniform_(-scale, scale, generator=random)
-                low, high = max(first, self.first_row), min(first + len(block), self.first_row + rows)
-                if low < high:
-                    mine = block[low - first : high - first, slice(*self.columns)]
-                    self.weight[low - self.first_row : high - self.first_row] = mine
         for first in range(0, rows, BLOCK):  # in parts: a second copy of the state need not exist
             last = min(first + BLOCK, rows)
             for name, part in spec.rule.init_state(last - first, dim).items():

@@ -41,9 +41,9 @@ class Layout:
 class EmbeddingTables(nn.Module):
     """Embedding tables and the features that look into them.
 
-    specs: the tables. features: who looks into which. seed: of the initial rows; a table's depend on its name and
-    the seed alone. mode: "fused" updates rows inside backward; "deferred" collects exact unique-row gradients until
-    `update` (accumulation, clipping, skipping a step); "off" leaves the tables alone. impl: see `sparrow.kernels`.
+    specs: the tables. features: who looks into which. seed: of the first rows, see `RowRecords`. mode: "fused" updates
+    rows inside backward; "deferred" collects exact unique-row gradients until `update` (accumulation, clipping,
+    skipping a step); "off" leaves the tables alone. impl: see `sparrow.kernels`.
     records: rows that were made before, for tables that are parts of others; who looks into them gives `Bags`.
     Updates are exact: a row's gradients from the whole batch and all features are summed first, in order of
     occurrence, then the rule runs once (Neo, arXiv 2104.05158, section 4.1). Raises UserError for tables or features

@@ -2,7 +2,7 @@
 
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
-from sparrow.features.numeric import Moments, as_numbers, transform
+from sparrow.features.numeric import Moments, as_numbers, tamed, transform, untamed
 from sparrow.features.times import as_times, ticks_per_second
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "as_times",
     "hash_ids",
     "is_text",
+    "tamed",
     "ticks_per_second",
     "transform",
+    "untamed",
 ]

@@ -51,7 +51,7 @@ def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Arra
 def as_lists(
     column: pa.Array,
     name: str,
-    row0: int,
+    row_of: Callable[[int], int],
     max_length: int | None,
     separator: str | None = None,
     weights: pa.Array | str | None = None,
@@ -61,26 +61,26 @@ def as_lists(
     Text is cut at `separator`: white space when None, "json" for JSON arrays, or else that text; white space around
     ids and empty ids are dropped. A missing list is empty, missing elements are dropped, and then the last `max_length`
     ids are kept. weights: None, ":" where the text of an id ends in a colon and its weight, or an array [N] of as many
-    numbers as there are ids, as lists or as text cut alike. row0: the log's row of the array's first entry.
+    numbers as there are ids, as lists or as text cut alike. row_of: the log's row of the array's entry i, for errors.
     Raises UserError like `as_ids`, when the column holds no lists, and for weights that are missing or no numbers.
     """
-    flat, offsets = _flat(column, name, row0, separator)
+    flat, offsets = _flat(column, name, row_of, separator)
 
-    def row_of(i: int) -> int:
-        return row0 + int(np.searchsorted(offsets, i, "right")) - 1
+    def row_of_id(i: int) -> int:
+        return row_of(int(np.searchsorted(offsets, i, "right")) - 1)
 
     w_M: Floats | None = None
     if isinstance(weights, str):
-        flat, w_M = _cut_weights(flat, name, row_of)
+        flat, w_M = _cut_weights(flat, name, row_of_id)
     elif weights is not None:
-        numbers, theirs = _flat(weights, f"{name} (weights)", row0, separator)
+        numbers, theirs = _flat(weights, f"{name} (weights)", row_of, separator)
         unlike = np.flatnonzero(np.diff(theirs) != np.diff(offsets))
         if len(unlike):
             ids, others = (int(np.diff(x)[unlike[0]]) for x in (offsets, theirs))
             remedy = "give each id one weight"
-            raise UserError(f"column {name!r}, row {row0 + unlike[0]}: {ids} ids and {others} weights; {remedy}")
-        w_M = _as_weights(numbers, name, row_of)
-    values = as_ids(flat, name, row_of)
+            raise UserError(f"column {name!r}, row {row_of(int(unlike[0]))}: {ids} ids and {others} weights; {remedy}")
+        w_M = _as_weights(numbers, name, row_of_id)
+    values = as_ids(flat, name, row_of_id)
     if values.null_count:
         valid_M = values.is_valid().to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(valid_M)])[offsets]
@@ -114,12 +114,12 @@ def _refuse(column: pa.Array, i: int, name: str, row_of: Callable[[int], int]) -
     raise UserError(f"column {name!r}, row {row_of(i)}: {column[i].as_py()!r} ({column.type}) is not an id; {remedy}")
 
 
-def _flat(column: pa.Array, name: str, row0: int, separator: str | None) -> tuple[pa.Array, Int64s]:
+def _flat(column: pa.Array, name: str, row_of: Callable[[int], int], separator: str | None) -> tuple[pa.Array, Int64s]:
     """The elements of a list column [M], text cut up first, and its offsets [N + 1]."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
-        column = _cut(column, name, row0, separator)
+        column = _cut(column, name, row_of, separator)
     if pa.types.is_null(column.type):
         return pa.nulls(0, pa.int64()), np.zeros(len(column) + 1, np.int64)
     if pa.types.is_fixed_size_list(column.type):
@@ -132,25 +132,25 @@ def _flat(column: pa.Array, name: str, row0: int, separator: str | None) -> tupl
     return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def _cut(column: pa.Array, name: str, row0: int, separator: str | None) -> pa.Array:
+def _cut(column: pa.Array, name: str, row_of: Callable[[int], int], separator: str | None) -> pa.Array:
     """Text [N] as lists of text, missing where there is none."""
     text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     text = pc.if_else(pc.equal(text, ""), None, text)
     if separator is None:
         return pc.utf8_split_whitespace(text)
     if separator == "json":
-        return _cut_json(text, name, row0)
+        return _cut_json(text, name, row_of)
     lists = pc.split_pattern(text, separator)
     return _with_values(lists, _blank(pc.utf8_trim_whitespace(lists.values)))
 
 
-def _cut_json(text: pa.Array, name: str, row0: int) -> pa.Array:
+def _cut_json(text: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
     """Flat JSON arrays of numbers or strings; also as Python prints lists of them."""
     plain = pc.match_substring_regex(text, _JSON_PLAIN).fill_null(True)
     others = text.filter(pc.invert(plain))  # with commas or escapes in strings: Arrow's JSON reader takes these
     bad = pc.index(pc.match_substring_regex(others, _JSON_ANY), False).as_py()
     if bad >= 0:
-        row, value = row0 + pc.index(text, others[bad]).as_py(), others[bad].as_py()
+        row, value = row_of(pc.index(text, others[bad]).as_py()), others[bad].as_py()
         value = value if len(value) <= 40 else value[:37] + "..."
         raise UserError(f"column {name!r}, row {row}: {value!r} is no flat JSON array of ids; mend it")
     lists = pc.split_pattern(pc.utf8_trim(pc.if_else(plain, text, None), "[] \t\r\n"), ",")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,15 +17,17 @@ from sparrow.core.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 _LARGEST = float(np.finfo(np.float32).max)
+_LEAST = 2.0**-150  # what float32 cannot tell from 0
 _UNIT = 1074  # every float64 is a multiple of 2^-1074
+TAIL = 2.0  # standard deviations
 _CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
 
 
 def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
     """A number or boolean array [N] as float64, missing -> NaN; text that spells numbers counts too.
 
-    Empty text is missing. row0: the log's row of the array's first entry. Raises UserError for other types, and for
-    infinite values and those that float32 cannot hold.
+    Empty text is missing. row0: the log's row of the array's first entry. Raises UserError for other types, for text
+    that spells none (its row is named), and for infinite values and those that float32 cannot hold.
     """
     kind = column.type
     if pa.types.is_boolean(kind):
@@ -38,6 +41,11 @@ def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
         x_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         remedy = "make the column kind categorical, list or ignore"
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            first = misfits(column, pa.float64())[0]
+            remedy = f"mend it, name it in columns.{name}.missing, prepare with --bad-rows repair, or {remedy}"
+            value = column[first].as_py()
+            raise UserError(f"column {name!r}, row {row0 + first}: {value!r} is no number; {remedy}") from None
         words = str(error).splitlines()[0]
         raise UserError(f"column {name!r}: {kind} where a number is needed ({words}); {remedy}") from None
     bad = np.flatnonzero(np.abs(x_N) > _LARGEST)
@@ -47,17 +55,69 @@ def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
     return x_N
 
 
+def misfits(values: pa.Array, kind: pa.DataType, first: int = 0) -> list[int]:
+    """Places of the values that do not cast to `kind`, found by halving; `first` is that of the array's first one."""
+    try:
+        values.cast(kind)
+        return []
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return [first]
+        half = len(values) // 2
+        return misfits(values[:half], kind, first) + misfits(values[half:], kind, first + half)
+
+
+def without(column: pa.Array, missing: Sequence[str]) -> pa.Array:
+    """An array with those values missing that are written like one of `missing`, but for white space around them."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    texts = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    return pc.if_else(pc.is_in(texts, pa.array(missing, pa.large_string())), None, column)
+
+
 def squash(x_N: Floats, kind: str | None) -> Floats:
     """Float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x itself."""
     return np.sign(x_N) * np.log1p(np.abs(x_N)) if kind == "log" else x_N
 
 
-def transform(x_N: Floats, kind: str | None, mean: float | None, std: float | None) -> npt.NDArray[np.float32]:
-    """Float32 [N] for the model: squashed, then (x - mean) / std unless kind is "none"; missing (NaN) -> 0."""
+def tamed(z_N: Floats) -> Floats:
+    """Standardised numbers, which beyond TAIL standard deviations grow like a logarithm.
+
+    Few rows of training are there. A model goes on along the slope that it learned from the others, and is far off when
+    more come to be there, as they do when a log's numbers drift.
+    """
+    near_N = np.clip(z_N, -TAIL, TAIL)
+    return near_N + np.sign(z_N) * np.log1p(np.abs(z_N - near_N))
+
+
+def untamed(z_N: Floats) -> Floats:
+    """The inverse of `tamed`."""
+    near_N = np.clip(z_N, -TAIL, TAIL)
+    return near_N + np.sign(z_N) * np.expm1(np.abs(z_N - near_N))
+
+
+def transform(
+    x_N: Floats,
+    kind: str | None,
+    mean: float | None,
+    std: float | None,
+    low: float | None = None,
+    high: float | None = None,
+) -> npt.NDArray[np.float32]:
+    """Float32 [N] for the model: clipped to low..high, squashed, then (x - mean) / std unless kind is "none".
+
+    The tails of "standard" numbers are tamed, those of "log" ones are already. Missing (NaN) -> 0. kind "missing": 1
+    for missing, else 0.
+    """
+    if kind == "missing":
+        return np.isnan(x_N).astype(np.float32)
+    if low is not None and high is not None:
+        x_N = np.clip(x_N, low, high)
     if kind != "none":
         assert mean is not None
         assert std is not None
         x_N = (squash(x_N, kind) - mean) / std
+        x_N = tamed(x_N) if kind == "standard" else x_N
     return np.where(np.isnan(x_N), 0.0, np.clip(x_N, -_LARGEST, _LARGEST)).astype(np.float32)
 
 
@@ -65,16 +125,21 @@ def transform(x_N: Floats, kind: str | None, mean: float | None, std: float | No
 class Moments:
     """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and pieces they come.
 
+    Numbers that float32 would make 0 count as 0: the squares of such small ones could not be exact.
+    low, high: the least and the greatest of what `widen` took in, which may be on another scale.
     total, squares: exact sums of x and of x * x, in units of 2^-_UNIT.
     """
 
     count: int = 0
     total: int = 0
     squares: int = 0
+    low: float = math.inf
+    high: float = -math.inf
 
     def add(self, x_N: Floats) -> None:
         """Take in float64 [N]."""
         x_N = x_N[~np.isnan(x_N)]
+        x_N = np.where(np.abs(x_N) < _LEAST, 0.0, x_N)
         self.count += len(x_N)
         for first in range(0, len(x_N), _CHUNK):
             x = x_N[first : first + _CHUNK]
@@ -84,10 +149,17 @@ class Moments:
             low = x - high
             self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)  # Dekker 1971
 
+    def widen(self, x_N: Floats) -> None:
+        """Take the range of float64 [N] into account, NaN left out."""
+        x_N = x_N[~np.isnan(x_N)]
+        self.low = min(self.low, float(x_N.min(initial=math.inf)))
+        self.high = max(self.high, float(x_N.max(initial=-math.inf)))
+
     def merge(self, other: Moments) -> None:
         """Take in what another one has."""
         self.count, self.total = self.count + other.count, self.total + other.total
         self.squares += other.squares
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     @property
     def mean(self) -> float:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 
 class DotInteraction(nn.Module):
@@ -12,12 +16,36 @@ class DotInteraction(nn.Module):
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """The pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
-        products_BFF = vectors_BFD @ vectors_BFD.transpose(1, 2)
-        count = vectors_BFD.shape[1]
-        row, column = torch.tril_indices(count, count, offset=-1, device=vectors_BFD.device)
-        return products_BFF.flatten(1).index_select(1, row * count + column)
+        out: Tensor = _Pairs.apply(vectors_BFD)
+        return out
 
     @staticmethod
     def out_features(vectors: int) -> int:
         """Pairs among so many vectors."""
         return vectors * (vectors - 1) // 2
+
+
+class _Pairs(torch.autograd.Function):
+    """Its gradient is one product, G X with the symmetric G of all pairs; autograd takes one for each factor."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors_BFD: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors_BFD)
+        row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
+        return (vectors_BFD @ vectors_BFD.transpose(1, 2)).flatten(1).index_select(1, row_P * count + column_P)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
+        (vectors_BFD,) = ctx.saved_tensors
+        row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
+        pair_FF = row_P.new_full((count, count), len(row_P))  # on the diagonal the number behind the last, a 0
+        pair_FF[row_P, column_P] = pair_FF[column_P, row_P] = torch.arange(len(row_P), device=row_P.device)
+        grad_BFF = F.pad(grad_BP, (0, 1)).index_select(1, pair_FF.flatten()).unflatten(1, pair_FF.shape)
+        return grad_BFF @ vectors_BFD
+
+
+def _triangle(vectors_BFD: Tensor) -> tuple[Tensor, Tensor]:
+    count = vectors_BFD.shape[1]
+    row_P, column_P = torch.tril_indices(count, count, offset=-1, device=vectors_BFD.device)
+    return row_P, column_P

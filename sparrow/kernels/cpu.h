@@ -24,6 +24,13 @@
 #error "the kernels need GCC or clang"
 #endif
 
+// The same function compiled for each kind of processor; the system picks when the library is loaded.
+#if defined(__x86_64__) && defined(__linux__)
+#define FOR_PROCESSORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_PROCESSORS
+#endif
+
 namespace sparrow {
 
 using torch::headeronly::ScalarType;

@@ -2,10 +2,10 @@
 
 from sparrow.layers.mlp import MLP, Fold, Head, Linear, require_sizes
 from sparrow.layers.numeric import NumericEmbedding
-from sparrow.layers.precision import Precision, computing, to_compute
+from sparrow.layers.precision import Precision, computing, lacks_bf16, to_compute
 from sparrow.layers.transformer import CausalTransformer
 
 __all__ = [
     "MLP", "CausalTransformer", "Fold", "Head", "Linear", "NumericEmbedding", "Precision", "computing",
-    "require_sizes", "to_compute",
+    "lacks_bf16", "require_sizes", "to_compute",
 ]  # fmt: skip

@@ -48,18 +48,24 @@ class Linear(nn.Module):
 
 
 class Head(Linear):
-    """The last layer of a model that ends in a norm: logits, [B, in] -> [B, labels].
+    """The last layer of a model: logits, [B, in] -> [B, labels], in fp32 whatever the run's precision.
 
-    Behind a norm, whose outputs are of size 1, weights as large as `Linear`'s would make first predictions of chance,
-    which a short run never unlearns. So weights begin a tenth as large and the bias at 0: predictions near 1/2.
+    In bf16 there would be some hundred different logits. The bias begins at 0. scale: of the first weights: behind a
+    norm, whose outputs are of size 1, those of `Linear` would make first predictions of chance, which a short run never
+    unlearns.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        assert self.bias is not None
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, scale: float = 1.0) -> None:
+        super().__init__(in_features, out_features, bias)
         with torch.no_grad():
-            self.weight.mul_(0.1)
-            self.bias.zero_()
+            self.weight.mul_(scale)
+            if self.bias is not None:
+                self.bias.zero_()
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Logits of x, or of parts that side by side are x: [B, labels]."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return super().forward(*(part.float() for part in parts))
 
 
 class _Product(torch.autograd.Function):

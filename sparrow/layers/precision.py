@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -12,6 +13,13 @@ Precision = Literal["fp32", "bf16"]
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Within it matrix products run in `precision`: bf16 rounds their inputs; weights, sums and the loss stay fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def lacks_bf16(device: torch.device) -> bool:
+    """Whether bf16 is slower than fp32 there: on x86 processors with neither AVX-512 BF16 nor AMX."""
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def to_compute(x: Tensor) -> Tensor:

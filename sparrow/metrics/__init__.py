@@ -1,5 +1,6 @@
 """How good click probabilities are. Everywhere `score` means a probability in 0..1, never a logit."""
 
+from sparrow.metrics.across import merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
 from sparrow.metrics.ranking import GroupedAUC, auc, gauc
@@ -17,5 +18,6 @@ __all__ = [
     "gauc",
     "logloss",
     "logloss_from_logits",
+    "merged",
     "ne",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
-from sparrow.metrics.ranking import auc, gauc
+from sparrow.distributed import World
+from sparrow.metrics.across import auc_across, gauc_across, merged
 from sparrow.metrics.streaming import Streaming
 
 
@@ -26,10 +28,18 @@ def evaluate(
 
 
 def evaluate_labels(
-    score: Callable[[Batch], Tensor], batches: Iterable[Batch], labels: Sequence[int], *, exact: bool = True
+    score: Callable[[Batch], Tensor],
+    batches: Iterable[Batch],
+    labels: Sequence[int],
+    *,
+    exact: bool = True,
+    world: World | None = None,
 ) -> list[dict[str, float]]:
-    """`evaluate` of each of these labels, scoring every batch once; exact keeps 8 bytes a row for a further label."""
-    judged, streams, kept = list(labels), [Streaming() for _ in labels], []
+    """`evaluate` of each of these labels, scoring every batch once; exact keeps 8 bytes a row for a further label.
+
+    world: ranks that each score their share of the rows; all of them get the metrics of all rows.
+    """
+    judged, streams, kept, world = list(labels), [Streaming() for _ in labels], [], world or World()
     with torch.no_grad():
         for batch in batches:
             if batch.labels_BT is None:
@@ -45,17 +55,18 @@ def evaluate_labels(
             if exact:
                 weights_B = torch.ones_like(scores_BT[:, 0]) if batch.weights_B is None else batch.weights_B
                 kept.append((scores_BT, labels_BT, weights_B, batch.session_B))
+    streams = merged(world, streams)
     results = [stream.result() for stream in streams]
     if not results[0]["examples"]:
         raise UserError("evaluate: no rows; give at least one batch that has some")
-    if exact:
+    if exact and not any(math.isnan(result["logloss"]) for result in results):
         all_scores, all_labels, weights, sessions = zip(*kept, strict=True)
         scores_NT, labels_NT, weights_N = torch.cat(all_scores), torch.cat(all_labels), torch.cat(weights)
         sessions_N = torch.cat(sessions) if all(session_B is not None for session_B in sessions) else None
-        for t, result in enumerate(results):
+        for t, (stream, result) in enumerate(zip(streams, results, strict=True)):
             scores_N, labels_N = scores_NT[:, t], labels_NT[:, t]
-            result["auc"] = auc(scores_N, labels_N, weights_N)
+            result["auc"] = auc_across(world, stream, scores_N, labels_N, weights_N)
             if sessions_N is not None:
-                grouped = gauc(scores_N, labels_N, sessions_N, weights_N)
-                result |= {"gauc": grouped.value, "gauc_groups": grouped.counted}
+                value, counted = gauc_across(world, scores_N, labels_N, sessions_N, weights_N)
+                result |= {"gauc": value, "gauc_groups": counted}
     return results

@@ -32,9 +32,11 @@ class Streaming:
     up to 2^53. The state is in host memory: an update brings 8 to 12 bytes a row there.
     """
 
-    def __init__(self) -> None:
-        self._masses = torch.zeros(2, BINS, dtype=torch.float64)  # non-clicks, clicks
-        self._sums = torch.zeros(5, dtype=torch.float64)  # rows, weights, clicks, predictions, losses
+    def __init__(self, sums: Tensor | None = None) -> None:
+        """An empty stream, or one with the `sums` of others added up."""
+        self._all = torch.zeros(2 * BINS + 5, dtype=torch.float64) if sums is None else sums
+        self._masses = self._all[: 2 * BINS].view(2, BINS)  # non-clicks, clicks
+        self._sums = self._all[2 * BINS :]  # rows, weights, clicks, predictions, losses
 
     def update(self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
         """Take in probabilities, 0/1 labels and weights (ones unless given), all [B], on any device.
@@ -44,7 +46,7 @@ class Streaming:
         scores_B, labels_B, weights_B = columns(scores_B.cpu(), labels_B, weights_B)
         check_probabilities(scores_B)
         logits_B, loss_B = log_odds_and_loss(scores_B, labels_B)
-        bins_B = ((logits_B + _REACH) * (BINS / 2 / _REACH)).nan_to_num(0).long().clamp(0, BINS - 1)
+        bins_B = _bins(logits_B)
         clicks_B = weights_B * labels_B
         self._masses[0].index_add_(0, bins_B, weights_B - clicks_B)
         self._masses[1].index_add_(0, bins_B, clicks_B)
@@ -55,8 +57,15 @@ class Streaming:
 
     def merge(self, other: Streaming) -> None:
         """Take in all that `other` has seen."""
-        self._masses += other._masses
-        self._sums += other._sums
+        self._all += other._all
+
+    def sums(self) -> Tensor:
+        """All that it has seen, as float64 numbers that add up to those of several streams together."""
+        return self._all.clone()
+
+    def quantiles(self, scores_N: Tensor, count: int) -> Tensor:
+        """The range of each score, int64 [N] on its device, among `count` with about the same weight of the stream."""
+        return self._quantiles(count).to(scores_N.device)[_bins(torch.logit(scores_N.double(), CLAMP))]
 
     def result(self, base_rate: float | None = None) -> dict[str, float]:
         """auc, logloss, ne, calibration, base_rate and examples (rows); NaN where undefined, as in the functions.
@@ -77,14 +86,14 @@ class Streaming:
     def _auc(self) -> float:
         others_R, clicks_R = self._masses
         below_R = others_R.cumsum(0) - others_R / 2
-        pairs = float(others_R.sum() * clicks_R.sum())
-        return float(clicks_R @ below_R) / pairs if pairs else math.nan
+        pairs = _sum(others_R) * _sum(clicks_R)
+        return _sum(clicks_R * below_R) / pairs if pairs else math.nan
 
     def auc_error(self) -> float:
         """Bound on |auc - exact AUC|: half the share of (click, non-click) pairs that fall in one bin; NaN like auc."""
         others_R, clicks_R = self._masses
-        pairs = float(others_R.sum() * clicks_R.sum())
-        return float(clicks_R @ others_R) / 2 / pairs if pairs else math.nan
+        pairs = _sum(others_R) * _sum(clicks_R)
+        return _sum(clicks_R * others_R) / 2 / pairs if pairs else math.nan
 
     def reliability(self, quantiles: int = 20) -> Reliability:
         """Mean prediction and mean label of each of `quantiles` groups of equal weight, in order of score.
@@ -94,12 +103,17 @@ class Streaming:
         """
         mass_R = self._masses.sum(0)
         middle_R = torch.sigmoid((torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH)
-        place_R = (mass_R.cumsum(0) - mass_R / 2) / mass_R.sum()
-        group_R = (place_R.nan_to_num(0) * quantiles).long().clamp(max=quantiles - 1)
+        group_R = self._quantiles(quantiles)
         sums = torch.zeros(3, quantiles, dtype=torch.float64)
         sums.index_add_(1, group_R, torch.stack([mass_R * middle_R, self._masses[1], mass_R]))
         predictions_Q, labels_Q, weights_Q = sums[:, sums[2] > 0]
         return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
+
+    def _quantiles(self, count: int) -> Tensor:
+        """Of each bin."""
+        mass_R = self._masses.sum(0)
+        place_R = (mass_R.cumsum(0) - mass_R / 2) / _sum(mass_R)
+        return (place_R.nan_to_num(0) * count).long().clamp(max=count - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the state; a stream that goes on from it ends in the same bits."""
@@ -113,3 +127,12 @@ class Streaming:
         self._masses.zero_()
         self._masses[:, state["bins"]] = state["masses"]
         self._sums.copy_(state["sums"])
+
+
+def _sum(x_R: Tensor) -> float:
+    """From the first to the last: other sums hang on threads, and on where the memory lies, and ranks must agree."""
+    return float(x_R.cumsum(0)[-1])
+
+
+def _bins(logits_B: Tensor) -> Tensor:
+    return ((logits_B + _REACH) * (BINS / 2 / _REACH)).nan_to_num(0).long().clamp(0, BINS - 1)

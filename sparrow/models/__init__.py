@@ -1,6 +1,7 @@
 """One file per architecture, written for one device. File `x.py` is the model named "x" in a run's `[model]`.
 
-A model is a Module whose `forward(batch)` gives logits [B, T], one for each label: all that training sees.
+A model is a Module whose `forward(batch)` gives logits [B, T], one for each label: all that training sees. Around it
+`Offset` makes them begin at the base rate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import nn
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models._inputs import History
+from sparrow.models._offset import Offset
 
 
 class ModelConfig(Protocol):
@@ -22,4 +24,4 @@ class ModelConfig(Protocol):
         ...
 
 
-__all__ = ["History", "ModelConfig"]
+__all__ = ["History", "ModelConfig", "Offset"]

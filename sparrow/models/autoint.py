@@ -9,7 +9,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -47,9 +47,7 @@ class AutoInt(nn.Module):
         sizes = [config.dim, *[config.width] * config.layers]
         self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
         self.deep = MLP(self.vectors.features * config.dim, config.deep) if config.deep else None
-        self.head = Linear(
-            self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema)
-        )
+        self.head = Head(self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -11,7 +11,7 @@ from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes, to_compute
+from sparrow.layers import MLP, Head, NumericEmbedding, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -67,7 +67,7 @@ class DCNv2(nn.Module):
         self.deep = MLP(features, config.deep)
         self.structure = config.structure
         width = self.deep.out_features + (features if config.structure == "parallel" else 0)
-        self.head = Linear(width, tasks(schema))
+        self.head = Head(width, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

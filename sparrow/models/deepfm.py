@@ -8,7 +8,7 @@ from sparrow.core import Batch
 from sparrow.data.schema import Schema
 from sparrow.interactions import FactorizationMachine
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.layers import MLP, Head, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -41,7 +41,7 @@ class DeepFM(nn.Module):
         self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed, config.history)
         self.machine = FactorizationMachine(tasks(schema))
         self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep)
-        self.head = Linear(self.deep.out_features, tasks(schema), bias=False)
+        self.head = Head(self.deep.out_features, tasks(schema), bias=False)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -9,7 +9,7 @@ from sparrow.core import Batch, Jagged, UserError
 from sparrow.core.errors import suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, NumericEmbedding, require_sizes
+from sparrow.layers import MLP, Head, Linear, NumericEmbedding, require_sizes
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -76,7 +76,7 @@ class DIN(nn.Module):
             nn.init.ones_(weight.bias)  # type: ignore[arg-type]
         self.numeric = NumericEmbedding(len(schema.dense), config.dim)
         self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep)
-        self.head = Linear(self.deep.out_features, tasks(schema))
+        self.head = Head(self.deep.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

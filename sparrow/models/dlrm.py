@@ -9,7 +9,7 @@ from sparrow.core import Batch, UserError
 from sparrow.data.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -59,7 +59,7 @@ class DLRM(nn.Module):
             )
         pairs = DotInteraction.out_features(vectors)
         self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top)
-        self.head = Linear(self.top.out_features, tasks(schema))
+        self.head = Head(self.top.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -9,7 +9,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -100,13 +100,13 @@ class _Fusion(nn.Module):
 
     def __init__(self, first: int, second: int, heads: int, tasks: int) -> None:
         super().__init__()
-        self.linear = Linear(first + second, tasks)
+        self.linear = Head(first + second, tasks)
         scale = 1 / (first * second / heads) ** 0.5
         self.weight = nn.Parameter(torch.randn(heads, first // heads, tasks * (second // heads)) * scale)
 
     def forward(self, first_BX: Tensor, second_BY: Tensor) -> Tensor:
         heads = len(self.weight)
         left = torch.einsum("bhx,hxy->bhy", first_BX.unflatten(1, (heads, -1)), self.weight.to(first_BX.dtype))
-        right_BH1Y = second_BY.unflatten(1, (heads, 1, -1))
-        products = left.unflatten(2, (-1, right_BH1Y.shape[-1])) * right_BH1Y
-        return self.linear(first_BX, second_BY) + products.float().sum((1, 3))
+        right_BH1Y = second_BY.unflatten(1, (heads, 1, -1)).float()
+        products = left.float().unflatten(2, (-1, right_BH1Y.shape[-1])) * right_BH1Y
+        return self.linear(first_BX, second_BY) + products.sum((1, 3))

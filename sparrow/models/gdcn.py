@@ -10,7 +10,7 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -47,7 +47,7 @@ class GDCN(nn.Module):
         self.layers = nn.ModuleList(_GatedCross(features) for _ in range(config.layers))
         self.deep = MLP(features, config.deep)
         self.is_parallel = config.structure == "parallel"
-        self.head = Linear(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
+        self.head = Head(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
@@ -48,12 +49,12 @@ class MaskNet(nn.Module):
     def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
         self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = _VectorNorm(self.vectors.features, config.dim)
         features, self.is_parallel = self.vectors.features * config.dim, config.structure == "parallel"
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(_Block(features, size, config) for size in inputs)
         self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep)
-        self.head = Head(self.deep.out_features, tasks(schema))
+        self.head = Head(self.deep.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""
@@ -65,6 +66,17 @@ class MaskNet(nn.Module):
             for block in self.blocks:
                 x = block(features, x)
         return self.head(self.deep(x))
+
+
+class _VectorNorm(nn.Module):
+    """A layer norm of each feature's vector, with a gain and a bias of its own (equation 9): [B, features, dim]."""
+
+    def __init__(self, features: int, dim: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(features, dim)), nn.Parameter(torch.zeros(features, dim))
+
+    def forward(self, vectors_BFD: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, F.layer_norm(vectors_BFD, vectors_BFD.shape[2:]), self.weight)
 
 
 class _Block(nn.Module):

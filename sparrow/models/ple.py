@@ -9,7 +9,7 @@ from sparrow.core import Batch
 from sparrow.core.errors import require
 from sparrow.data.schema import Schema
 from sparrow.kernels.rules import RowRule
-from sparrow.layers import MLP, Linear, require_sizes
+from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -51,7 +51,7 @@ class PLE(nn.Module):
             self.levels.append(_Level(size, labels, config, is_last=level == config.levels - 1))
             size = config.expert[-1] if config.expert else size
         self.towers = nn.ModuleList(MLP(size, config.tower) for _ in range(labels))
-        self.heads = nn.ModuleList(Linear(tower.out_features, 1) for tower in self.towers)  # type: ignore[arg-type]
+        self.heads = nn.ModuleList(Head(tower.out_features, 1) for tower in self.towers)  # type: ignore[arg-type]
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -95,7 +95,7 @@ class Wukong(nn.Module):
         sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
         self.top = MLP(sizes[-1] * config.dim, config.top)
-        self.head = Head(self.top.out_features, tasks(schema))
+        self.head = Head(self.top.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B, T]."""

@@ -6,6 +6,7 @@ from sparrow.sharding.layout import (
     column_wise,
     data_parallel,
     grid,
+    hosts_row_wise,
     row_wise,
     table_column_wise,
     table_row_wise,
@@ -15,6 +16,6 @@ from sparrow.sharding.plan import plan, summary
 from sparrow.sharding.tables import ShardedTables, shard
 
 __all__ = [
-    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "plan", "row_wise", "shard", "summary",
-    "table_column_wise", "table_row_wise", "table_wise",
+    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "hosts_row_wise", "plan", "row_wise",
+    "shard", "summary", "table_column_wise", "table_row_wise", "table_wise",
 ]  # fmt: skip

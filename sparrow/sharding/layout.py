@@ -21,8 +21,9 @@ class Shard:
 class Layout:
     """A table cut into `columns` x `rows` blocks of nearly equal size; block (c, r) is on rank ranks[c * rows + r].
 
-    No ranks: every rank has the whole table. through_host: the ranks that hold the same columns are all of one host,
-    which adds their partial sums up before they leave it. UserError when blocks and ranks do not match.
+    No ranks: every rank has the whole table. through_host: the ranks that hold the same columns are all those of one
+    host or of several, each of which adds their partial sums up before they leave it. UserError when blocks and ranks
+    do not match.
     """
 
     ranks: tuple[int, ...] = ()
@@ -31,17 +32,27 @@ class Layout:
     through_host: bool = False
 
     def __post_init__(self) -> None:
-        if self.columns < 1 or self.rows < 1 or (self.ranks and len(self.ranks) != self.columns * self.rows):
+        copied = not self.ranks and self.columns == self.rows == 1
+        if self.columns < 1 or self.rows < 1 or (not copied and len(self.ranks) != self.columns * self.rows):
             blocks = f"columns = {self.columns} x rows = {self.rows} are {self.columns * self.rows} blocks"
             raise UserError(f"{blocks}, on ranks {list(self.ranks)}; name one rank for each, column by column")
-        hosts = [self.ranks[c * self.rows : (c + 1) * self.rows] for c in range(self.columns)]
-        if self.through_host and any(list(r) != list(range(r[0], r[0] + self.rows)) or r[0] % self.rows for r in hosts):
-            raise UserError(f"layout: through_host, but ranks {list(self.ranks)} are not all those of a host, in order")
 
     @property
     def is_replicated(self) -> bool:
         """Whether every rank has the whole table."""
         return not self.ranks
+
+    def check(self, table: str, world: int, local_size: int) -> None:
+        """UserError when a job of so many ranks, on hosts of so many, cannot hold the table so."""
+        if any(rank not in range(world) for rank in self.ranks):
+            raise UserError(f"plan: table {table!r} on ranks {list(self.ranks)}; there are {world}")
+        blocks = [self.ranks[at : at + local_size] for at in range(0, len(self.ranks), local_size)]
+        whole = all(r == _of_host(r[0] // local_size, local_size) for r in blocks)
+        if self.through_host and (self.rows % local_size or not whole):
+            needs = f"rows = {local_size} for each of its hosts, on all ranks of one after the other"
+            raise UserError(
+                f"plan: table {table!r}: through_host needs {needs}; it has rows = {self.rows} on {list(self.ranks)}"
+            )
 
     def shards(self, table: str, rows: int, dim: int) -> list[Shard]:
         """The blocks, columns first; some are empty where there are fewer rows than blocks. UserError for dim."""
@@ -85,7 +96,13 @@ def column_wise(ranks: tuple[int, ...]) -> Layout:
 
 def table_row_wise(host: int, local_size: int) -> Layout:
     """Rows over the ranks of one host."""
-    return Layout(ranks=_of_host(host, local_size), rows=local_size, through_host=True)
+    return hosts_row_wise((host,), local_size)
+
+
+def hosts_row_wise(hosts: tuple[int, ...], local_size: int) -> Layout:
+    """Rows over the ranks of some hosts."""
+    ranks = tuple(rank for host in hosts for rank in _of_host(host, local_size))
+    return Layout(ranks=ranks, rows=len(ranks), through_host=True)
 
 
 def table_column_wise(host: int, local_size: int) -> Layout:

@@ -1,27 +1,94 @@
-"""Vectors <-> the bytes of one message, by a codec, block by block."""
+"""Matrices one behind the other in messages, and the bytes that a codec makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sparrow.distributed import Codec
 
-Shape = tuple[int, tuple[int, ...]]
-"""Of a matrix: its rows, and the columns of each of its blocks (one table's vectors) from left to right."""
+Shape = tuple[int, int, tuple[int, ...]]
+"""Of a matrix: its rows, its columns, and those of each of its blocks (one table's vectors) from left to right."""
 
 
-def pack(codec: Codec, matrices: Sequence[Tensor], shapes: Sequence[Shape], step: int, forward: bool) -> Tensor:
-    """The bytes of matrices; where the codec's blocks have no fixed size, their sizes come first, int64."""
-    cut = _cut(codec, shapes)
-    pairs = zip(matrices, cut, strict=True)
-    blocks = [b for m, (_, widths) in pairs for b in (m.split(list(widths), 1) if len(widths) > 1 else [m])]
-    parts = [codec.encode(block, step, forward) for block in blocks if block.numel()]
-    if not is_fixed(codec):
-        parts.insert(0, torch.tensor([part.numel() for part in parts], device=matrices[0].device).view(torch.uint8))
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=matrices[0].device)
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What some messages hold: each the matrices of these shapes, row by row, float32. Together they are one vector."""
+
+    messages: Sequence[Sequence[Shape]]
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Of each message."""
+        return [sum([rows * columns for rows, columns, _ in shapes]) for shapes in self.messages]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of all messages."""
+        return list(itertools.chain.from_iterable(self.messages))
+
+    def matrices(self, flat_N: Tensor) -> list[Tensor]:
+        """Those of all messages, as views."""
+        sides = [(rows, columns) for rows, columns, _ in self.shapes]
+        parts = flat_N.split([rows * columns for rows, columns in sides]) if sides else ()
+        return [part.view(side) for part, side in zip(parts, sides, strict=True)]
+
+
+def by_rank(matrices: Sequence[Tensor], form: Form, places: Sequence[int], device: torch.device) -> Tensor:
+    """Matrices of the rows of all ranks -> messages of this form with a part of each; places: of every rank's parts."""
+    if len(matrices) == 1 and places == range(len(places)):  # it is the messages
+        return matrices[0].flatten()
+    shapes, count = form.shapes, len(matrices)
+    parts = [torch.empty(0, device=device)] * len(shapes)
+    for number, matrix in enumerate(matrices):
+        each = [place * count + number for place in places]
+        for at, part in zip(each, matrix.split([shapes[at][0] for at in each]), strict=True):
+            parts[at] = part
+    return flat(parts, device)
+
+
+def by_matrix(flat_N: Tensor, form: Form, places: Sequence[int]) -> list[Tensor]:
+    """`by_rank`'s matrices of such messages."""
+    shapes = form.shapes
+    count = len(shapes) // len(places)
+    if count == 1 and places == range(len(places)):
+        return [flat_N.view(-1, shapes[0][1])]
+    parts = form.matrices(flat_N)
+    return [torch.cat([parts[place * count + number] for place in places]) for number in range(count)]
+
+
+def flat(matrices: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Their numbers, one behind the other."""
+    return torch.cat([torch.empty(0, device=device), *[matrix.reshape(-1) for matrix in matrices]])
+
+
+def pack(codec: Codec, flat_N: Tensor, form: Form, step: int, forward: bool) -> tuple[Tensor, list[int]]:
+    """The bytes of messages, one behind the other, and how many each has.
+
+    Where the codec's blocks have no fixed size, their sizes come first in a message, int64.
+    """
+    if codec.unit == "number":
+        return codec.encode(flat_N[None], step, forward), sizes(codec, form)
+    if codec.unit == "message":
+        whole = [codec.encode(part[None], step, forward) for part in flat_N.split(form.numbers)]
+        return torch.cat(whole), sizes(codec, form)
+    parts, matrices = [flat_N.new_empty(0, dtype=torch.uint8)], iter(form.matrices(flat_N))
+    counts = []
+    for shapes in form.messages:
+        pairs = [(next(matrices), widths) for _, _, widths in shapes]
+        blocks = [block for matrix, widths in pairs if widths for block in matrix.split(list(widths), 1)]
+        mine = [codec.encode(block, step, forward) for block in blocks if block.numel()]
+        if not is_fixed(codec):
+            lengths = [part.numel() for part in mine]
+            mine.insert(0, torch.tensor(lengths, dtype=torch.int64, device=flat_N.device).view(torch.uint8))
+        parts += mine
+        counts.append(sum(part.numel() for part in mine))
+    return torch.cat(parts), counts
 
 
 def is_fixed(codec: Codec) -> bool:
@@ -29,33 +96,39 @@ def is_fixed(codec: Codec) -> bool:
     return codec.size(1, 1) is not None
 
 
-def size(codec: Codec, shapes: Sequence[Shape]) -> int:
-    """Bytes of the message of such matrices, by a codec for which that is known."""
-    return sum(codec.size(*shape) or 0 for shape in _blocks(_cut(codec, shapes)))
+def sizes(codec: Codec, form: Form) -> list[int]:
+    """Bytes of every message, by a codec for which that is known."""
+    if codec.unit == "number":
+        return [(codec.size(1, 1) or 0) * count for count in form.numbers]
+    if codec.unit == "message":
+        return [codec.size(1, count) or 0 for count in form.numbers]
+    return [sum(codec.size(*shape) or 0 for shape in _blocks(shapes)) for shapes in form.messages]
 
 
-def unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The matrices, float32."""
-    shapes = _cut(codec, shapes)
+def unpack(codec: Codec, data: Tensor, counts: Sequence[int], form: Form) -> Tensor:
+    """The vector of messages of so many bytes."""
+    if codec.unit == "number":
+        return codec.decode(data, 1, sum(form.numbers)).view(-1)
+    each = data.split(list(counts))
+    if codec.unit == "message":
+        whole = [codec.decode(part, 1, count) for part, count in zip(each, form.numbers, strict=True)]
+        return flat(whole, data.device)
+    matrices = [_unpack(codec, part, shapes) for part, shapes in zip(each, form.messages, strict=True)]
+    return flat(itertools.chain.from_iterable(matrices), data.device)
+
+
+def _unpack(codec: Codec, data: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     blocks = _blocks(shapes)
     if is_fixed(codec):
-        sizes = [codec.size(*shape) or 0 for shape in blocks]
+        lengths = [codec.size(*shape) or 0 for shape in blocks]
     else:
         head = len(blocks) * 8
-        sizes, data = data[:head].clone().view(torch.int64).tolist(), data[head:]  # a clone is aligned
-    parts = zip(data.split(sizes), blocks, strict=True) if blocks else ()
-    found = iter([codec.decode(part if part.data_ptr() % 8 == 0 else part.clone(), *s) for part, s in parts])
-    matrices = []
-    for rows, widths in shapes:
-        columns = [next(found) for width in widths if rows and width]
-        matrices.append(torch.cat(columns, 1) if columns else torch.zeros(rows, sum(widths), device=data.device))
-    return matrices
-
-
-def _cut(codec: Codec, shapes: Sequence[Shape]) -> Sequence[Shape]:
-    """The blocks that a codec is given: whole matrices where numbers do not depend on each other."""
-    return [(rows, (sum(widths),)) for rows, widths in shapes] if codec.elementwise else shapes
+        lengths, data = data[:head].clone().view(torch.int64).tolist(), data[head:]  # a clone is aligned
+    pairs = zip(data.split(lengths), blocks, strict=True) if blocks else ()
+    found = iter([codec.decode(part if part.data_ptr() % 8 == 0 else part.clone(), *s) for part, s in pairs])
+    sides = [[width for width in widths if rows and width] for rows, _, widths in shapes]
+    return [torch.cat([next(found) for _ in widths], 1) for widths in sides if widths]
 
 
 def _blocks(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
-    return [(rows, width) for rows, widths in shapes for width in widths if rows and width]
+    return [(rows, width) for rows, _, widths in shapes for width in widths if rows and width]

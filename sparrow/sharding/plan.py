@@ -1,18 +1,40 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from sparrow.core.config import from_dict, read_toml
 from sparrow.core.errors import UserError, suggest
-from sparrow.distributed import World
 from sparrow.embeddings import TableSpec
 from sparrow.sharding import layout
 from sparrow.sharding.layout import Layout
 
 SMALL = 1 << 20  # bytes of a table that every rank may as well have
+LARGE = 64 << 20  # bytes up to which a table is never cut
+FAR = 1 << 30  # the same where each part would be on another host: bytes over the network grow with the parts
+
+
+class Grid(Protocol):
+    """The ranks of a job: of a `World`, say."""
+
+    @property
+    def size(self) -> int:
+        """All of them."""
+        ...
+
+    @property
+    def hosts(self) -> int:
+        """Hosts."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """Ranks a host."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +48,7 @@ class PlanFile:
     tables: dict[str, Layout] = field(default_factory=dict)
 
 
-NAMED: dict[str, Callable[[int, World], Layout]] = {  # of a table's number, so that tables spread
+NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so that tables spread
     "data_parallel": lambda number, world: layout.data_parallel(),
     "table_wise": lambda number, world: layout.table_wise(number % world.size),
     "row_wise": lambda number, world: layout.row_wise(world.size),
@@ -37,11 +59,15 @@ NAMED: dict[str, Callable[[int, World], Layout]] = {  # of a table's number, so 
 }
 
 
-def plan(chosen: str, specs: Sequence[TableSpec], world: World) -> dict[str, Layout]:
+def plan(chosen: str, specs: Sequence[TableSpec], world: Grid) -> dict[str, Layout]:
     """Table -> layout. chosen: "auto", a layout's name for all tables, or a TOML file (`PlanFile`). UserError.
 
-    "auto": tables below SMALL everywhere; those that are more than a rank's half of what remains by rows; the others
-    whole, the largest first, each to the rank with the fewest bytes.
+    "auto": tables up to SMALL everywhere. Of the others those that are more than the mean of what a rank has, and more
+    than LARGE, are cut by rows: on a single host over the fewest ranks that bring the parts down to that; where there
+    are several, over all ranks of the number of hosts, one at least, that brings the parts nearest to it; each host
+    adds its partial sums up. The rest stay whole. The largest comes first, each goes where the fewest bytes are: no
+    rank has more than the mean and the largest part of a table. That part is at most the larger of the mean and LARGE,
+    1.5 times as much where a table is cut over hosts.
     """
     if chosen.endswith(".toml"):
         file = from_dict(PlanFile, read_toml(Path(chosen)), chosen)
@@ -70,19 +96,25 @@ def summary(plan: Mapping[str, Layout]) -> str:
     return ", ".join(f"{n} {how}" for how, n in Counter(map(kind, plan.values())).items())
 
 
-def _auto(specs: Sequence[TableSpec], world: World) -> dict[str, Layout]:
+def _auto(specs: Sequence[TableSpec], world: Grid) -> dict[str, Layout]:
     sizes = {spec.name: 4 * spec.addressing.rows * spec.dim for spec in specs}
     found = {name: layout.data_parallel() for name, size in sizes.items() if size <= SMALL}
-    total = sum(size for name, size in sizes.items() if name not in found)
-    loads = [0] * world.size
-    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        if name in found:
-            continue
-        if size > total / (2 * world.size):
-            found[name] = layout.row_wise(world.size)
-            loads = [load + size // world.size for load in loads]
-        else:
-            rank = loads.index(min(loads))
-            found[name] = layout.table_wise(rank)
-            loads[rank] += size
+    rest = sorted((item for item in sizes.items() if item[0] not in found), key=lambda item: (-item[1], item[0]))
+    is_far = world.hosts > 1 and world.local_size == 1
+    limit = max(sum(size for _, size in rest) / world.size, FAR if is_far else LARGE)
+    loads = [0.0] * world.size
+    for name, size in rest:
+        found[name] = _place(size / limit, loads, world)
+        for rank in found[name].ranks:
+            loads[rank] += size / len(found[name].ranks)
     return found
+
+
+def _place(parts: float, loads: Sequence[float], world: Grid) -> Layout:
+    """A table of so many times what a rank may have, where the loads are least."""
+    local = world.local_size
+    if world.hosts == 1 or local == 1 or parts <= 1:
+        ranks = sorted(range(world.size), key=lambda rank: loads[rank])[: math.ceil(parts)]
+        return Layout(ranks=tuple(sorted(ranks)), rows=len(ranks))
+    hosts = sorted(range(world.hosts), key=lambda host: max(loads[host * local : (host + 1) * local]))
+    return layout.hosts_row_wise(tuple(sorted(hosts[: max(round(parts / local), 1)])), local)

@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
-from sparrow.distributed import Codec, World
+from sparrow.distributed import Codec, Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.tables import Mode
+from sparrow.sharding import copies
 from sparrow.sharding.exchange import Exchange, InFlight
 from sparrow.sharding.layout import Layout
 
@@ -36,14 +37,10 @@ class ShardedTables(nn.Module):
         for name, layout in plan.items():
             if name not in specs:
                 raise UserError(f"plan: no table {name!r}{suggest(name, list(specs))}")
-            if any(rank not in range(world.size) for rank in layout.ranks):
-                raise UserError(f"plan: table {name!r} on ranks {list(layout.ranks)}; there are {world.size}")
+            layout.check(name, world.size, world.local_size)
             extra = specs[name].rule.regularization
             if layout.columns > 1 and (extra.clip_norm or extra.max_norm):
                 raise UserError(f"plan: table {name!r} is cut by columns, and its rule bounds norms of whole rows")
-            if layout.through_host and layout.rows != world.local_size:
-                needs = f"rows = {world.local_size}, one block for each rank of a host"
-                raise UserError(f"plan: table {name!r}: through_host needs {needs}; it has rows = {layout.rows}")
         if missing := [name for name in specs if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world, self.features = world, whole.features
@@ -61,20 +58,24 @@ class ShardedTables(nn.Module):
         self.exchange = self._exchange(())
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
-        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, InFlight] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, Pending[InFlight]] = weakref.WeakKeyDictionary()
         self._begun: weakref.WeakKeyDictionary[KeyedJagged, tuple[Tensor, InFlight]] = weakref.WeakKeyDictionary()
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prefetch(self, ids: KeyedJagged) -> None:
-        """Send a batch's ids on their way before anyone looks them up."""
+        """Send a batch's ids on their way before anyone looks them up.
+
+        Their sizes leave at once, the ids behind the next lookup: whoever sent vectors sent sizes before, so nobody
+        waits for those.
+        """
         if self.sharded:
             self._ahead[ids] = self._send(ids)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Look a batch up before the model asks for it: vectors travel while it computes something else."""
         if self.sharded:
-            sent = self._ahead.pop(ids, None) or self._send(ids)
+            sent = (self._ahead.pop(ids, None) or self._send(ids)).wait()
             self._begun[ids] = _Begin.apply(self.anchor, self, sent), sent
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
@@ -90,9 +91,9 @@ class ShardedTables(nn.Module):
         """Feature -> vectors, as `EmbeddingTables.lookup`."""
         found = self.copies(ids) if self.copies.features else {}
         if self.sharded:
-            exchange = self._exchange(tuple(ids.inverse_B))
+            routes = self._exchange(tuple(ids.inverse_B)).routes
             vectors = self._exchanged(ids)
-            pooled, sequences = vectors[: len(exchange.widths)], list(vectors[len(exchange.widths) :])
+            pooled, sequences = vectors[: len(routes.widths)], vectors[len(routes.widths) :]
             for group, inverse_B in enumerate(ids.inverse_B.values(), 1):
                 pooled[group] = pooled[group].index_select(0, inverse_B)
             for number, feature in enumerate(self.sharded):
@@ -102,7 +103,7 @@ class ShardedTables(nn.Module):
                         values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B
                     )
                 else:
-                    found[feature.name] = pooled[exchange.groups[number]][:, exchange.columns_of(number)]
+                    found[feature.name] = pooled[routes.groups[number]][:, routes.columns_of(number)]
         return {feature.name: found[feature.name] for feature in self.features}
 
     def _exchanged(self, ids: KeyedJagged) -> list[Tensor]:
@@ -110,7 +111,10 @@ class ShardedTables(nn.Module):
         if ids not in self._begun:
             self.begin(ids)
         token, sent = self._begun.pop(ids)
-        return list(_End.apply(token, self, sent))
+        vectors = list(_End.apply(token, self, sent))
+        for following in self._ahead.values():
+            following.wait()
+        return vectors
 
     def _exchange(self, groups: tuple[tuple[str, ...], ...]) -> Exchange:
         """That for batches with these dedup groups; every rank's have the same."""
@@ -155,29 +159,12 @@ class ShardedTables(nn.Module):
         self._shared = False
 
     def _share(self) -> None:
-        """Give copied tables everyone's gradients, rank by rank, so that all ranks add them in the same order."""
-        if self._shared or self.mode == "off":
-            return
-        self._shared = True
-        records, mine = list(self.copies.all_records()), self.copies.gradients()
-        if not records:
-            return
-        none = records[0].touched.new_empty(0, dtype=torch.int64)
-        found = [mine.get(record.name, RowGradients(none, record.weight[:0])) for record in records]
-        counts = self.world.all_gather("rows of copied tables", torch.tensor([len(g.rows_U) for g in found]), same=True)
-        rows = self.world.all_gather("rows of copied tables", torch.cat([g.rows_U for g in found]))
-        grads = self.world.all_gather("gradients of copied tables", torch.cat([g.grad_UD.flatten() for g in found]))
-        for record in records:
-            record.pending = []
-        for counts_T, rows_U, grad_N in zip(counts, rows, grads, strict=True):  # a rank's, all tables
-            sizes = counts_T.tolist()
-            numbers = [size * record.spec.dim for size, record in zip(sizes, records, strict=True)]
-            parts = zip(records, rows_U.split(sizes), grad_N.split(numbers), strict=True)
-            for record, part_U, grad_M in parts:
-                if len(part_U):
-                    record.pending.append(RowGradients(part_U, grad_M.view(-1, record.spec.dim)))
+        """Give copied tables everyone's gradients, once."""
+        if not self._shared and self.mode != "off":
+            self._shared = True
+            copies.share(self.world, list(self.copies.all_records()), self.copies.gradients())
 
-    def _send(self, ids: KeyedJagged) -> InFlight:
+    def _send(self, ids: KeyedJagged) -> Pending[InFlight]:
         if ids.weights_N is not None and ids.weights_N.requires_grad:
             raise UserError("tables: weights that learn cannot be sharded; keep them out of the graph")
         numbers = {feature.name: number for number, feature in enumerate(self.features)}

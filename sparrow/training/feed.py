@@ -1,45 +1,47 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
-from sparrow.core import Batch
-from sparrow.data.loader import Loader
+import torch
 
-
-@dataclass(frozen=True, eq=False)
-class Portion:
-    """A batch, and this rank's samples of it on its device."""
-
-    whole: Batch
-    mine: Batch
+from sparrow.data.loader import Loader, Share
+from sparrow.training.dropout import Dropout
 
 
 class Feed:
-    """The batches of each step, `accumulate` at a time; a step may look at those of the next.
+    """This rank's shares of each step's batches, `accumulate` at a time, on a device.
 
-    share: what this rank computes of a batch. The position is that of what was handed out, not of what was looked at.
+    A step may look at those of the next. The position is that of what was handed out, not of what was looked at.
+    drop: which known ids become unknown, see `Dropout`.
     """
 
-    def __init__(self, loader: Loader, accumulate: int, share: Callable[[Batch], Portion]) -> None:
-        self._loader, self._accumulate, self._share = loader, accumulate, share
-        self._batches: Iterator[Batch] | None = None
-        self._ahead: tuple[list[Portion], dict[str, int], bool] | None = None
+    def __init__(self, loader: Loader, accumulate: int, drop: Dropout, device: torch.device) -> None:
+        self._loader, self._accumulate, self._drop, self._device = loader, accumulate, drop, device
+        self._shares: Iterator[Share] | None = None
+        self._ahead: tuple[list[Share], dict[str, int], bool] | None = None
 
-    def peek(self) -> list[Portion]:
+    def peek(self) -> list[Share]:
         """What `take` will give; empty at the end of an epoch."""
         if self._ahead is None:
             position = self._loader.state_dict(), self._loader.exhausted
-            self._batches = iter(self._loader) if self._batches is None else self._batches
-            self._ahead = [self._share(b) for b in itertools.islice(self._batches, self._accumulate)], *position
+            self._shares = self._loader.shares() if self._shares is None else self._shares
+            self._ahead = [self._made(one) for one in itertools.islice(self._shares, self._accumulate)], *position
         return self._ahead[0]
 
-    def take(self) -> list[Portion]:
+    def _made(self, share: Share) -> Share:
+        """The share that the loader has just given, as it is trained on."""
+        position = self._loader.state_dict()
+        step = (position["batch"] - 1) // self._accumulate  # all batches of a step agree, as one large batch would
+        batch = self._drop(share.batch, position["epoch"], step)
+        return replace(share, batch=batch.to(self._device))
+
+    def take(self) -> list[Share]:
         """The next step's batches; empty at the end of an epoch, behind which the next begins."""
         found, self._ahead = self.peek(), None
         if not found:
-            self._batches = None
+            self._shares = None
         return found
 
     @property

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch
+
 
 def together(labels: Sequence[str], found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each label's metrics as one flat dict: the first label's as they are, the others' as LABEL.METRIC."""
@@ -25,3 +30,17 @@ def by_label(labels: Sequence[str], values: Mapping[str, float]) -> list[tuple[s
 def of_first(labels: Sequence[str]) -> str:
     """What numbers of the first label alone are to say: ", LABEL" where there are several, else nothing."""
     return f", {labels[0]}" if len(labels) > 1 else ""
+
+
+def first_label(batch: Batch, kept: float = 1) -> tuple[Tensor, Tensor | None]:
+    """Its values and the weights, [B] on the host.
+
+    kept: the share of negatives that are in training; each counts for 1 / kept, itself and those that are left out.
+    """
+    assert batch.labels_BT is not None
+    labels_B = batch.labels_BT[:, 0].cpu()
+    weights_B = None if batch.weights_B is None else batch.weights_B.cpu()
+    if kept < 1:
+        count_B = torch.where(labels_B == 0, 1 / kept, 1.0)
+        weights_B = count_B if weights_B is None else weights_B * count_B
+    return labels_B, weights_B

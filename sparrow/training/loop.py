@@ -9,8 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,21 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint, data, kernels
-from sparrow.core import Batch, Chunk, UserError
+from sparrow.core import Chunk, UserError
 from sparrow.core.files import to_json, write_text
-from sparrow.metrics import Streaming, evaluate_labels
+from sparrow.data.loader import Loader, Share
+from sparrow.distributed import said
+from sparrow.layers import lacks_bf16
+from sparrow.metrics import Streaming, evaluate_labels, merged
 from sparrow.sharding import summary
-from sparrow.training.feed import Feed, Portion
-from sparrow.training.labels import of_first, together
-from sparrow.training.preflight import check_fits
+from sparrow.training.aside import Aside, threads_given_back
+from sparrow.training.dropout import Dropout
+from sparrow.training.feed import Feed
+from sparrow.training.labels import first_label, of_first, together
+from sparrow.training.preflight import resolved, with_threads
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
-from sparrow.training.restore import identity, load_optimizer, load_weights, scoring, tables_of
+from sparrow.training.restore import identity, load_optimizer, load_weights, of_whole_log, scoring, tables_of
 from sparrow.training.run import Run
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
@@ -58,7 +62,8 @@ def train(
     Raises UserError.
     """
     ranks = Ranks(run)
-    with ranks.world.watched("; start it again with --resume, which goes on from the last checkpoint, if there is one"):
+    remedy = "; start it again with --resume, which goes on from the last checkpoint, if there is one"
+    with threads_given_back(), ranks.world.watched(remedy):
         results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
         ranks.world.end()
     return results
@@ -80,23 +85,26 @@ class Trainer:
         if resume and overwrite:
             raise UserError("resume and overwrite: one goes on with the old run, the other drops it; give one of them")
         self.ranks = ranks = ranks or Ranks(run)
-        if self.ranks.restarted:  # by torchrun, after a rank had died
+        if self.ranks.again.restarted:  # by torchrun, after a rank had died
             resume, overwrite = True, False
         self.dir = RunDir(Path(run.run_dir))
         self.listen = listener if listener and self.ranks.leads else (lambda event, values: None)
         self.dataset = data.open(run.data.path)
         self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
-        saved = self.dir.find(resume, overwrite)
+        saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
-            self.dir.check(saved, self.identity, self.dataset)
-            run = self.dir.continued(run, self._say)
-        self.run = run = resolved(run, self.dataset)
-        check_fits(run, self.dataset, ranks.world.size, ranks.world.local_size)
+            run = self.dir.continued(run, before, self._say)
+        run = resolved(run, self.dataset)
+        ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
+        if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
+            self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
+        self.run = run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size)
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
         self.model: Any = self.ranks.build(run, self.dataset.schema)
+        self.model.begin(self.dataset.log_odds())
         if self.ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(self.ranks.plan)}")
         self.tables = tables_of(self.model)
@@ -106,24 +114,25 @@ class Trainer:
         self.optimizer = run.dense.build(self.dense)
         if run.compile:
             self.model.compile()
-        self.score = self.ranks.scoring(scoring(self.model, run, self.dataset.schema))
+        self.score = scoring(self.model, run, self.dataset.schema)
         self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
-        self.loader = self.dataset.loader(
-            run.data.batch_size, shuffle=bool(run.data.shuffle), seed=run.seed, dedup=run.data.dedup
-        )
+        self.loader = self._reader("train", shuffle=bool(run.data.shuffle))
         self.saver = Saver(self.ranks.world)
-        self.feed = Feed(self.loader, run.loop.accumulate, partial(self.ranks.portion, device=self.device))
+        drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
+        self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
         self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
+        self.kept: int | None = saved.step if saved else None  # the step of the last checkpoint
         self.last_evaluation: dict[str, float] = {}
         self.progressive = [Streaming() for _ in range(WINDOWS)]
         self.window = Streaming()  # since the last line of the run log, as is:
         self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
+        self.judging = Aside("sparrow-judging")
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
         self._check_monitor()
@@ -133,12 +142,14 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Run to the end, to early stopping or to a signal."""
-        with self.dir.locked() if self.ranks.leads else nullcontext():
+        with ExitStack() as held:
+            token = said(self.ranks.world, "run_dir", lambda: held.enter_context(self.dir.locked()))
+            self.dir.check_shared(token, self.ranks.world)
             if self.saved:
                 self._load(self.saved)
                 self._say(f"going on from step {self.step} of {self.total_steps}")
             elif self.run.init_from:
-                warm_start(self.model, self.optimizer, self.run, self.dataset, self._say)
+                warm_start(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
             if self.ranks.leads:
                 checkpoint.clean(self.dir.checkpoints)
             self.ranks.world.barrier("beginning")  # all have read what the first may now drop
@@ -146,7 +157,7 @@ class Trainer:
                 if not self.saved:
                     self.dir.begin(self.dataset)
                 self.run.save(self.dir.path / "run.toml")
-                self.ranks.begun()
+                self.ranks.again.begun()
             return self._fit()
 
     def _fit(self) -> dict[str, Any]:
@@ -171,6 +182,7 @@ class Trainer:
             self.saver.finish()
             self.profiler.finish()
         finally:
+            self.judging.end()
             self.log.close()
             for number, handler in old.items():
                 signal.signal(number, handler)
@@ -215,7 +227,7 @@ class Trainer:
         due = self.step % every == 0 if every else self.feed.exhausted
         return due or self.step >= self.total_steps
 
-    def _train_step(self, micro: list[Portion]) -> None:
+    def _train_step(self, micro: list[Share]) -> None:
         self._set_lr()
         done = self.take_step(micro, (self.asked is not None, self.saver.waits), self._look_ahead)
         stops, waiting = done.flags
@@ -224,21 +236,28 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            for portion, scores_BT in zip(micro, done.scores, strict=True):
-                self._judge(portion.whole, scores_BT)
+            streams = [self.window]
+            if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
+                streams.append(self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))])
+            kept = self.dataset.schema.split.negatives  # judged as if all were there, like valid
+            for share, scores_BT in zip(micro, done.scores, strict=True):
+                if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
+                    told = of_whole_log(scores_BT[:, 0], kept), *first_label(share.batch, kept)
+                    for stream in streams:
+                        self.judging.do(stream.update, *told)
             self.losses += done.losses
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)
         self.step += 1
-        self.examples += sum(portion.whole.batch_size for portion in micro)
+        self.examples += sum(share.samples for share in micro)
 
     def _look_ahead(self) -> None:
-        """Send the next step's ids to their shards while this one's backward runs."""
+        """Begin to send the next step's ids to their shards."""
         if self.ranks.world.size > 1 and self.step + 1 < self.total_steps:
-            for portion in self.feed.peek():
+            for share in self.feed.peek():
                 for tables in self.tables:
-                    tables.prefetch(portion.mine.ids)
+                    tables.prefetch(share.batch.ids)
 
     def _set_lr(self) -> None:
         factor = self.run.schedule.factor(self.step, self.total_steps)
@@ -249,16 +268,6 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         self.listen("note", {"text": text})
-
-    def _judge(self, batch: Batch, scores_BT: Tensor) -> None:
-        assert batch.labels_BT is not None
-        if not bool(scores_BT.isfinite().all()):
-            return  # of a step that is left out, and said to be; a sum that takes in a NaN stays one
-        streams = [self.window]
-        if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
-            streams.append(self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))])
-        for stream in streams:
-            stream.update(scores_BT[:, 0], batch.labels_BT[:, 0], batch.weights_B)
 
     def _say_left_out(self, norm: float | None) -> None:
         self.skipped += 1
@@ -272,6 +281,7 @@ class Trainer:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
+        self.judging.wait()
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
         self.clock, self.clock_examples = now, self.examples
@@ -281,7 +291,7 @@ class Trainer:
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         loss, mass = self.losses.tolist()
         values["loss"] = loss / mass if mass else math.nan
-        window = self.window.result()  # of the first label, each row judged before the step that learns it
+        window = merged(self.ranks.world, [self.window])[0].result()  # rows judged before the step that learns them
         values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration") if window["examples"]}
         self.window, self.losses = Streaming(), torch.zeros_like(self.losses)
         self.log.write("train", self.step, values)
@@ -292,10 +302,9 @@ class Trainer:
             return
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
-        batches = self.dataset.loader(self.run.data.batch_size, split="valid", dedup=self.run.data.dedup)
         with self.ranks.world.at("evaluation"):
-            on_device = (batch.to(self.device) for batch in batches)
-            found = evaluate_labels(self.score, on_device, range(len(self.labels)))
+            mine = (batch.to(self.device) for batch in self._reader("valid"))
+            found = evaluate_labels(self.score, mine, range(len(self.labels)), world=self.ranks.world)
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
@@ -321,6 +330,7 @@ class Trainer:
             )
             return
         value = value if monitor in ("ne", "logloss") else -value
+        value = said(self.ranks.world, "which is best", lambda: value)  # a last bit may hang on a rank's threads
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
             self._save(best=True)
@@ -328,9 +338,11 @@ class Trainer:
             self.worse += 1
 
     def _results(self) -> dict[str, Any]:
-        windows, together = [w.result() for w in self.progressive], Streaming()
-        for window in self.progressive:
+        self.judging.wait()
+        progressive, together = merged(self.ranks.world, self.progressive), Streaming()
+        for window in progressive:
             together.merge(window)
+        windows = [window.result() for window in progressive]
         curve = together.reliability()
         results = {
             "run_dir": str(self.dir.path),
@@ -348,6 +360,13 @@ class Trainer:
         if self.ranks.leads:
             write_text(self.dir.path / "results.json", to_json(results, indent=1))
         return results
+
+    def _reader(self, split: str, shuffle: bool = False) -> Loader:
+        """Of this rank's share of a part's batches."""
+        run, world = self.run, self.ranks.world
+        return self.dataset.loader(
+            run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
+        )
 
     # -- stopping and going on ----------------------------------------------------------------------------------
 
@@ -367,8 +386,11 @@ class Trainer:
             self.stop = self.asked
 
     def _save(self, best: bool = False) -> None:
+        self.judging.wait()
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
+        streams = merged(self.ranks.world, self._streams())
+        self._go_on_with(streams)
         state = {name: getattr(self, name) for name in _STATE} | {
             "loader": self.feed.state_dict(),
             "data": self.dataset.fingerprint,
@@ -383,20 +405,22 @@ class Trainer:
             },
             "random": {"cpu": torch.get_rng_state()}
             | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
-            "progressive": {f"{i}.{k}": v for i, w in enumerate(self._streams()) for k, v in w.state_dict().items()}
+            "progressive": {f"{i}.{k}": v for i, w in enumerate(streams) for k, v in w.state_dict().items()}
             | {"losses": self.losses},
         }
         chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
+        is_new, self.kept = self.kept != self.step, self.step  # asked of memory: ranks may see the folder differently
         background, step, world = self.run.checkpoint.background, self.step, self.ranks.world
-        if background:
+        if background and is_new:
             chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
 
         def work(all_written: Callable[[], None]) -> None:
-            checkpoint.save(
-                self.dir.checkpoints, step, identity=self.identity, state=state, parts=parts, chunks=chunks,
-                keep=self.run.checkpoint.keep, rank=world.rank, ranks=world.size, all_written=all_written,
-            )  # fmt: skip
+            if is_new:
+                checkpoint.save(
+                    self.dir.checkpoints, step, identity=self.identity, state=state, parts=parts, chunks=chunks,
+                    keep=self.run.checkpoint.keep, rank=world.rank, ranks=world.size, all_written=all_written,
+                )  # fmt: skip
             if best and self.ranks.leads:
                 checkpoint.mark_best(self.dir.checkpoints, step)
 
@@ -404,6 +428,11 @@ class Trainer:
 
     def _streams(self) -> list[Streaming]:
         return [*self.progressive, self.window]
+
+    def _go_on_with(self, streams: list[Streaming]) -> None:
+        """What all ranks have seen so far is the first one's from now on, as it is when a run is resumed."""
+        streams = streams if self.ranks.leads else [Streaming() for _ in streams]
+        *self.progressive, self.window = streams
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)
@@ -417,16 +446,12 @@ class Trainer:
         for i, window in enumerate(self._streams()):
             prefix = f"{i}."
             window.load_state_dict({k[len(prefix) :]: v for k, v in progressive.items() if k.startswith(prefix)})
+        self._go_on_with(self._streams())
         for name in _STATE:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step and self.ranks.leads:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.dir.checkpoints, self.step)
-
-
-def resolved(run: Run, dataset: data.Dataset) -> Run:
-    """The run with every automatic choice made for this log."""
-    return run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
 
 
 def _in_main() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from sparrow import data
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import refuse_existing, whole
 from sparrow.core.progress import Progress
+from sparrow.data.clipped import Clipped
 from sparrow.data.read import types_for
 from sparrow.training.restore import restore
 
@@ -28,12 +29,13 @@ def predict(
     batch_size: int = 8192,
     overwrite: bool = False,
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Score every row of a raw log, in order, and return how many there were.
 
     The rows pass through the transforms fitted for training. out: Parquet with the columns `keep` of the log and
     float32 `score`, a click probability (and `score_NAME` for every further label); it appears whole or not at all.
-    which, device: see `restore`.
+    which, device: see `restore`. note: is told what a person should look at, such as numbers beyond training's range.
     Raises UserError for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run
     that cannot be restored.
     """
@@ -56,14 +58,17 @@ def predict(
     fields = [pa.field(name, types[name] if text else log.types[name]) for name in keep]
     scored = ["score", *(f"score_{name}" for name in found.schema.labels[1:])]
     columns = pa.schema([*fields, *(pa.field(name, pa.float32()) for name in scored)])
+    clipped = Clipped()
     with whole(out) as partial, pq.ParquetWriter(partial, columns) as writer:
         for rows in log.batches(types):
             try:
-                scores_NT = found.score_rows(rows, batch_size, done)
+                scores_NT = found.score_rows(rows, batch_size, done, clipped)
             except UserError as error:
                 raise log.located(error, 0) from None
             kept = [rows.column(name) for name in keep]
             writer.write_table(pa.Table.from_arrays([*kept, *map(pa.array, scores_NT.T.copy())], schema=columns))
             done += rows.num_rows
             told("scored", done, log.rows)
+    for line in clipped.notes(found.schema):
+        note(line)
     return done

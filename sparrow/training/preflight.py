@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from sparrow import sharding
 from sparrow.core import Batch, UserError
+from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema, Table
-from sparrow.embeddings import unallocated
+from sparrow.embeddings import Direct, TableSpec, unallocated
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
+from sparrow.training.dropout import shares
 from sparrow.training.restore import tables_of, within_memory
 from sparrow.training.run import Run
 
@@ -27,18 +30,21 @@ DENSE = "dense weights, gradients and optimizer"
 # measured on DCNv2 and DLRM of several sizes, with which the sum was within a seventh of what runs took
 _STEP = 2.2  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
 _FIRST_STEP = 60_000_000  # bytes of operators that load at their first call, and of metrics
+SMALL_FLOP, SMALL_BYTES = 1e9, 64e6  # of a step, which a second thread would take longer to join than to do
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """Bytes that a run will have at once, by what they are for; device: those of the device where that is a GPU.
 
-    largest: the table that takes most, with its bytes.
+    largest: the table that takes most, with its bytes. flop: of a step's products with dense weights, at least, forward
+    and backward.
     """
 
     host: dict[str, int]
     device: dict[str, int]
     largest: tuple[str, int]
+    flop: float
 
     @property
     def bytes_host(self) -> int:
@@ -54,7 +60,8 @@ class Needs:
 def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
     """What the run will need, from the same model over tables of a few rows; of its `ranks`, one.
 
-    Tables: rows times the bytes of a row with its optimizer state. Dense weights: with gradients and optimizer state.
+    Tables: rows times the bytes of a row with its optimizer state, where the run's plan puts them: a rank's share of
+    the host that has most, or the GPU that has most. Dense weights: with gradients and optimizer state.
     A step: what autograd keeps, and gradients of as many table rows as a batch can touch. A model that is too large
     without it is never built; what autograd keeps is then left out. per_host: of the ranks, those that share a host.
     """
@@ -65,24 +72,28 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     tables, (weights, state) = _sizes(run, schema)
     rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
     each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
+    specs = [dataclasses.replace(spec, addressing=Direct(max(rows[name], 1))) for name, (_, spec) in tables.items()]
+    held = _held(run, specs, each, _Grid(size=ranks, hosts=ranks // per_host, local_size=per_host))
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys(tables, 0.0)
     for feature in dataset.schema.sparse:
         table = dataset.schema.columns[feature].table
         assert table is not None
         ids[table] += batch.ids[feature].values_N.numel() * scale
-    gradients = sum(2 * 4 * dim * min(ids[name], rows[name]) for name, (_, dim) in tables.items())
-    valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid")
-    loader = {"loader": dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle)).bytes_ahead()}
-    here = {"program": program + _FIRST_STEP, **loader, "evaluation": valid, "a checkpoint": weights + state}
+    gradients = sum(2 * 4 * spec.dim * min(ids[name], rows[name]) for name, (_, spec) in tables.items())
+    valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
+    loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
+    here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": weights + state}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
+    flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 
     def needs(kept: float) -> Needs:
         step = int(_STEP * kept + gradients)
-        model = {"tables": sum(each.values()) // ranks, DENSE: 2 * weights + state, "a step": step}
+        model = {"tables": max(held), DENSE: 2 * weights + state, "a step": step}
         if torch.device(run.device).type == "cuda":
-            return Needs(host=here, device=model, largest=largest)
-        return Needs(host={**here, **model}, device={}, largest=largest)
+            return Needs(host=here, device=model, largest=largest, flop=flop)
+        hosts = [sum(held[first : first + per_host]) // per_host for first in range(0, ranks, per_host)]
+        return Needs(host={**here, **model, "tables": max(hosts)}, device={}, largest=largest, flop=flop)
 
     if not _fits(needs(0), run, per_host):
         return needs(0)
@@ -91,14 +102,38 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     return needs(row * run.data.batch_size / ranks + fixed)
 
 
-def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> None:
-    """UserError with the sum of `estimate` and the smallest change that would do when there is not enough memory.
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    size: int
+    hosts: int
+    local_size: int
+
+
+def _held(run: Run, specs: Sequence[TableSpec], each: Mapping[str, int], grid: _Grid) -> list[int]:
+    """Bytes of tables on every rank."""
+    if grid.size == 1:
+        return [sum(each.values())]
+    held = [0] * grid.size
+    plan = sharding.plan(run.sharding.plan, specs, grid)
+    for spec in specs:
+        name, rows = spec.name, spec.addressing.rows
+        shards = plan[name].shards(name, rows, spec.dim)
+        for shard in shards:
+            numbers = (shard.rows[1] - shard.rows[0]) * (shard.columns[1] - shard.columns[0])
+            held[shard.rank] += each[name] * numbers // (rows * spec.dim)
+        if plan[name].is_replicated:
+            held = [size + each[name] for size in held]
+    return held
+
+
+def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
+    """What `estimate` finds; UserError with its sum and the smallest change that would do for want of memory.
 
     ranks, per_host: of the job, and those that share a host's memory.
     """
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
-        return
+        return needs
     host, free = needs.bytes_host, _free_host(needs, per_host)
     short, place, parts = host > free, "memory", needs.host
     if not short:
@@ -106,6 +141,31 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
     remedy = _remedy(run, needs, dataset, ranks, per_host)
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
+
+
+def resolved(run: Run, dataset: Dataset) -> Run:
+    """The run with every automatic choice but `threads` made for this log."""
+    run = run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
+    if run.data.id_dropout is None:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=shares(dataset)))
+    return run
+
+
+def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Run:
+    """The run with a number of CPU threads; UserError as `check_fits`."""
+    needs = check_fits(run, dataset, ranks, per_host)
+    return dataclasses.replace(run, threads=run.threads or threads_for(needs, per_host))
+
+
+def threads_for(needs: Needs, per_host: int = 1) -> int:
+    """As many CPU threads as pay in a step: one if it is small, else all this rank's cores.
+
+    By its size alone, not by how long it takes: sums depend on the number of threads, and a run's should not depend
+    on what else the machine does.
+    """
+    if needs.flop < SMALL_FLOP and {**needs.host, **needs.device}["a step"] < SMALL_BYTES:
+        return 1
+    return min(cores(), torch.get_num_threads()) if per_host == 1 else cores(per_host)  # torchrun gives a rank one
 
 
 def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:
@@ -172,8 +232,8 @@ class _Shapes(TorchFunctionMode):
         return (torch.empty if name in ("randn", "rand") else func)(*args, **kwargs)
 
 
-def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, int]], tuple[int, int]]:
-    """Of each table bytes a row and dim; bytes of the dense weights and of their optimizer."""
+def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, TableSpec]], tuple[int, int]]:
+    """Of each table bytes a row and what it is; bytes of the dense weights and of their optimizer."""
     with torch.random.fork_rng(devices=[]), within_memory("cpu"):
         try:
             with torch.device("meta"), _Shapes(), unallocated():
@@ -182,7 +242,7 @@ def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, int]], tuple[
             model = run.model.build(schema, run.tables, run.seed)
     found = {}
     for record in (r for one in tables_of(model) for r in one.all_records()):
-        found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec.dim)
+        found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec)
     sample = nn.Parameter(torch.zeros(2))  # optimizers keep as many numbers as a weight has, some times over, and a few
     sample.grad = torch.zeros(2)
     optimizer = run.dense.build([sample])

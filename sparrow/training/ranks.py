@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,30 +13,47 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparrow import sharding
+from sparrow import kernels, sharding
 from sparrow.core import Batch, UserError
+from sparrow.core.config import flatten, to_dict
 from sparrow.data.schema import Schema
-from sparrow.distributed import World, watch
+from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.losses import judged
 from sparrow.sharding import Layout, ShardedTables
-from sparrow.training.feed import Portion
+from sparrow.training.again import Again
 from sparrow.training.restore import build, tables_of
 from sparrow.training.run import Run
 
+MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
+"""Settings that ranks may have each for itself: names under which they see the same files (what those hold is
+compared), the device of its kind, and threads, of which nothing that all ranks must have in common depends."""
+
 
 class Ranks:
-    """Every rank reads the same batches, in the order of one process, and computes its share of each."""
+    """Every rank reads, computes and judges its share of each batch; the batches are those of one process."""
 
     def __init__(self, run: Run) -> None:
         setting = run.sharding
         self.world = World.begin(run.device, setting.ranks_per_host, setting.timeout_s)
         self.leads = self.world.rank == 0
-        # what an earlier attempt began is gone on with; what it found here is not
-        self.restarted = watch.attempt() > 0 and watch.store("run").check(["begun"])
+        self.again = Again(self.world, Path(run.run_dir))
         if self.world.size > 1 and run.compile:
             raise UserError("compile: not on many ranks yet; leave it out")
         self.plan: dict[str, Layout] = {}  # of all tables, on many ranks
+
+    def check_same(self, run: Run, fingerprint: str, step: int) -> None:
+        """UserError on every rank when they are about to run different jobs; names what differs, ranks and values.
+
+        fingerprint: of the prepared log. step: the one to go on from.
+        """
+        settings = flatten(to_dict(run, unset=True))
+        held = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
+        held |= {"device": torch.device(run.device).type, "prepared log": fingerprint[:12], "step": step}
+        held |= {"sources of Sparrow": _sources(), "torch": torch.__version__}
+        held["compiled kernels"] = "missing" if kernels.missing() else "loaded"
+        if self.world.size > 1:
+            check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
         """The model, its tables sharded by the run's plan."""
@@ -44,6 +62,7 @@ class Ranks:
         def shard(model: nn.Module) -> None:
             specs = [record.spec for tables in tables_of(model) for record in tables.all_records()]
             self.plan = sharding.plan(setting.plan, specs, self.world)
+            check_same(self.world, "the plan", flatten({"plan": {name: to_dict(v) for name, v in self.plan.items()}}))
             sharding.shard(model, self.plan, self.world, setting.forward, setting.backward)
 
         return build(run, schema, shard if self.world.size > 1 else None)
@@ -63,51 +82,18 @@ class Ranks:
         self._ddp.register_comm_hook((self.world, dense, narrow), _sum)
         return self._ddp
 
-    def begun(self) -> None:
-        """The run directory holds this job's run: when torchrun starts the ranks again, they go on with it."""
-        if self.leads and "TORCHELASTIC_RESTART_COUNT" in os.environ:
-            watch.store("run").set("begun", "")
-
     def apart(self) -> AbstractContextManager[None]:
         """In which dense gradients stay where they are, for all but the last of a step's batches."""
         return nullcontext() if self.world.size == 1 else self._ddp.no_sync()
 
-    def share(self, batch: Batch) -> Batch:
-        """This rank's samples: one block of nearly as many as any other's."""
-        if self.world.size == 1:
-            return batch
-        return batch.part(*self._cut(batch.batch_size, self.world.rank))
+    def sums(self, values: Sequence[Tensor], *numbers: float) -> list[float]:
+        """The sums over all ranks of values [], which may be on a device, and of numbers."""
+        mine = torch.cat([torch.stack(list(values)).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
+        found: list[float] = self.world.all_sum("what a step found", mine).tolist()
+        return found
 
-    def portion(self, batch: Batch, device: torch.device) -> Portion:
-        """A batch with this rank's share of it on its device."""
-        if self.world.size == 1:
-            batch = batch.to(device)
-            return Portion(batch, batch)
-        return Portion(batch, self.share(batch).to(device))
-
-    def _cut(self, samples: int, rank: int) -> tuple[int, int]:
-        return samples * rank // self.world.size, samples * (rank + 1) // self.world.size
-
-    def together(self, scores_BT: Tensor, samples: int, *numbers: float) -> tuple[Tensor, list[float]]:
-        """Everyone's scores in the batch's order, [samples, T]; the sums of everyone's numbers."""
-        if self.world.size == 1:
-            return scores_BT, list(numbers)
-        parts = [self._cut(samples, rank) for rank in range(self.world.size)]
-        tasks, most = scores_BT.shape[1], max(high - low for low, high in parts)
-        mine = torch.zeros(len(numbers) + most * tasks, dtype=torch.float64)
-        mine[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-        mine[len(numbers) : len(numbers) + scores_BT.numel()] = scores_BT.detach().flatten().double().cpu()
-        everyone = self.world.all_gather("scores", mine, same=True)
-        scores = [one[len(numbers) :][: (high - low) * tasks] for one, (low, high) in zip(everyone, parts, strict=True)]
-        sums = torch.stack([one[: len(numbers)] for one in everyone]).sum(0).tolist()
-        return torch.cat(scores).view(samples, tasks).to(scores_BT.dtype), sums
-
-    def scoring(self, score: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-        """`score` of whole batches, of which every rank computes its share."""
-        return lambda batch: self.together(score(self.share(batch)), batch.batch_size)[0]
-
-    def norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables | ShardedTables]) -> float:
-        """The norm of all gradients of the model together."""
+    def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables | ShardedTables]) -> Tensor:
+        """This rank's part of the squared norm of all gradients of the model together, float64 []."""
         for t in tables:
             t.gradients()  # copied tables' are everyone's from now on
         copied = [g.grad_UD for t in tables if isinstance(t, ShardedTables) for g in t.copies.gradients().values()]
@@ -115,10 +101,19 @@ class Ranks:
         local = [t.local for t in tables if isinstance(t, ShardedTables)]
         here = [g.grad_UD for t in (*whole, *local) for g in t.gradients().values()]
         if self.world.size == 1:
-            return float(torch.nn.utils.get_total_norm([*dense, *here]))
-        everywhere = torch.nn.utils.get_total_norm([*dense, *copied])
-        squares = torch.nn.utils.get_total_norm(here).double().square().cpu().reshape(1)
-        return float((self.world.all_sum("gradient norm", squares) + everywhere.double().square().cpu()).sqrt())
+            return torch.nn.utils.get_total_norm([*dense, *here]).double().square()
+        squared = torch.nn.utils.get_total_norm(here).double().square()
+        if self.world.rank == 0:  # of what all have, one rank's: a last bit of it may hang on a processor or threads
+            squared = squared + torch.nn.utils.get_total_norm([*dense, *copied]).double().square()
+        return squared
+
+
+def _sources() -> str:
+    """A digest of this Sparrow's code."""
+    digest, root = hashlib.sha256(), Path(sharding.__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 class _Learner(nn.Module):

@@ -122,7 +122,8 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         rows = source.rows
         if part != source.split:
             rows = score_part(found, dataset, part, source.told, source.label)
-        rate, kept = dataset.label_mean("train", found.schema.labels[source.label]), dataset.schema.split.negatives
+        rate = dataset.manifest["base_rate"][found.schema.labels[source.label]]  # by weights, as each metric is
+        kept = dataset.schema.split.negatives
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
         scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
         for name, loader in () if source.label else dataset.baselines(part):
@@ -193,12 +194,28 @@ def _learning(source: _Source) -> Section:
     )
 
 
-def _calibration(source: _Source, whole: Estimate) -> Section:
-    rows, stream = source.rows, Streaming()
+def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Of groups of equal weight in order of score: mean prediction, share of positives, its standard error, and worth.
+
+    Worth is how many rows of one weight would tell as much: (sum w)^2 / sum w^2 of all rows (Kish 1965), in which the
+    unit of the weights cancels, by the group's share of the weight. The error is Agresti and Coull's (1998): none of 20
+    is not never.
+    """
+    stream = Streaming()
     stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
-    predictions, shares, weights = (points.tolist() for points in stream.reliability())
-    likely = [(p * w + 2) / (w + 4) for p, w in zip(shares, weights, strict=True)]  # Agresti and Coull 1998: none of
-    errors = [math.sqrt(p * (1 - p) / (w + 4)) for p, w in zip(likely, weights, strict=True)]  # 20 is not never
+    points = stream.reliability()
+    worth_Q = points.weights_Q
+    if rows.weights_N is not None:
+        w_N = rows.weights_N.double()
+        worth_Q = worth_Q * (w_N.sum() / w_N.square().sum())
+    likely_Q = (points.labels_Q * worth_Q + 2) / (worth_Q + 4)
+    errors_Q = (likely_Q * (1 - likely_Q) / (worth_Q + 4)).sqrt()
+    return points.predictions_Q.tolist(), points.labels_Q.tolist(), errors_Q.tolist(), worth_Q.tolist()
+
+
+def _calibration(source: _Source, whole: Estimate) -> Section:
+    rows = source.rows
+    predictions, shares, errors, worth = reliability(rows)
     scores, mass = rows.scores_N.numpy(), None if rows.weights_N is None else rows.weights_N.numpy()
 
     def paint(figure: Any) -> None:
@@ -209,7 +226,9 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
         right.set_xlabel("score")
 
     html = _html.image(picture.svg(paint, height=3), "Share of positives by score, and a histogram of the scores")
-    words = f"{len(weights)} groups of equal weight in order of score, about {weights[0] if weights else 0:,.0f} each, "
+    size = f"about {worth[0] if worth else 0:,.0f} rows each"
+    size += "" if mass is None else ", as many as would tell as much if all were of one weight,"
+    words = f"{len(worth)} groups of equal weight in order of score, {size} "
     words += f"with 95 % intervals. Predicted positives over positives: {_html.with_error(whole.value, whole.error)}."
     return "Calibration", html + _html.text(words, soft=True)
 
@@ -354,7 +373,8 @@ def _groups(source: _Source) -> list[Section]:
     words = (
         f"Of the prepared log: groups are stored once for each run of equal rows, and looked up so from {PAYS} rows a "
     )
-    words += f"run on (--data.dedup {dedup}). Less to store: as numbers, before compression, all parts."
+    words += f"run on, by one process only those with a list (--data.dedup {dedup}). "
+    words += "Less to store: as numbers, before compression, all parts."
     return [("Rows that repeat", _html.table(header, lines) + _html.text(words, soft=True))]
 
 
@@ -404,8 +424,7 @@ def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str,
     for name, uses in columns.items():
         column = schema.columns[name]
         encoding = schema.tables[column.table or ""].encoding
-        told_apart = encoding != "range" or column.kind == "list"
-        missing = [_part(use.missing, use.rows) if told_apart else "" for use in uses.values()]
+        missing = [_part(use.missing, use.rows) for use in uses.values()]
         unknown = ["" if encoding == "hash" else _part(use.unknown, use.ids) for use in uses.values()]
         untrained = [_part(uses[part].untrained, uses[part].ids) for part in parts]
         lines.append([name, encoding, *missing, *unknown, *untrained])
@@ -413,9 +432,9 @@ def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str,
     header = [f"{what}, {part}" for what in ("missing", "unknown") for part in all_parts]
     header = ["column", "encoding", *header, *(f"untrained, {part}" for part in parts)]
     return _html.table(header, lines) + _html.text(
-        "missing: rows without a value, for lists empty ones. unknown: ids outside the vocabulary or the range (a "
-        "range counts missing ones there too; a hash knows every id). untrained: ids whose row no training row looked "
-        "up, so that its vector is still the random one it began with.",
+        "missing: rows without a value, for lists empty ones. unknown: ids that the table does not know, in training "
+        "not yet (a hash knows every id). untrained: ids whose row no training row looked up, so that its vector is "
+        "still the random one it began with.",
         soft=True,
     )
 

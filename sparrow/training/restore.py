@@ -20,10 +20,12 @@ from sparrow.core import Batch
 from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data import Transforms
+from sparrow.data.clipped import Clipped
 from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables, unallocated
 from sparrow.layers import computing
 from sparrow.losses import probabilities
+from sparrow.models import Offset
 from sparrow.sharding import ShardedTables
 from sparrow.training.run import Run
 
@@ -55,13 +57,13 @@ def check_schema(trained: Schema, log: Schema, place: Path) -> None:
 
 
 def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = None) -> Any:
-    """The untrained model on the run's device; UserError when it does not fit into memory.
+    """The untrained model on the run's device, its offset 0; UserError when it does not fit into memory.
 
     shard: puts others in the place of its tables, which then have no memory of their own.
     """
     with within_memory(run.device):
         with nullcontext() if shard is None else unallocated():
-            model = run.model.build(schema, run.tables, run.seed)
+            model = Offset(run.model.build(schema, run.tables, run.seed), schema)
         if shard is not None:
             shard(model)
         return model.to(run.device)
@@ -89,19 +91,22 @@ def tables_of(model: nn.Module) -> list[AnyTables]:
     return found
 
 
-def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
-    """Batch -> click probabilities [B, T] of the whole log, in the run's precision.
+def of_whole_log(scores: torch.Tensor, kept: float) -> torch.Tensor:
+    """Probabilities of a model that saw a share `kept` of the negatives, as they are where all negatives are.
 
-    A model that saw a share w of the negatives scores p / (p + (1 - p) / w) (He et al., ADKDD 2014, section 6.3).
+    p / (p + (1 - p) / kept) (He et al., ADKDD 2014, section 6.3).
     """
+    return scores / (scores + (1 - scores) / kept) if kept < 1 else scores
+
+
+def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
+    """Batch -> click probabilities [B, T] of the whole log, in the run's precision."""
     kept, device = schema.split.negatives, torch.device(run.device)
 
     def score(batch: Batch) -> torch.Tensor:
         with computing(run.precision, device):
             scores_BT = probabilities(model(batch))
-        if kept < 1:
-            scores_BT = scores_BT / (scores_BT + (1 - scores_BT) / kept)
-        return scores_BT
+        return of_whole_log(scores_BT, kept)
 
     return score
 
@@ -148,9 +153,11 @@ class Restored:
         """What the columns mean."""
         return self.transforms.schema
 
-    def score_rows(self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0) -> Floats:
-        """Probabilities float32 [N, T] of raw rows, in order; row0: the log's row of the first one, for errors."""
-        table = self.transforms.transform(rows, training=False, row0=row0)
+    def score_rows(
+        self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
+    ) -> Floats:
+        """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
+        table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
         scores = [self.scores(batch) for batch in data.batches(self.schema, table, batch_size)]
         return torch.cat([torch.empty(0, len(self.schema.labels) or 1), *scores]).numpy()
 

@@ -28,15 +28,20 @@ class Data:
 
     shuffle: else the log's own order is kept; unless told, a log that was split by time keeps it. dedup: whether equal
     rows of the schema's groups are looked up once (RecD, arXiv 2211.05239); "auto" where a group's factor pays.
+    id_dropout: column -> share of its known ids that a batch takes for unknown, so that the row of unknown ids learns;
+    unless told, so many that training has the share of unknown ids of valid. {} is none.
     """
 
     path: str
     batch_size: int = 0
     shuffle: bool | None = None
     dedup: Literal["auto", "on", "off"] = "auto"
+    id_dropout: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         require(least=0, batch_size=self.batch_size)
+        for column, share in (self.id_dropout or {}).items():
+            require(least=0, most=1, **{f"id_dropout.{column}": share})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +78,10 @@ class Loop:
 
     epochs, max_steps: whichever ends first. accumulate: batches per step. clip_norm: bound on the global gradient
     norm, tables included. nonfinite: "skip" leaves a step with a NaN or infinite gradient out (100 in a row stop the
-    run), "stop" ends the run, "off" does not look. update_mode: of the tables; "auto" is "fused" unless accumulation,
-    clipping or the guard need whole gradients. progressive: report how well each fifth of the first epoch
-    was predicted before it was trained on.
+    run), "stop" ends the run, "off" does not look: a table row then leaves out a gradient whose square is not finite,
+    which nothing counts or tells, but dense weights take it, and one above 1e19 ends what they learn by Adam or
+    AdaGrad. update_mode: of the tables; "auto" is "fused" unless accumulation, clipping or the guard need whole
+    gradients. progressive: report how well each fifth of the first epoch was predicted before it was trained on.
     evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
     many evaluations without a better `monitor`, which is of the first label where there are several.
     """
@@ -165,8 +171,9 @@ class Run:
     """A training job.
 
     run_dir: where everything about it is written. model, tables (the rule rows learn by, with its lr) and dense (the
-    optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads,
-    0 for torch's choice, which is then written down, because sums depend on it. device: "cpu", "cuda", "cuda:1", ...
+    optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads that
+    share each operation of a step, 0 for a choice by its size, which is then written down, because sums depend on it;
+    loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
     precision: of the matrix products, see `sparrow.layers.computing`; weights and tables are fp32 either way. compile:
     through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
     begin with what it learnt, see `warm_start`.
@@ -205,11 +212,11 @@ class Run:
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
-        """The same run with every automatic choice made, for a log of so many training rows."""
+        """The same run with every automatic choice but `threads` made, for a log of so many training rows."""
         loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
         shuffle = not in_time_order if self.data.shuffle is None else self.data.shuffle
         data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows), shuffle=shuffle)
-        return dataclasses.replace(self, loop=loop, data=data, threads=self.threads or torch.get_num_threads())
+        return dataclasses.replace(self, loop=loop, data=data)
 
     def save(self, path: Path) -> None:
         """Write as TOML."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +15,16 @@ from typing import Any
 from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.core.config import flatten, to_dict
-from sparrow.core.files import cannot_write
+from sparrow.core.files import cannot_write, unseen
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema
+from sparrow.distributed import World, check_same, everywhere, said
 from sparrow.training.restore import check_schema
 from sparrow.training.run import Run
 
 MADE = ("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html")
+LOCK = ".lock"
+PATIENCE_S = 60.0  # for a shared file system to show what another rank wrote
 
 
 class RunDir:
@@ -28,7 +33,36 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path, self.checkpoints = path, path / "checkpoints"
 
-    def find(self, resume: bool, overwrite: bool) -> checkpoint.Checkpoint | None:
+    def find(
+        self, world: World, resume: bool, overwrite: bool, identity: Mapping[str, Any], dataset: Dataset
+    ) -> tuple[checkpoint.Checkpoint | None, dict[str, Any]]:
+        """The checkpoint to go on from and the settings of its run, by dotted name.
+
+        Rank 0 looks and all do as it says: they may see a shared folder differently. UserError for a run that is in the
+        way, for another one's checkpoint, and when a rank does not come to see it.
+        """
+
+        def look() -> dict[str, Any] | None:
+            saved = self._look(resume, overwrite)
+            if saved is None:
+                return None
+            self.check(saved, identity, dataset)
+            return {"step": saved.step, "settings": flatten(to_dict(Run.load(self.path / "run.toml")))}
+
+        found = said(world, "where to go on", look)
+        return (None, {}) if found is None else (self._see(found["step"], world), found["settings"])
+
+    def best(self, world: World) -> checkpoint.Checkpoint:
+        """The best checkpoint, else the last, as rank 0 sees it; UserError when there is none, or ranks have others."""
+        step = said(world, "init_from", lambda: checkpoint.load(self.checkpoints, self._best()).step)
+        saved = self._see(step, world)
+        check_same(world, "init_from", {"init_from": saved.fingerprint[:12]})
+        return saved
+
+    def _best(self) -> int | None:
+        return checkpoint.latest(self.checkpoints, best=True)
+
+    def _look(self, resume: bool, overwrite: bool) -> checkpoint.Checkpoint | None:
         """The checkpoint to go on from; UserError rather than mix two runs in one directory."""
         found = checkpoint.latest(self.checkpoints)
         if found is None or overwrite:
@@ -38,6 +72,32 @@ class RunDir:
                 f"{self.path}: holds a run up to step {found}; add --resume, --overwrite or another --run_dir"
             )
         return checkpoint.load(self.checkpoints, found)
+
+    def _see(self, step: int, world: World) -> checkpoint.Checkpoint:
+        """The checkpoint of which rank 0 told; UserError when a rank does not come to see it."""
+        folder = self.checkpoints / f"step-{step:09d}"
+
+        def look() -> checkpoint.Checkpoint:
+            if world.rank:
+                self._await(folder / "manifest.json", world)
+            saved = checkpoint.load(self.checkpoints, step)
+            for file in saved.files if world.rank else ():
+                self._await(folder / file, world)
+            return saved
+
+        return everywhere(world, "where to go on", look)
+
+    def check_shared(self, token: str, world: World) -> None:
+        """UserError when a rank does not come to see the lock that rank 0 has made, which holds `token`."""
+        everywhere(world, "run_dir", lambda: self._await(self.path / LOCK, world, token))
+
+    def _await(self, path: Path, world: World, text: str | None = None) -> None:
+        patience_s = min(PATIENCE_S, world.timeout.total_seconds() / 2)  # the others wait meanwhile
+        if unseen(path, patience_s, text):
+            raise UserError(
+                f"{path}: rank 0 sees it, and rank {world.rank} has not for {patience_s:g} s; use a folder that all "
+                "ranks share"
+            )
 
     def check(self, saved: checkpoint.Checkpoint, identity: Mapping[str, Any], dataset: Dataset) -> None:
         """UserError when a checkpoint is of another model, or of another log than this."""
@@ -49,16 +109,22 @@ class RunDir:
                 "or begin a new run"
             )
 
-    def continued(self, run: Run, say: Callable[[str], None]) -> Run:
-        """`run` with the automatic choices that its beginning made; what else changed is said."""
-        before = Run.load(self.path / "run.toml")
+    def continued(self, run: Run, old: Mapping[str, Any], say: Callable[[str], None]) -> Run:
+        """`run` with the automatic choices that its beginning made; what else changed is said.
+
+        old: setting -> value, of `run.toml`.
+        """
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":
-            loop = dataclasses.replace(loop, update_mode=before.loop.update_mode)
-        shuffle = before.data.shuffle if data.shuffle is None else data.shuffle
-        data = dataclasses.replace(data, batch_size=data.batch_size or before.data.batch_size, shuffle=shuffle)
-        run = dataclasses.replace(run, threads=run.threads or before.threads, loop=loop, data=data)
-        old, new = flatten(to_dict(before)), flatten(to_dict(run))
+            loop = dataclasses.replace(loop, update_mode=old["loop.update_mode"])
+        shuffle = old["data.shuffle"] if data.shuffle is None else data.shuffle
+        data = dataclasses.replace(data, batch_size=data.batch_size or old["data.batch_size"], shuffle=shuffle)
+        if data.id_dropout is None:
+            dropped = {name: share for name, share in old.items() if name.startswith("data.id_dropout.")}
+            shares = {name.removeprefix("data.id_dropout."): share for name, share in dropped.items()}
+            data = dataclasses.replace(data, id_dropout=shares)
+        run = dataclasses.replace(run, threads=run.threads or old["threads"], loop=loop, data=data)
+        new = flatten(to_dict(run))
         for name in sorted(old.keys() | new.keys()):
             if old.get(name) != new.get(name):
                 say(f"resumed with {name} = {new.get(name)}, it was {old.get(name)}")
@@ -73,11 +139,14 @@ class RunDir:
         dataset.transforms.save(self.path)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second training out of the directory; the system lets go when this process ends."""
+    def locked(self) -> Iterator[str]:
+        """Keep a second training out of the directory; the system lets go when this process ends.
+
+        Gives what the lock holds from now on, by which others know the directory.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - closed below
+            file = open(self.path / LOCK, "a", encoding="utf-8")  # noqa: SIM115 - closed below
         except OSError as error:
             raise cannot_write(self.path, error) from error
         with file:
@@ -86,4 +155,9 @@ class RunDir:
             except OSError:
                 place = f"{self.path}: another training is running here"
                 raise UserError(f"{place}; wait for it or choose another --run_dir") from None
-            yield
+            token = uuid.uuid4().hex
+            file.truncate(0)
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+            yield token

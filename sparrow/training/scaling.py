@@ -20,7 +20,8 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.training import picture
 from sparrow.training.labels import of_first
-from sparrow.training.loop import resolved, train
+from sparrow.training.loop import train
+from sparrow.training.preflight import resolved
 from sparrow.training.restore import restore
 from sparrow.training.run import Run
 

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.loader import Dataset
 from sparrow.data.schema import Column, Schema, Table
-from sparrow.features import ticks_per_second
+from sparrow.features import ticks_per_second, untamed
+from sparrow.features.vocabulary import FIRST
 
 Array = npt.NDArray[np.int64]
 
@@ -62,26 +63,30 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
 
 def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
     table = schema.tables[column.table] if column.table else Table(encoding="hash")
-    if table.encoding == "range":
-        return lambda i: str(i - 1 + (table.low or 0)) if i else "unknown or missing"
-    if table.encoding == "vocabulary":
-        return lambda i: ("missing", "unknown")[i] if i < 2 else f"no. {i - 1} by frequency"
+    if table.encoding in ("range", "vocabulary"):
+
+        def named(i: int) -> str:
+            low = (table.low or 0) - FIRST
+            known = f"no. {i - FIRST + 1} by frequency" if table.encoding == "vocabulary" else str(i + low)
+            return ("missing", "unknown")[i] if i < FIRST else known
+
+        return named
     return lambda i: f"#{i:016x}"[:9] if i else "missing"  # a hash does not tell its value
 
 
 def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:
-    """Names of a quantile column's ids: 0 for missing, k for the k-th bucket."""
+    """Names of a quantile column's rows: that of missing numbers, and FIRST + k - 1 for the k-th bucket."""
     ends = ["missing", *(f"≤ {end:.4g}" for end in boundaries), f"> {boundaries[-1]:.4g}" if boundaries else "any"]
-    return lambda i: ends[int(i)]
+    return lambda row: ends[max(int(row) - FIRST + 1, 0)]
 
 
 def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
     """A numeric column's values as they were before it was standardised; missing ones have become the mean."""
-    if column.kind != "numeric" or column.transform == "none":
+    if column.kind != "numeric" or column.transform in ("none", "missing"):
         return x_N
     assert column.mean is not None
     assert column.std is not None
-    x_N = x_N * column.std + column.mean
+    x_N = (untamed(x_N) if column.transform == "standard" else x_N) * column.std + column.mean
     return np.sign(x_N) * np.expm1(np.abs(x_N)) if column.transform == "log" else x_N
 
 

@@ -14,8 +14,8 @@ from sparrow.data.schema import Schema
 from sparrow.embeddings import EmbeddingTables
 from sparrow.training.restore import Restored, tables_of
 
-# Ids that mean a missing value and an unknown one, by encoding. In a range both are 0; a hash knows every value.
-NO_VALUE = {"vocabulary": (0, 1), "range": (None, 0), "hash": (0, None)}
+# Ids that mean a missing value and an unknown one, by encoding; a hash knows every value.
+NO_VALUE = {"vocabulary": (0, 1), "range": (0, 1), "hash": (0, None)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

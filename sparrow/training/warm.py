@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,26 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.data import Dataset, Transforms
-from sparrow.features.vocabulary import FIRST, UNKNOWN
+from sparrow.distributed import World
+from sparrow.features.vocabulary import FIRST, UNKNOWN, Vocabulary
 from sparrow.training.restore import identity, load_optimizer, tables_of
 from sparrow.training.run import Run
+from sparrow.training.rundir import RunDir
 
 _SAME = ("model", "labels", "features", "dense columns", "table rule", "dense optimizer")  # tables may differ
 
 
-def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None]) -> None:
+def warm_start(
+    model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None], world: World | None = None
+) -> None:
     """Give the model and its optimizers what the run `run.init_from` ended with (its best checkpoint, else the last).
 
     An id takes its row with it: rows are matched by id where the two logs number ids differently, ids that are new
-    begin as in any run. Dense weights and the state of both optimizers come along; schedule and steps begin anew.
+    begin as in any run. Dense weights, the offset and the state of both optimizers come along; schedule and steps begin
+    anew. The log's own base rate does not count: what the model has learned says more. Where the two logs kept other
+    shares of their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
     Raises UserError when there is no such run, or it has another model, other columns or other optimizers.
     """
     place = Path(str(run.init_from))
@@ -36,9 +42,9 @@ def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
-    directory = place / "checkpoints"
-    saved = checkpoint.load(directory, checkpoint.latest(directory, best=True))
+    saved = RunDir(place).best(world or World())
     model.load_state_dict(saved.part("dense"))
+    _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
     load_optimizer(optimizer, saved)
     moves = {name: _moved(name, then, dataset.transforms) for name in dataset.schema.tables}
     records = [record for tables in tables_of(model) for record in tables.all_records()]
@@ -59,6 +65,13 @@ def warm_start(model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say
             say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 
 
+def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) -> None:
+    """Move the offset to where a share `now` of the negatives is kept, from where it was `then`."""
+    if then != now:
+        model.offset_T.add_(math.log(then / now))
+        say(f"{now:g} of the negatives are kept, {then:g} were there: logits move by {math.log(then / now):+.3f}")
+
+
 def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
     """For each row of a table of the earlier run the row of the same id now, or -1: int64 [R]."""
     old, new = then.schema.tables[name], now.schema.tables[name]
@@ -66,14 +79,15 @@ def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
     same = np.arange(rows)
     if (old.encoding, old.rows, old.low, old.digest) == (new.encoding, new.rows, new.low, new.digest):
         return torch.from_numpy(same)
-    if old.encoding == new.encoding == "vocabulary":
-        to_R = np.append(same[:FIRST], now.vocabularies[name].rows_of(then.vocabularies[name].hashes_V))
+    ids, of = then.vocabularies.get(name), now.vocabularies.get(name)
+    if isinstance(ids, Vocabulary) and isinstance(of, Vocabulary):
+        to_R = np.append(same[:FIRST], of.rows_of(ids.hashes_V))
         to_R[FIRST:][to_R[FIRST:] == UNKNOWN] = -1
         return torch.from_numpy(to_R)
     if old.encoding == new.encoding == "range" and old.low is not None and new.low is not None:
         to_R = same + (old.low - new.low)
-        to_R[(to_R < 1) | (to_R >= (new.rows or 0))] = -1
-        to_R[0] = 0  # of missing ids and of those outside
+        to_R[(to_R < FIRST) | (to_R >= (new.rows or 0))] = -1
+        to_R[:FIRST] = same[:FIRST]
         return torch.from_numpy(to_R)
     told = f"{old.encoding} of {old.rows} rows then, {new.encoding} of {new.rows} now"
     raise UserError(f"init_from: table {name!r}: {told}; prepare the log with --like and the run, and --grow")

@@ -51,6 +51,7 @@ def test_inverse_index_is_the_expanded_batch(rows: list[list[int]], picks: list[
     )
     want = {"history": [rows[p % len(rows)] for p in picks], "user": user}
     assert ids.batch_size == len(picks)
+    assert ids.stored("history") == len({p % len(rows) for p in picks})  # a row that no sample uses is dropped
     assert lists_of(ids) == want
     expanded = ids.expanded()
     assert lists_of(expanded) == want
@@ -79,6 +80,9 @@ def test_moving_keeps_everything() -> None:
         ({"lengths": torch.tensor([1, 1, 3, -1])}, "every length must be >= 0"),
         ({"rows": (3, 2)}, "does not add up"),
         ({"inverse_B": {("c",): torch.zeros(2)}}, "no feature 'c'"),
+        ({"inverse_B": {("a", "b"): torch.zeros(2).long()}, "rows": (1, 3)}, "share one inverse index"),
+        ({"inverse_B": {("a",): torch.tensor([0, 2])}}, "beyond its 2"),
+        ({"inverse_B": {("a",): torch.tensor([0, -1])}}, "beyond its 2"),
     ],
 )
 def test_parts_that_do_not_fit(change: dict, says: str) -> None:

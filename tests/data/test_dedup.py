@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow import data
@@ -117,7 +117,6 @@ def same(one: Batch, other: Batch) -> None:
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 1), max_size=2), st.sampled_from([0.0, -0.0])))
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_runs_are_those_of_a_loop(rows: list[tuple[int, list[int], float]]) -> None:
     columns = [
@@ -221,6 +220,28 @@ def test_no_request_is_split_and_no_row_is_lost(dataset: data.Dataset, shuffle: 
             seen += batch.dense_BC[:, 0].tolist()
         everyone = [row["row"] for row in everything(dataset)]
         assert sorted(seen) == sorted(everyone) and (seen != everyone) == shuffle
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("dedup", ["on", "off"])
+def test_readers_divide_batches_between_requests(
+    dataset: data.Dataset, shuffle: bool, ranks: int, dedup: Literal["on", "off"]
+) -> None:
+    for batch_size in (12, 70):
+        given: dict[str, Any] = {"shuffle": shuffle, "seed": 1, "dedup": dedup}
+        readers = [dataset.loader(batch_size, rank=rank, ranks=ranks, **given) for rank in range(ranks)]
+        for whole, *mine in zip(dataset.loader(batch_size, **given), *readers, strict=True):
+            rows = [row for one in mine for row in one.dense_BC[:, 0].tolist()]
+            assert sorted(rows) == sorted(whole.dense_BC[:, 0].tolist())
+            requests = [set(one.session_B.tolist()) for one in mine if one.session_B is not None]
+            assert sum(len(of_one) for of_one in requests) == len(set.union(*requests))
+            if not shuffle:
+                assert rows == whole.dense_BC[:, 0].tolist()
+                parts = [one.ids.expanded() for one in mine]
+                for key in whole.ids.keys:
+                    values = torch.cat([part[key].values_N for part in parts])
+                    assert torch.equal(values, whole.ids.expanded()[key].values_N)
 
 
 def test_a_request_of_more_rows_than_a_batch_is_cut(log: Path, tmp_path: Path) -> None:
@@ -356,13 +377,13 @@ def test_suggested_groups_change_together(dataset: data.Dataset) -> None:
 
 @pytest.mark.parametrize("hours", [0.0, 1.0])
 def test_parts_that_interleave_are_clustered_too(log: Path, tmp_path: Path, hours: float) -> None:
-    """A split by ratio gives each batch's rows to all parts, and a log without a time is one partition."""
-    ratio = replace(SCHEMA, split=Split(by="ratio", valid=0.3, test=0.2), cluster=Cluster(by="session", hours=hours))
+    """A split by ratio gives the sessions of each batch to all parts, and a log without a time is one partition."""
+    ratio = replace(SCHEMA, split=Split(by="ratio", valid=0.3, test=0.3), cluster=Cluster(by="session", hours=hours))
     if not hours:
         ratio = replace(ratio, columns={**ratio.columns, "ts": Column(kind="ignore")})
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
-        context.setattr(engine, "GROUP_ROWS", 50)  # rows that are read at a time
+        context.setattr(engine, "BATCH_ROWS", 50)  # rows that are read at a time
         data.prepare([log], tmp_path / "out", schema=ratio)
     for part in ("train", "valid", "test"):
         rows = everything(data.open(tmp_path / "out"), part)
@@ -379,10 +400,31 @@ def test_what_groups_are_worth_is_said(log: Path, tmp_path: Path) -> None:
     )
 
 
-def test_auto_goes_by_the_measured_factor(dataset: data.Dataset) -> None:
-    assert dataset.factor("user") > 1.5 > dataset.factor("tags")
-    (batch,) = dataset.loader(10_000)
-    assert set(batch.ids.inverse_B) == {("user", "history")}
+@pytest.mark.parametrize(
+    ("rows", "lists", "ids"), [(1000, "", ""), (1090, "", ""), (1100, "1 2", "2"), (4000, "1 2", "2")]
+)
+def test_auto_looks_up_once_from_eleven_rows_for_ten_runs_on(tmp_path: Path, rows: int, lists: str, ids: str) -> None:
+    """lists, ids: how many readers do so for a group with a list, and for one of ids alone."""
+    user_N = np.arange(rows) % 1000  # side by side, as they are one session
+    log = pa.table({
+        "label": np.arange(rows) % 2, "user": user_N, "tags": [[i] for i in user_N.tolist()], "session": user_N,
+        "item": np.arange(rows),
+    })  # fmt: skip
+    schema = Schema(
+        columns={name: SCHEMA.columns[name] for name in log.column_names}, tables=SCHEMA.tables,
+        split=Split(by="ratio", valid=0, test=0), cluster=Cluster(by="session"),
+        groups={"lists": ("tags",), "ids": ("user",)},
+    )  # fmt: skip
+    pq.write_table(log, tmp_path / "log.parquet")
+    made = data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=schema)
+    dataset = data.open(tmp_path / "out")
+    assert dataset.factor("lists") == dataset.factor("ids") == rows / 1000
+    for ranks in (1, 2):
+        (batch,) = dataset.loader(10_000, ranks=ranks)
+        want = {("tags",): str(ranks) in lists, ("user",): str(ranks) in ids}
+        assert set(batch.ids.inverse_B) == {group for group, once in want.items() if once}
+    said = ["looked up once" in note for note in made.notes if note.startswith("group ")]
+    assert said == ["1" in lists, "1" in ids]
 
 
 @pytest.mark.parametrize(

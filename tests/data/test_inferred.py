@@ -281,7 +281,7 @@ def test_what_is_unsure_is_said(tmp_path: Path) -> None:
     columns = {
         "label": [0, 1] * 1000,
         "Unnamed: 0": list(range(2000)),
-        "size": [*map(str, range(100)), "?"] * 20,
+        "size": [*map(str, range(100)), "XL"] * 20,
         "query": [f"q{i // 2}" for i in range(2000)],
         "sample_weight": [0.5, 2.0] * 1000,
         "propensity": RNG.random(2000),
@@ -292,7 +292,7 @@ def test_what_is_unsure_is_said(tmp_path: Path) -> None:
     assert found == {
         "label": ("label", None),
         "Unnamed: 0": ("ignore", "numbers the rows"),
-        "size": ("categorical", "text, though most are numbers ('?' is not); numeric with --bad-rows repair"),
+        "size": ("categorical", "text, though most are numbers ('XL' is not); numeric with --bad-rows repair"),
         "query": ("group", None),
         "sample_weight": ("weight", "by its name, of the sample"),
         "propensity": ("numeric", "a propensity? ignore it unless it is known when a model is asked"),
@@ -301,8 +301,69 @@ def test_what_is_unsure_is_said(tmp_path: Path) -> None:
     assert repaired.columns["size"].kind == "numeric"
 
 
+SIZES = [f"{x:.1f}" for x in np.random.default_rng(4).normal(50, 9, 1990)]
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        pytest.param(
+            [*["?", " N/A", "unknown", "-", "Null"] * 2, *SIZES], ("?", "N/A", "unknown", "-", "Null"), id="none"
+        ),
+        pytest.param([*["?"] * 1500, *SIZES[:500]], ("?",), id="mostly missing"),
+        pytest.param([*SIZES, *SIZES[:9], "oops"], ("oops",), id="a stray"),
+        pytest.param([*SIZES, *SIZES[:8], "a", "b"], ("a", "b"), id="two strays"),
+        pytest.param([*SIZES, *[f"E{i:02}" for i in range(10)]], None, id="codes among numbers"),
+        pytest.param([*SIZES[:1500], *["XL"] * 500], None, id="a word that comes again"),
+        pytest.param([*["007", "012"] * 995, *["?"] * 10], None, id="leading zeros"),
+        pytest.param([*[f"{3**36 + i}" for i in range(1990)], *["?"] * 10], None, id="hashes"),
+        pytest.param([*["1", "2", "3"] * 660, *["unknown"] * 20], None, id="few codes"),
+        pytest.param([str(x % 100) for x in range(2000)], None, id="text of integers"),
+        pytest.param([*SIZES, *[" "] * 10], (), id="blanks"),
+    ],
+)
+def test_numbers_with_odd_texts(tmp_path: Path, values: list[str], missing: tuple[str, ...] | None) -> None:
+    columns = {"click": [0, 1] * 1000, "size": values}
+    column = inferred(tmp_path, columns).columns["size"]
+    assert column.kind == ("categorical" if missing is None else "numeric"), column
+    assert column.missing == (missing or None)
+    assert not missing or f"{missing[0]!r}" in str(column.note)
+    prepare([tmp_path / "log.parquet"], tmp_path / "out")  # what is inferred, prepares
+
+
+def test_numbers_that_may_be_codes(tmp_path: Path) -> None:
+    n, rng = 4000, np.random.default_rng(7)
+    hashes = rng.integers(0, 1 << 32, 3000)[rng.integers(0, 3000, n)]
+    columns = {
+        "click": [0, 1] * (n // 2),
+        "h32": hashes,
+        "h64": hashes * (1 << 30) - (1 << 61),  # some below zero
+        "u64": hashes.astype(np.uint64) * np.uint64(1 << 32),
+        "rounded": hashes * 2.0**32,
+        "codes": rng.integers(0, 35_000, n),
+        "change": rng.integers(-5000, 5000, n),
+        "income": np.exp(rng.normal(12, 3, n)).astype(np.int64),
+        "seen_ns": 1_700_000_000_000_000_000 + rng.integers(0, 10**15, n),
+    }
+    found = inferred(tmp_path, columns).columns
+    assert {name: found[name].kind for name in ("h32", "h64", "u64")} == dict.fromkeys(
+        ("h32", "h64", "u64"), "categorical"
+    )
+    assert "spread as hashes are" in str(found["h64"].note)
+    for name in ("codes", "change", "income", "seen_ns"):
+        assert (found[name].kind, found[name].note) == ("numeric", "an integer; categorical if it is a code")
+    assert "they have lost digits" in str(found["rounded"].note)
+
+
+def test_the_name_of_an_id_keeps_its_odd_texts(tmp_path: Path) -> None:
+    ids = [*[str(x) for x in range(1990)], *["?"] * 10]
+    assert inferred(tmp_path, {"click": [0, 1] * 1000, "page_id": ids}).columns["page_id"].kind == "categorical"
+
+
 def test_what_is_inferred_can_be_written_and_read(tmp_path: Path) -> None:
-    schema = inferred(tmp_path, {"click": ["a", "b", "b"], "x y:z": [1.5, 2.5, 0.5], "id": [1, 2, 1]})
+    schema = inferred(
+        tmp_path, {"click": ["a", "b", "b"], "x y:z": [1.5, 2.5, 0.5], "id": [1, 2, 1], "n": ["1.5", "?", "2"]}
+    )
     schema.save(tmp_path / "schema.toml")
     assert Schema.load(tmp_path / "schema.toml") == schema
 

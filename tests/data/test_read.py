@@ -219,6 +219,14 @@ def test_lines_and_their_ends(tmp_path: Path) -> None:
     assert rows(write(tmp_path / "x.csv", "a,b\r1,x\r2,z\r")) == [{"a": 1, "b": "x"}, {"a": 2, "b": "z"}]
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_sample_has_the_last_row(tmp_path: Path, end: str) -> None:
+    """Also of a file that does not end in a line break; its types are those of all rows."""
+    (tmp_path / "log.csv").write_text("label,x\n0,1\n1,2\n0,2.5" + end)
+    log = open_log([tmp_path / "log.csv"])
+    assert log.sample(100)["x"].to_pylist() == [1, 2, 2.5]
+
+
 def test_quoted_line_breaks_may_cross_blocks(tmp_path: Path) -> None:
     cell = '"' + "text, and\n more " * 40 + '"'
     log = open_log([write(tmp_path / "x.csv", "a,b\n" + f"1,{cell}\n" * 20_000)])

@@ -8,23 +8,30 @@ import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import Transforms
+from sparrow.data import Transforms, transformed
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.features import hash_ids
+from sparrow.features.vocabulary import UNKNOWN, Range, Vocabulary
 
 
 def transform(schema: Schema, rows: pa.Table | pa.RecordBatch, **settings: object) -> pa.Table:
-    return Transforms(schema=schema).transform(rows, **settings)  # type: ignore[arg-type]
+    ranges = {
+        name: Range(table.low, np.full(table.high - table.low + 1, Range.KNOWN, np.int32))
+        for name, table in schema.tables.items()
+        if table.low is not None and table.high is not None
+    }
+    return Transforms(schema=schema, vocabularies=ranges).transform(rows, **settings)  # type: ignore[arg-type]
 
 
 def one(kind: str, values: pa.Array | list, *, training: bool = True, **settings: object) -> list:
     """What becomes of one column "x"."""
-    schema = Schema(columns={"x": Column(kind=kind, **settings)})  # type: ignore[arg-type]
+    tables = {"t": Table(encoding="hash", rows=16)} if "table" in settings else {}
+    schema = Schema(columns={"x": Column(kind=kind, **settings)}, tables=tables)  # type: ignore[arg-type]
     return transform(schema, pa.table({"x": values}), training=training, row0=50)["x"].to_pylist()
 
 
 def test_types_and_order_follow_the_schema() -> None:
-    tables = {"a": Table(encoding="range", low=1, high=3, rows=4), "h": Table(encoding="hash", rows=16)}
+    tables = {"a": Table(encoding="range", low=1, high=3, rows=5), "h": Table(encoding="hash", rows=16)}
     columns = {
         "one": Column(kind="numeric", mean=1.0, std=2.0),
         "ids": Column(kind="list", table="a", max_length=2),
@@ -45,7 +52,7 @@ def test_types_and_order_follow_the_schema() -> None:
     table = transform(Schema(columns=columns, tables=tables), pa.RecordBatch.from_pydict(raw), training=True)
     assert table.to_pydict() == {
         "one": [2.0, 0.0],
-        "ids": [[2, 3], []],
+        "ids": [[3, 4], []],
         "two": hash_ids(pa.array(["k", None])).tolist(),
         "day": [86_400_000_000] * 2,
         "who": hash_ids(pa.array(["u", "u"])).tolist(),
@@ -61,16 +68,16 @@ def test_types_and_order_follow_the_schema() -> None:
     ]
 
 
-def test_a_range_counts_from_one_and_sends_the_rest_to_zero() -> None:
-    tables = {"x": Table(encoding="range", low=5, high=9, rows=6)}
+def test_a_range_counts_from_two_and_knows_no_others() -> None:
+    tables = {"x": Table(encoding="range", low=5, high=9, rows=7)}
     schema = Schema(columns={"x": Column(kind="categorical", table="x")}, tables=tables)
 
     def rows(values: list | pa.Array) -> list:
         return transform(schema, pa.table({"x": values}), training=False)["x"].to_pylist()
 
-    assert rows([5, 9, 4, 10, None, -(1 << 63), (1 << 63) - 1]) == [1, 5, 0, 0, 0, 0, 0]
-    assert rows(["5", "9", "12345678901234567890", None]) == [1, 5, 0, 0]
-    assert rows(pa.array([5, 1 << 63, None], pa.uint64())) == [1, 0, 0]
+    assert rows([5, 9, 4, 10, None, -(1 << 63), (1 << 63) - 1]) == [2, 6, 1, 1, 0, 1, 1]
+    assert rows(["5", "9", "12345678901234567890", None]) == [2, 6, 0, 0]
+    assert rows(pa.array([5, 1 << 63, None], pa.uint64())) == [2, 0, 0]
     with pytest.raises(UserError, match=r"'x'.*numbers integers.*'k'.*hash"):
         rows(["5", "k"])
 
@@ -124,3 +131,77 @@ def test_serving_needs_features_alone() -> None:
         transform(schema, pa.table({"label": [1]}), training=False)
     with pytest.raises(UserError, match=r"columns\.label: no column 'label'"):
         transform(schema, pa.table({"n": [1.0]}), training=True)
+
+
+TEXTS = {
+    "spaces": (None, None, ["1 2 3", "3", "", None, " 1  7 "]),
+    "pipes": ("|", None, ["a|b", "b", "b||c", None, ""]),
+    "json": ("json", None, ["[1, 2]", '["a,b", "c"]', "[]", None, "[null, 3, 4, 5, 6]"]),
+    "weighted": (None, ":", ["1:0.5 2:-0.0", "2:0.0", None, "3:1 4:2 5:3 6:4"]),
+    "weights apart": (None, "w", ["1 2", "3", None]),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
+def test_lists_converted_once_for_a_run_are_those_of_every_row(
+    kind: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separator, weights, texts = TEXTS[kind]
+    random = np.random.default_rng(0)
+    rows = np.repeat(random.integers(0, len(texts), 60), random.integers(1, 9, 60))
+    raw = {"x": pa.array([texts[i] for i in rows])}
+    if weights == "w":  # changes where x does not
+        w_N = np.repeat(random.integers(0, 2, len(rows) // 3 + 1), 3)[: len(rows)]
+        raw["w"] = pa.array([("0.5 1" if w else "-0.0 2", "1", None)[i] for i, w in zip(rows, w_N, strict=True)])
+    known = Vocabulary(hash_ids(pa.array(["1", "2", "b", "a,b"])), np.ones(4, np.int64))
+    column = Column(kind="list", table="t", max_length=3, separator=separator, weights=weights)
+    schema = Schema(columns={"x": column}, tables={"t": Table(encoding=encoding, rows=known.rows)})  # type: ignore[arg-type]
+    transforms = Transforms(schema=schema, vocabularies={"t": known})
+    found = transforms.transform(pa.table(raw).slice(1), training=False)
+    monkeypatch.setattr(transformed, "WORTH", math.inf)
+    plain = transforms.transform(pa.table(raw).slice(1), training=False)
+    assert found.schema == plain.schema
+    for name in plain.column_names:
+        one, other = (table[name].combine_chunks() for table in (found, plain))
+        assert one.equals(other)
+        numbers = [values.flatten().to_numpy() for values in (one, other)]
+        assert numbers[0].tobytes() == numbers[1].tobytes()  # 0.0 is not -0.0
+    if encoding == "vocabulary":
+        assert UNKNOWN in plain["x"].combine_chunks().flatten().to_pylist()
+
+
+@pytest.mark.parametrize(("texts", "rows"), [(["1", "2", "2", "3"], 4), (["1", "2", "2"], 2)])
+def test_lists_are_converted_once_from_three_rows_for_two_on(
+    texts: list[str], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[int] = []
+    as_lists = transformed.as_lists
+    monkeypatch.setattr(transformed, "as_lists", lambda raw, *more: converted.append(len(raw)) or as_lists(raw, *more))
+    assert one("list", texts, table="t") == one("list", [[text] for text in texts], table="t")
+    assert converted == [rows, len(texts)]  # lists that come as such are not compared
+
+
+def test_a_bad_list_behind_a_run_is_named_with_its_row() -> None:
+    with pytest.raises(UserError, match="'x', row 54: '\\[1' is no flat JSON array"):
+        one("list", ["[1]"] * 4 + ["[1"], table="t", separator="json")
+
+
+def test_an_id_is_hashed_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it stands in the rows, that repeat or not."""
+    rows_of, asked = Vocabulary.rows_of, []
+
+    def counted(self: Vocabulary, hashes_U: np.ndarray) -> np.ndarray:
+        asked.append(len(hashes_U))
+        return rows_of(self, hashes_U)
+
+    monkeypatch.setattr(Vocabulary, "rows_of", counted)
+    hashed: list[int] = []
+    monkeypatch.setattr(transformed, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids))
+    schema = Schema(
+        columns={"x": Column(kind="list", table="t"), "y": Column(kind="categorical", table="t")},
+        tables={"t": Table(encoding="vocabulary", rows=2)},
+    )
+    transforms = Transforms(schema=schema, vocabularies={"t": Vocabulary(*np.empty((2, 0), np.int64))})
+    transforms.transform(pa.table({"x": [["a", "b"], ["b", "a"]] * 50, "y": ["a"] * 99 + ["c"]}), training=False)
+    assert asked == hashed == [2, 2]

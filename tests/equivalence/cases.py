@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
 from sparrow import checkpoint
-from sparrow.core import Jagged, KeyedJagged
-from sparrow.distributed import Codec, World
-from sparrow.distributed.codecs import cast
+from sparrow.core import Batch, Jagged, KeyedJagged, UserError
+from sparrow.distributed import Codec, Pending, World
+from sparrow.distributed.codecs import Unit, cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
-from sparrow.kernels.rules import RowRule, sgd
-from sparrow.sharding import Layout, ShardedTables
+from sparrow.kernels.rules import RowRule
+from sparrow.metrics import evaluate_labels
+from sparrow.sharding import Layout, ShardedTables, copies
 from sparrow.training import Run
 from sparrow.training.loop import Trainer
 from sparrow.training.ranks import Ranks
@@ -29,7 +35,7 @@ ROWS, DIMS = (50, 7, 33), (8, 12, 5)
 class Sparse:
     """A codec of variable size: how many numbers are not 0, where, and which."""
 
-    elementwise = False
+    unit: ClassVar[Unit] = "table"
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
         places = block_ND.flatten().nonzero()[:, 0]
@@ -75,9 +81,10 @@ def ids(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
     )  # fmt: skip
 
 
-def upstream(shape: torch.Size, seed: int) -> Tensor:
-    """A gradient."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def upstream(shape: torch.Size, seed: int, whole: bool = False) -> Tensor:
+    """A gradient; of whole numbers, which add up to the same in any order."""
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return grad.round() if whole else grad
 
 
 def flat(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
@@ -88,36 +95,60 @@ def flat(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
 def train(
     world: World, plan: dict[str, Layout], rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int],
     most: int, weighted: bool, steps: int, codecs: tuple[Codec, Codec] = (cast.Config(), cast.Config()),
-    ahead: bool = False, dims: tuple[int, ...] = DIMS,
+    ahead: bool = False, unique: bool = False, scale: float = 1.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Some steps of the tables alone: each step's vectors, then the rows that are here."""
+    """Some steps of the tables alone: each step's vectors, then the rows that are here. unique: see `grouped`."""
     with unallocated():
-        whole = tables(rule, poolings, mode, dims)
+        whole = tables(rule, poolings, mode)
     sharded = ShardedTables(whole, plan, world, *codecs)
     found = []
     before = world.meter.bytes.copy()
     for step in range(steps):
-        mine = ids(100 * step + world.rank, batches[world.rank], most, weighted)
+        mine = (grouped if unique else ids)(100 * step + world.rank, batches[world.rank], most, weighted)
         if ahead:
             sharded.prefetch(mine)
-        out = flat(sharded(mine))
+        out = expanded(sharded(mine))
         found.append({name: v.detach().clone() for name, v in out.items()})
-        loss = sum((v * upstream(v.shape, 7 * step + 31 * world.rank + i)).sum() for i, v in enumerate(out.values()))
-        torch.as_tensor(loss).backward()
+        seed = 7 * step + 31 * world.rank
+        loss = sum((v * upstream(v.shape, seed + i, unique)).sum() for i, v in enumerate(out.values()))
+        torch.as_tensor(loss * scale).backward()
         sharded.update()
     chunks = plain(sharded.chunks())
-    return {"vectors": found, "chunks": chunks, "bytes": world.meter.bytes - before, "oov": sharded.oov_counts()}
+    rows = {r.name: {n: t.clone() for n, t in r.fields.items()} for r in sharded.all_records()}
+    sent, oov = world.meter.bytes - before, sharded.oov_counts()
+    return {"vectors": found, "chunks": chunks, "all rows": rows, "bytes": sent, "oov": oov}
 
 
-def grouped(rank: int, batch: int, most: int) -> KeyedJagged:
-    """As `ids`, but f2 and f3 are a dedup group, whose rows are half as many."""
-    whole, unique = ids(rank, batch, most, False), ids(rank + 50, (batch + 1) // 2, most, False)
+def copied(world: World, way: bool | None, rule: RowRule, batches: list[int], most: int) -> dict[str, Any]:
+    """Steps of copied tables; way: whether whole tables travel or rows, None for what takes fewer bytes."""
+    found, chosen = copies.is_dense, []
+
+    def is_dense(*arguments: Any) -> bool:
+        chosen.append(found(*arguments))
+        return chosen[-1] if way is None else way
+
+    copies.is_dense = is_dense
+    try:
+        plan = dict.fromkeys("abc", Layout())
+        out = train(world, plan, rule, ("sum", "mean", "none", "sum"), "fused", batches, most, True, 3)
+    finally:
+        copies.is_dense = found
+    return {**out, "chosen": set(chosen)}
+
+
+def grouped(seed: int, batch: int, most: int, weighted: bool) -> KeyedJagged:
+    """As `ids`, but f2 and f3 are a dedup group, whose rows are half as many; weights are 1/2, 1 or 2.
+
+    With gradients of whole numbers no sum of theirs is ever rounded.
+    """
+    whole, unique = ids(seed, batch, most, weighted), ids(seed + 50, (batch + 1) // 2, most, weighted)
     parts = [(unique if key in ("f2", "f3") else whole)[key] for key in whole.keys]
-    random = torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(seed)
     inverse_B = torch.randint(0, max((batch + 1) // 2, 1), (batch,), generator=random)
     return KeyedJagged(
         keys=whole.keys, values_N=torch.cat([p.values_N for p in parts]),
         lengths=torch.cat([p.lengths_B for p in parts]),
+        weights_N=torch.cat([2 ** (p.weights_N * 3 - 1).floor() for p in parts]) if weighted else None,
         inverse_B={("f2", "f3"): inverse_B, ("f4",): torch.arange(batch)},
         rows=tuple(len(p.lengths_B) for p in parts),
     )  # fmt: skip
@@ -136,24 +167,6 @@ def expanded(found: dict[str, Tensor | Jagged]) -> dict[str, Tensor]:
     return out
 
 
-def dedup(
-    world: World, plan: dict[str, Layout], poolings: tuple[str, ...], batches: list[int], most: int
-) -> dict[str, Any]:
-    """Two steps on unique rows, with gradients that add up exactly."""
-    whole: Any = tables(sgd.Config(lr=0.5), poolings, "fused")
-    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
-    found = []
-    before = world.meter.bytes.copy()
-    for _ in range(2):
-        mine = grouped(world.rank, batches[world.rank], most)
-        out = expanded(sharded(mine))
-        found.append({name: v.detach().clone() for name, v in out.items()})
-        loss = sum((v * upstream(v.shape, 31 * world.rank + i).round()).sum() for i, v in enumerate(out.values()))
-        torch.as_tensor(loss).backward()
-        sharded.update()
-    return {"vectors": found, "chunks": plain(sharded.chunks()), "bytes": world.meter.bytes - before}
-
-
 def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, shares: int = 1) -> float:
     """The norm of all gradients, as a step's guard and clipping see it; of so many ranks' shares in one process."""
     tables_here: Any = tables(rule, ("sum",) * 4, "deferred")
@@ -166,9 +179,9 @@ def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, sha
             loss = loss + out["f2"].sum() * float("inf")
         torch.as_tensor(loss).backward()
     ranks: Any = SimpleNamespace(world=world)
-    found = Ranks.norm(ranks, [], [tables_here])
+    (squared,) = Ranks.sums(ranks, [Ranks.squared_norm(ranks, [], [tables_here])])
     tables_here.discard()
-    return found
+    return math.sqrt(squared)
 
 
 def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:
@@ -178,17 +191,193 @@ def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], agai
         first = Trainer(run)
         take, middle = first.take_step, first.total_steps // 2
 
-        def told(micro: Any, flags: tuple[bool, bool], ahead: Any) -> Any:
-            return take(micro, (world.rank == 1 and first.step == middle, flags[1]), ahead)
+        def told(micro: Any, flags: tuple[bool, bool], *more: Any) -> Any:
+            return take(micro, (world.rank == 1 and first.step == middle, flags[1]), *more)
 
         first.take_step = told  # type: ignore[assignment]
         assert first.fit()["step"] == middle + 1 < first.total_steps
+        first.ranks.world.leave()
         trainer = Trainer(run, resume=True)
     else:
         trainer = Trainer(run)
     results = trainer.fit()
+    trainer.ranks.world.leave()
     dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     return {"results": results, "dense": dense}
+
+
+def fit_spoilt(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], spoilt: dict[tuple[int, int], tuple[str, int]]
+) -> dict[str, Any]:
+    """As `fit`, but the loss ("loss"), the scores too ("scores") or a gradient ("gradient") is not finite in some.
+
+    spoilt: (step, batch of the step) -> which, and on which rank alone; in one process it befalls the whole batch.
+    """
+    trainer = Trainer(Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes}))
+    learn, calls, apiece = trainer.take_step.learn, itertools.count(), trainer.run.loop.accumulate
+
+    def spoiling(batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, scores_BT = learn(batch)
+        kind, rank = spoilt.get(divmod(next(calls), apiece), ("", 0))
+        if not kind or world.rank != rank % world.size:
+            return loss, scores_BT
+        if kind == "gradient":
+            loss.register_hook(lambda grad: grad * float("inf"))
+            return loss, scores_BT
+        return loss * float("nan"), scores_BT * float("nan") if kind == "scores" else scores_BT
+
+    trainer.take_step.learn = spoiling
+    results = trainer.fit()
+    trainer.ranks.world.leave()
+    dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    return {"results": results, "dense": dense}
+
+
+def scored(kind: str, rows: int = 400) -> dict[str, Tensor]:
+    """Rows of two labels with scores, of `kind`: "plain", or what might go wrong."""
+    random = torch.Generator().manual_seed(len(kind))
+    scores_NT = torch.rand(rows, 2, generator=random)
+    found = {
+        "scores": scores_NT, "labels": torch.bernoulli(scores_NT, generator=random),
+        "weights": torch.rand(rows, generator=random) + 0.1,
+        "sessions": torch.randint(0, 60, (rows,), generator=random),
+    }  # fmt: skip
+    match kind:
+        case "ties":
+            found["scores"] = (scores_NT * 4).round() / 4
+        case "equal scores":
+            found["scores"] = torch.full_like(scores_NT, 0.3)
+        case "one class":
+            found["labels"][:, 0] = 1
+        case "no weight":
+            found["weights"].zero_()
+        case "one group":
+            found["sessions"].fill_(-7)
+        case "groups by the ranks":  # all are the same number modulo 2, 3, 4 and 5
+            found["sessions"] *= -60
+        case "rows without a group":  # each is alone, see `sparrow.data.transformed`
+            found["sessions"][::2] = -1 - torch.arange(rows)[::2]
+        case "a NaN":
+            found["scores"][3, 0] = torch.nan
+        case "few rows":
+            found = {name: column[:3] for name, column in found.items()}
+    return found
+
+
+def evaluated(world: World, kind: str, weighted: bool, exact: bool) -> tuple[list[dict[str, float]], int, int]:
+    """Metrics of rows of which each rank scores some, the first one a third; bytes sent for AUC and GAUC."""
+    rows = scored(kind)
+    count, others, before = len(rows["scores"]), max(world.size - 1, 1), world.meter.bytes.copy()
+    first = count // 3 if world.size > 1 else count
+    cuts = [0, *(first + (count - first) * r // others for r in range(world.size))]
+    batches = []
+    for begin, end in ((0, count // 2), (count // 2, count)):
+        low = max(begin, cuts[world.rank])
+        high = max(low, min(end, cuts[world.rank + 1]))
+        mine = {name: column[low:high] for name, column in rows.items()}
+        batches.append(
+            Batch(
+                dense_BC=mine["scores"], ids=KeyedJagged.from_lists({}), labels_BT=mine["labels"],
+                weights_B=mine["weights"] if weighted else None, session_B=mine["sessions"],
+            )
+        )  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 + world.rank)  # which must not show in a bit
+    found = evaluate_labels(lambda batch: batch.dense_BC, batches, [0, 1], exact=exact, world=world)
+    torch.set_num_threads(threads)
+    sent = world.meter.bytes - before
+    auc, gauc = (
+        sum(n for (what, link), n in sent.items() if what == name and link != "self") for name in ("auc", "gauc")
+    )
+    return found, auc, gauc
+
+
+def refused(world: World, prepared: str, run_dir: str, changes: list[dict[str, Any]]) -> str:
+    """What training says that does not begin, each rank with settings of its own. sources: another Sparrow's."""
+    mine = dict(changes[world.rank])
+    log, sources, place = mine.pop("log", prepared), mine.pop("sources", None), mine.pop("run_dir", run_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparrow.training.rundir.PATIENCE_S", mine.pop("patience_s", 60.0))
+        if sources:
+            patch.setattr("sparrow.training.ranks._sources", lambda: sources)
+        try:
+            fit(world, log, place, mine, False)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def fit_with_a_stale_view(world: World, prepared: str, run_dir: str, changes: dict[str, Any], late_s: float) -> str:
+    """Two jobs, the second of which goes on; rank 1 sees checkpoints so late and lists none. What a rank says."""
+    exists, begun = Path.exists, dict[Path, float]()
+
+    def late(path: Path, **how: Any) -> bool:
+        of_checkpoint = any(part.startswith("step-") for part in path.parts)
+        return exists(path, **how) and (
+            not of_checkpoint or time.monotonic() - begun.setdefault(path, time.monotonic()) > late_s
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparrow.training.rundir.PATIENCE_S", 2.0)
+        if world.rank == 1:
+            patch.setattr("sparrow.checkpoint.store.steps", lambda directory: [])
+            patch.setattr(Path, "exists", late)
+        try:
+            fit(world, prepared, run_dir, changes, True)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def begun_with(world: World, local_sizes: list[int]) -> str:
+    """What a world says that does not begin: each rank's ranks a host."""
+    try:
+        World.begin(local_size=local_sizes[world.rank])
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+HOST = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+
+
+def waits(world: World, prepared: str, run_dir: str, changes: dict[str, Any], control: bool) -> list[str]:
+    """What a rank waits for between forward and backward: collectives, and numbers of tensors that the host asks for.
+
+    control: with one that does. What the thread beside the loop asks of judged scores keeps no step waiting.
+    """
+    loop = threading.get_ident()
+    trainer = Trainer(Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes}))
+    learn, seen, between = trainer.take_step.learn, list[str](), False
+
+    def learned(batch: Batch) -> tuple[Tensor, Tensor]:
+        nonlocal between
+        found = learn(batch)
+        between = True
+        if control:
+            world.all_sum("a sum", found[0].detach().clone()).item()
+        return found
+
+    def watched(name: str, call: Any, ends: bool = False) -> Any:
+        def inner(*given: Any, **more: Any) -> Any:
+            nonlocal between
+            between = between and not ends
+            if between and threading.get_ident() == loop:
+                seen.append(name)
+            return call(*given, **more)
+
+        return inner
+
+    trainer.take_step.learn = learned
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", watched("backward", torch.Tensor.backward, ends=True))
+        patch.setattr(World, "at", watched("at", World.at))
+        patch.setattr(Pending, "wait", watched("wait", Pending.wait))
+        for name in HOST:
+            patch.setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
+        trainer.fit()
+    trainer.ranks.world.leave()
+    return sorted(set(seen))
 
 
 def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -> list[Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.equivalence.pool import Pool
 
-HOSTS = {2: 2, 4: 2, 8: 2}  # ranks: ranks a host
+HOSTS = {2: 2, 3: 3, 4: 2, 5: 1, 8: 2}  # ranks: ranks a host
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ COLUMNS = {
     "number": Column(kind="numeric"), "long": Column(kind="numeric", transform="log"),
     "bucket": Column(kind="categorical", source="number", quantiles=7, table="bucket"),
     "code": Column(kind="categorical", table="code"), "word": Column(kind="categorical", table="word"),
-    "hashed": Column(kind="categorical", table="hashed"),
+    "hashed": Column(kind="categorical", table="hashed"), "weight": Column(kind="weight", source="long"),
     "list": Column(kind="list", table="word", separator="|", pooling="mean"),
 }  # fmt: skip
 SCHEMA = Schema(
@@ -139,7 +139,8 @@ def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
     by_file = replace(SCHEMA, columns=untimed, split=Split(by="file", valid_files=(files[2],)))
     (tmp_path / "a").mkdir()
     assert both(files, tmp_path / "a", schema=by_file).rows["valid"] == 2300
-    both(files, tmp_path, schema=replace(SCHEMA, columns=untimed, split=Split(by="ratio", valid=0.3)))
+    found = both(files, tmp_path, schema=replace(SCHEMA, columns=untimed, split=Split(by="ratio", valid=0.3)))
+    assert any("all rows of one session in one part" in note for note in found.notes)
 
 
 def test_grown_from_another_log(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from sparrow.sharding import (
     column_wise,
     data_parallel,
     grid,
+    hosts_row_wise,
     row_wise,
     table_column_wise,
     table_row_wise,
     table_wise,
 )  # fmt: skip
 from tests.equivalence import cases
+from tests.equivalence.conftest import HOSTS
 from tests.equivalence.pool import Pool
 
 pytestmark = pytest.mark.multi
@@ -40,10 +43,11 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {  # of ranks, ranks a host
     "table_row_wise": lambda size, local: table_row_wise(size // local - 1, local),
     "table_column_wise": lambda size, local: table_column_wise(0, local),
     "grid": lambda size, local: grid(tuple(range(size // local)), local),
+    "hosts_row_wise": lambda size, local: hosts_row_wise(tuple(range(size // local))[::-1], local),
 }
 MODES = ("fused", "deferred", "off")
 FP32 = cast.Config()
-BATCHES = [5, 3, 0, 6]  # samples of each rank: uneven, and none
+BATCHES = [5, 3, 0, 6, 1]  # samples of each rank: uneven, and none
 EIGHT = pytest.param(8, marks=pytest.mark.slow)
 
 
@@ -75,7 +79,7 @@ def pairwise(**choices: list[Any]) -> list[dict[str, Any]]:
 
 def single(
     rule: RowRule, poolings: tuple[str, ...], mode: str, batches: list[int], most: int, weighted: bool, steps: int,
-    only: tuple[str, tuple[int, int]] | None = None,
+    unique: bool = False, only: tuple[str, tuple[int, int]] | None = None, scale: float = 1.0,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """One process with the ranks' batches one behind the other. only: a table that has only these columns."""
     whole = cases.tables(rule, poolings, mode)
@@ -86,7 +90,8 @@ def single(
         whole.record(table).weight.copy_(begun.record(table).weight[:, left:right])
     found = []
     for step in range(steps):
-        parts = [cases.ids(100 * step + rank, count, most, weighted) for rank, count in enumerate(batches)]
+        made = cases.grouped if unique else cases.ids
+        parts = [made(100 * step + rank, count, most, weighted).expanded() for rank, count in enumerate(batches)]
         out = cases.flat(whole(joined(parts)))
         sizes = [
             {n: part[f].values_N.numel() if p == "none" else count for n, f, p in zip(out, out, poolings, strict=True)}
@@ -96,11 +101,12 @@ def single(
         loss = torch.zeros(())
         for i, (name, v) in enumerate(out.items()):
             dim = cases.DIMS["abc".index("abac"[i])]
-            grads = [cases.upstream(torch.Size([s[name], dim]), 7 * step + 31 * r + i) for r, s in enumerate(sizes)]
+            shapes = [torch.Size([size[name], dim]) for size in sizes]
+            grads = [cases.upstream(shape, 7 * step + 31 * r + i, unique) for r, shape in enumerate(shapes)]
             grad = torch.cat(grads)
             if only and "abac"[i] == only[0]:
                 grad = grad[:, slice(*only[1])]
-            loss = loss + (v * grad).sum()
+            loss = loss + (v * grad * scale).sum()
         if loss.requires_grad:
             loss.backward()
         whole.update()
@@ -143,12 +149,12 @@ def assert_same(got: list[dict[str, Any]], want: Any, exact: bool, state: bool =
     assert all((count == 1).all() for count in seen.values())  # every number is on one rank
 
 
-@pytest.mark.parametrize("size", [2, 4, EIGHT])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, EIGHT])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_id_a_bag(ranks: Callable[[int], Pool], size: int, layout: str) -> None:
     """Where nothing is added up in another order, bits are the same."""
     pool = ranks(size)
-    plan = dict.fromkeys("abc", LAYOUTS[layout](size, 2))
+    plan = dict.fromkeys("abc", LAYOUTS[layout](size, HOSTS[size]))
     rule, poolings = (
         RULES["sgd" if "column" in layout or layout == "grid" else "rowwise_adagrad"],
         ("sum", "mean", "sum", "none"),
@@ -162,32 +168,44 @@ MIXED = {"a": "row_wise", "b": "table_wise", "c": "table_row_wise"}  # roads sid
 CASES = pairwise(
     layout=[*LAYOUTS, "mixed"], rule=list(RULES),
     poolings=[("sum", "mean", "none", "sum"), ("mean", "sum", "sum", "none"), ("none",) * 4],
-    mode=["fused", "deferred", "off"], weighted=[False, True], most=[1, 6], size=[2, 4],
+    mode=["fused", "deferred", "off"], weighted=[False, True], most=[1, 6], size=[2, 3, 4, 5],
 )  # fmt: skip
 
 
 def plan_of(layout: str, size: int) -> dict[str, Layout]:
     named = MIXED if layout == "mixed" else dict.fromkeys("abc", layout)
-    return {table: LAYOUTS[kind](size, 2) for table, kind in named.items()}
+    return {table: LAYOUTS[kind](size, HOSTS[size]) for table, kind in named.items()}
 
 
-def check(pool: Pool, case: dict[str, Any], ahead: bool = False) -> None:
+def check(pool: Pool, case: dict[str, Any], ahead: bool = False, unique: bool = False) -> list[Any]:
+    """Three steps on all ranks against one process, which never has unique rows; gives what the ranks found."""
     size, rule = case["size"], RULES[case["rule"]]
-    shared = (case["poolings"], case["mode"])
-    got = pool.run(
-        cases.train, plan_of(case["layout"], size), rule, *shared, BATCHES[:size], case["most"], case["weighted"], 3,
-        *((FP32, FP32), ahead),
-    )  # fmt: skip
-    cut = case["layout"] in ("column_wise", "table_column_wise", "grid")
-    of_rows = "rowwise" in case["rule"]
-    want = single(rule, *shared, BATCHES[:size], case["most"], case["weighted"], 3)
-    if cut and of_rows and case["mode"] != "off":  # learns by a definition of its own, below; looks up by this one
-        for rank, of_rank in enumerate(got):
-            for name, values in of_rank["vectors"][0].items():
-                torch.testing.assert_close(values, want[0][0][name][rank], rtol=1e-5, atol=1e-6)
-        return
+    arguments = (rule, case["poolings"], case["mode"], BATCHES[:size], case["most"], case["weighted"], 3)
+    plan = plan_of(case["layout"], size)
+    got = pool.run(cases.train, plan, *arguments, (FP32, FP32), ahead, unique)
+    want = single(*arguments, unique)
+    cut = any(layout.columns > 1 for layout in plan.values())
     whole_bags = case["layout"] in ("table_wise", "column_wise", "table_column_wise") or case["most"] == 1
-    assert_same(got, want, exact=whole_bags and case["layout"] != "data_parallel")
+    exact = whole_bags and (case["layout"] != "data_parallel" or unique)  # whose gradients add up alike in any order
+    if cut and "rowwise" in case["rule"] and case["mode"] != "off":
+        assert_same_by_part(got, (*arguments, unique), exact)
+    else:
+        assert_same(got, want, exact)
+    return got
+
+
+def assert_same_by_part(got: list[dict[str, Any]], arguments: tuple[Any, ...], exact: bool) -> None:
+    """With a rule that keeps a number a row, a column part learns as a table that has only these columns."""
+    for table, columns in {(table, columns) for of_rank in got for table, _, columns, _ in of_rank["chunks"]}:
+        vectors, fields = single(*arguments, only=(table, columns))
+        names = {f"f{i + 1}" for i, of in enumerate("abac") if of == table}
+        cut, alone = slice(*columns), (0, columns[1] - columns[0])
+        mine = []
+        for of_rank in got:
+            steps = [{n: v[:, cut] for n, v in step.items() if n in names} for step in of_rank["vectors"]]
+            chunks = [(t, r, alone, f) for t, r, c, f in of_rank["chunks"] if (t, c) == (table, columns)]
+            mine.append({"vectors": steps, "chunks": chunks})
+        assert_same(mine, (vectors, {table: fields[table]}), exact)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
@@ -209,72 +227,80 @@ def test_ids_may_be_sent_ahead(ranks: Callable[[int], Pool]) -> None:
     check(ranks(4), {**CASES[0], "layout": "mixed", "mode": "fused", "size": 4}, ahead=True)
 
 
+@pytest.mark.parametrize("rule", ["rowwise_adagrad", "rowwise_adam"])
 @pytest.mark.parametrize("layout", ["column_wise", "table_column_wise", "grid"])
-def test_a_column_part_learns_as_a_table_of_its_own(ranks: Callable[[int], Pool], layout: str) -> None:
-    """One sum of squares a row for each part: that of a table that has only these columns."""
-    rule, poolings = RULES["rowwise_adagrad"], ("sum", "mean", "sum", "sum")
-    got = ranks(4).run(cases.train, plan_of(layout, 4), rule, poolings, "fused", BATCHES, 1, False, 3)
-    parts = {(table, columns) for of_rank in got for table, _, columns, _ in of_rank["chunks"]}
-    for table, columns in parts:
-        fields = single(rule, poolings, "fused", BATCHES, 1, False, 3, only=(table, columns))[1][table]
-        for of_rank in got:
-            for name, rows, cut, found in of_rank["chunks"]:
-                if (name, cut) == (table, columns):
-                    for field, values in found.items():
-                        assert torch.equal(values, fields[field][slice(*rows)])
+def test_a_column_part_learns_as_a_table_of_its_own(ranks: Callable[[int], Pool], layout: str, rule: str) -> None:
+    """One number a row for each part, over steps: those of a table that has only these columns."""
+    for poolings, most in ((("sum", "mean", "sum", "sum"), 1), (("mean", "sum", "none", "sum"), 6)):
+        case = {"layout": layout, "rule": rule, "mode": "fused", "weighted": most > 1, "most": most, "size": 4}
+        check(ranks(4), {**case, "poolings": poolings})
 
 
-@pytest.mark.parametrize("layout", ["table_wise", "row_wise", "column_wise", "table_column_wise", "table_row_wise"])
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
-def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], layout: str, codec: str) -> None:
+BYTES = pairwise(
+    layout=[name for name in LAYOUTS if name != "data_parallel"], codec=["fp32", "bf16"], most=[1, 10],
+    pooling=["sum", "mean"], weighted=[False, True], size=[3, 4, 5],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BYTES, ids=lambda case: "-".join(map(str, case.values())))
+def test_bytes_are_those_of_the_formula(ranks: Callable[[int], Pool], case: dict[str, Any]) -> None:
     """Counted from what collectives were handed, against what the layout must send."""
-    size, local, number, batches = 4, 2, {"fp32": 4, "bf16": 2}[codec], [5, 3, 4, 6]
-    both = (cast.Config(dtype=codec), cast.Config(dtype=codec))  # type: ignore[arg-type]
+    size, most, weighted = case["size"], case["most"], case["weighted"]
+    local, number, batches = HOSTS[size], {"fp32": 4, "bf16": 2}[case["codec"]], [5, 3, 4, 6, 2][:size]
+    plan, both = plan_of(case["layout"], size), (cast.Config(dtype=case["codec"]),) * 2
     got = ranks(size).run(
-        cases.train, plan_of(layout, size), RULES["sgd"], ("sum",) * 4, "fused", batches, 1, False, 1, both
+        cases.train, plan, RULES["sgd"], (case["pooling"],) * 4, "fused", batches, most, weighted, 1, both
     )
-    tables = (("a", 2), ("b", 1), ("c", 1))  # features of each
-    widths = dict(zip("abc", cases.DIMS, strict=True))
-    plan = plan_of(layout, size)
     for rank, of_rank in enumerate(got):
-        host = rank // local
-        want = dict.fromkeys(
-            [("vectors", "host"), ("vectors", "network"), ("gradients", "host"), ("gradients", "network")], 0
-        )
-        for other in range(size):
-            if other == rank:
-                continue
-            link = "host" if other // local == host else "network"
-            for table, features in tables:
-                for shard in plan[table].shards(table, cases.ROWS["abc".index(table)], widths[table]):
-                    width = shard.columns[1] - shard.columns[0]
-                    if shard.rank == rank:  # vectors to who asked
-                        want["vectors", link] += features * batches[other] * width * number
-                    if shard.rank == other:
-                        want["gradients", link] += features * batches[rank] * width * number
-        if layout == "table_row_wise":  # sums within the host, then once to the other
-            here = sum(f * widths[t] for t, f in tables if plan[t].ranks[0] // local == host)
-            away = sum(f * widths[t] for t, f in tables if plan[t].ranks[0] // local != host)
-            beside = sum(batches[h * local + 1 - rank % local] for h in range(2))
-            mine = sum(batches[h * local + rank % local] for h in range(2))
-            across = (rank + local) % size
-            want = {
-                ("partial sums", "host"): here * beside * number, ("sums", "network"): here * batches[across] * number,
-                ("gradients of sums", "network"): away * batches[rank] * number,
-                ("gradients of partial sums", "host"): here * mine * number,
-            }  # fmt: skip
-        sent = {
-            key: n
-            for key, n in of_rank["bytes"].items()
-            if key[1] != "self" and n and not key[0].startswith(("ids", "sizes"))
-        }
-        assert sent == {key: n for key, n in want.items() if n}
-    layouts = [(features, plan[table]) for table, features in tables]
-    lengths = sum(batches) * sum(features * len(layout.ranks) for features, layout in layouts)
-    rows = sum(batches) * sum(features * layout.columns for features, layout in layouts)  # one id a bag
-    assert sum(n for of_rank in got for (what, _), n in of_rank["bytes"].items() if what == "ids") == 4 * (
-        lengths + rows
-    )
+        sent = {key: n for key, n in of_rank["bytes"].items() if key[1] != "self" and n}
+        ours = {key: n for key, n in sent.items() if not key[0].startswith(("ids", "sizes", "weights"))}
+        through_host = case["layout"] in ("table_row_wise", "grid", "hosts_row_wise")
+        want = (sums_sent if through_host else vectors_sent)(plan, rank, batches, local, number)
+        assert ours == {key: n for key, n in want.items() if n}
+    parts = [cases.ids(rank, count, most, weighted) for rank, count in enumerate(batches)]
+    layouts = [plan[table] for table in "abac"]
+    lengths = sum(batches) * sum(len(layout.ranks) for layout in layouts)
+    rows = sum(part[key].values_N.numel() * layouts[k].columns for part in parts for k, key in enumerate(part.keys))
+    total = Counter[str]()
+    for (what, _), n in itertools.chain.from_iterable(of_rank["bytes"].items() for of_rank in got):
+        total[what] += n
+    assert total["ids"] == 4 * (lengths + rows)
+    assert total["weights"] == 4 * rows * weighted
+
+
+def vectors_sent(
+    plan: dict[str, Layout], rank: int, batches: list[int], local: int, number: int
+) -> Counter[tuple[str, str]]:
+    """Each shard's columns to every rank that asked, for each of its samples, whatever a bag holds."""
+    want = Counter[tuple[str, str]]()
+    for table in "abac":
+        place = "abc".index(table)
+        for shard in plan[table].shards(table, cases.ROWS[place], cases.DIMS[place]):
+            bytes_each = (shard.columns[1] - shard.columns[0]) * number
+            for other in set(range(len(batches))) - {rank}:
+                link = "host" if other // local == rank // local else "network"
+                want["vectors", link] += (shard.rank == rank) * batches[other] * bytes_each
+                want["gradients", link] += (shard.rank == other) * batches[rank] * bytes_each
+    return want
+
+
+def sums_sent(
+    plan: dict[str, Layout], rank: int, batches: list[int], local: int, number: int
+) -> Counter[tuple[str, str]]:
+    """Partial sums within the host, for the samples of each local rank everywhere; then one sum to each other host."""
+    hosts, (host, at) = len(batches) // local, divmod(rank, local)
+    widths = [0] * hosts  # of what a host has, over features
+    for table in "abac":
+        place = "abc".index(table)
+        for shard in plan[table].shards(table, cases.ROWS[place], cases.DIMS[place])[::local]:
+            widths[shard.rank // local] += shard.columns[1] - shard.columns[0]
+    of_local = [sum(batches[h * local + i] for h in range(hosts)) for i in range(local)]  # samples
+    return Counter({
+        ("partial sums", "host"): widths[host] * (sum(of_local) - of_local[at]) * number,
+        ("sums", "network"): widths[host] * (of_local[at] - batches[rank]) * number,
+        ("gradients of sums", "network"): (sum(widths) - widths[host]) * batches[rank] * number,
+        ("gradients of partial sums", "host"): widths[host] * of_local[at] * (local - 1) * number,
+    })  # fmt: skip
 
 
 def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
@@ -282,7 +308,7 @@ def test_a_codec_of_any_size(ranks: Callable[[int], Pool]) -> None:
     rule, poolings = RULES["rowwise_adagrad"], ("sum", "mean", "none", "sum")
     for layout in ("mixed", "row_wise", "grid"):
         plain, packed = (
-            ranks(4).run(cases.train, plan_of(layout, 4), rule, poolings, "fused", BATCHES, 6, True, 3, codecs)
+            ranks(4).run(cases.train, plan_of(layout, 4), rule, poolings, "fused", BATCHES[:4], 6, True, 3, codecs)
             for codecs in ((FP32, FP32), (cases.Sparse(), cases.Sparse()))
         )
         for one, other in zip(plain, packed, strict=True):
@@ -313,6 +339,35 @@ def test_a_checkpoint_fits_any_plan(
             assert torch.equal(values, other[table][name]), (table, name)
 
 
+@pytest.mark.parametrize("rule", ["rowwise_adagrad", "rowwise_adam"])
+def test_what_a_rule_keeps_once_a_row_becomes_the_mean_of_column_parts(
+    ranks: Callable[[int], Pool], tmp_path: Path, rule: str
+) -> None:
+    """Of a checkpoint whose column parts have learnt apart; weights and marks keep their bits."""
+    saved = ranks(4).run(cases.save, plan_of("column_wise", 4), RULES[rule], str(tmp_path))
+    loaded = whole(ranks(4).run(cases.load, plan_of("row_wise", 4), RULES[rule], str(tmp_path)), RULES[rule])
+    means = {t: {n: torch.zeros_like(v) for n, v in fields.items()} for t, fields in loaded.items()}
+    for table, rows, columns, fields in itertools.chain.from_iterable(saved):
+        share = (columns[1] - columns[0]) / means[table]["weight"].shape[1]
+        for name, values in fields.items():
+            if values.dim() > 1:
+                means[table][name][slice(*rows), slice(*columns)] = values
+            elif name == "touched":
+                means[table][name][slice(*rows)] |= values
+            else:
+                means[table][name][slice(*rows)] += share * values
+    apart = False
+    for table, fields in loaded.items():
+        for name, values in fields.items():
+            if values.dim() > 1 or name == "touched":
+                assert torch.equal(values, means[table][name])
+            else:
+                torch.testing.assert_close(values, means[table][name], rtol=1e-5, atol=1e-7)
+        first = next(f for t, _, c, f in itertools.chain.from_iterable(saved) if t == table and c[0] == 0)
+        apart |= any(not torch.equal(fields[n], v) for n, v in first.items() if v.dim() == 1 and n != "touched")
+    assert apart  # the parts' own numbers differ
+
+
 def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tensor]]:
     """The tables of everyone's chunks."""
     fields = {record.name: record.fields for record in cases.tables(rule, ("sum",) * 4, "fused").all_records()}
@@ -325,41 +380,52 @@ def whole(of_ranks: list[Any], rule: RowRule) -> dict[str, dict[str, torch.Tenso
     return fields
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "mixed"])
-@pytest.mark.parametrize("most", [1, 5])
+UNIQUE = pairwise(
+    layout=[*LAYOUTS, "mixed"], rule=list(RULES), mode=["fused", "deferred"], weighted=[False, True], most=[1, 6],
+    size=[2, 3, 4, 5],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNIQUE, ids=lambda case: "-".join(map(str, case.values())))
 def test_unique_rows_between_ranks_are_samples_in_one_process(
-    ranks: Callable[[int], Pool], layout: str, most: int
+    ranks: Callable[[int], Pool], case: dict[str, Any]
 ) -> None:
-    """Sharded and with dedup against neither; integers as gradients, which add up to the same in any order."""
-    plan, poolings = plan_of(layout, 4), ("sum", "sum", "none", "sum")
-    if layout == "mixed":  # of the last group every table is copied
-        plan["c"] = data_parallel()
-    got = ranks(4).run(cases.dedup, plan, poolings, BATCHES, most)
-    tables = cases.tables(RULES["sgd"].__class__(lr=0.5), poolings, "fused")  # type: ignore[call-arg]
-    parts = [cases.grouped(rank, count, most).expanded() for rank, count in enumerate(BATCHES)]
-    for step in range(2):
-        out = cases.flat(tables(joined(parts)))
-        sizes = [{key: part[key].values_N.numel() if key == "f3" else n for key in part.keys}
-                 for part, n in zip(parts, BATCHES, strict=True)]  # fmt: skip
-        loss = torch.zeros(())
-        for i, (name, v) in enumerate(out.items()):
-            for rank, mine in enumerate(v.detach().split([size[name] for size in sizes])):
-                torch.testing.assert_close(got[rank]["vectors"][step][name], mine, rtol=1e-5, atol=1e-6)
-                assert most > 1 or torch.equal(got[rank]["vectors"][step][name], mine)
-            shapes = [torch.Size([size[name], v.shape[1]]) for size in sizes]
-            loss = loss + (v * torch.cat([cases.upstream(s, 31 * r + i).round() for r, s in enumerate(shapes)])).sum()
-        loss.backward()
-        tables.update()
-    for table, rows, columns, fields in itertools.chain.from_iterable(of_rank["chunks"] for of_rank in got):
-        want = tables.record(table).weight[slice(*rows), slice(*columns)]
-        torch.testing.assert_close(fields["weight"], want, rtol=1e-5, atol=1e-6)
-    if layout == "table_wise":  # all on the last rank: ids, vectors and gradients of unique rows alone
-        widths = dict(zip("abc", cases.DIMS, strict=True))
-        per_row = widths["a"], widths["b"], widths["c"]
-        for rank, of_rank in enumerate(got[:3]):
-            unique, ids = (BATCHES[rank] + 1) // 2, cases.grouped(rank, BATCHES[rank], most)["f3"].values_N.numel()
-            sent = 2 * 4 * (BATCHES[rank] * (per_row[0] + per_row[2]) + unique * per_row[1] + ids * per_row[0])
-            assert sum(n for (what, _), n in of_rank["bytes"].items() if what == "gradients") == sent
+    """Sharded and with dedup against neither, with every rule: stored rows that no sample uses are not stepped."""
+    check(ranks(case["size"]), {**case, "poolings": ("sum", "sum", "none", "sum")}, unique=True)
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_bytes_are_those_of_unique_rows(ranks: Callable[[int], Pool], most: int) -> None:
+    case = {"layout": "table_wise", "rule": "sgd", "poolings": ("sum", "sum", "none", "sum"), "mode": "fused"}
+    got = check(ranks(4), {**case, "most": most, "weighted": False, "size": 4}, unique=True)
+    for rank, of_rank in enumerate(got[:3]):  # all tables are on the last rank
+        sent = 0
+        for step in range(3):
+            ids = cases.grouped(100 * step + rank, BATCHES[rank], most, False)
+            vectors = ids.stored("f1"), ids.stored("f2"), ids["f3"].values_N.numel(), ids.stored("f4")
+            sent += sum(4 * n * cases.DIMS["abc".index(table)] for n, table in zip(vectors, "abac", strict=True))
+        assert sum(n for (what, _), n in of_rank["bytes"].items() if what == "gradients") == sent
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rowwise_adagrad", "adam"])
+def test_copied_tables_travel_by_what_takes_fewer_bytes(ranks: Callable[[int], Pool], rule: str) -> None:
+    """As rows or whole: the same bits on every rank. They use most rows of one table, few of another."""
+    batches = [8, 6, 0, 7]
+    best, rows, whole = (ranks(4).run(cases.copied, way, RULES[rule], batches, 3) for way in (None, False, True))
+    assert all(one["chosen"] == {True, False} for one in best)
+    for others in (best, rows, whole):
+        for of_rank in others:
+            for table, fields in best[0]["all rows"].items():
+                for name, values in fields.items():
+                    assert torch.equal(values, of_rank["all rows"][table][name]), (table, name)
+
+    def sent(of_rank: dict[str, Any]) -> int:
+        return sum(n for (what, link), n in of_rank["bytes"].items() if "copied" in what and link != "self")
+
+    assert sum(map(sent, best)) < min(sum(map(sent, rows)), sum(map(sent, whole)))
+    want = single(RULES[rule], ("sum", "mean", "none", "sum"), "fused", batches, 3, True, 3)[1]
+    for table, fields in want.items():
+        torch.testing.assert_close(best[0]["all rows"][table]["weight"], fields["weight"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
@@ -372,12 +438,50 @@ def test_the_norm_is_of_everyones_gradients(ranks: Callable[[int], Pool], spoilt
     assert got[0] == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["table_wise", "row_wise", "grid"])
+def test_small_gradients_arrive_in_fp16(
+    ranks: Callable[[int], Pool], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1e-9, where fp16's own least number is 6e-8, within the format's error.
+
+    Half a unit of 11 bits is 2**-11 of a gradient. The largest of a message comes to [2**14, 2**15), so below the
+    normal numbers half their distance, 2**-25, is at most 2**-39 of it, on each of the two hops of a grid.
+    A row's gradients add up, and so do their errors. fp32 rounds, in both runs, every sum, the product with the rate,
+    the weight, and the difference that is compared.
+    """
+    rule, poolings, fp16 = sgd.Config(lr=1e8), ("sum", "mean", "sum", "none"), cast.Config(dtype="fp16")
+    arguments = (rule, poolings, "fused", BATCHES[:4], 1, False, 1)
+    want = single(*arguments, scale=1e-9)[1]
+    begun = cases.tables(rule, poolings, "fused")
+    got = ranks(4).run(cases.train, plan_of(layout, 4), *arguments, (FP32, fp16), False, False, 1e-9)
+    upstream, found = cases.upstream, []
+
+    def sizes(*given: Any) -> torch.Tensor:
+        found.append(upstream(*given).abs())
+        return found[-1]
+
+    monkeypatch.setattr(cases, "upstream", sizes)
+    farthest = single(*arguments, scale=1e-9)[1]  # where rows would go if no two gradients were of different signs
+    largest = 1e-9 * rule.lr * max(float(size.max()) for size in found if size.numel())
+    lookups, rounding = 2 * sum(BATCHES[:4]), 2.0**-24  # of a row, at most: two features share a table
+    moves = 0.0
+    for table, rows, columns, fields in itertools.chain.from_iterable(of_rank["chunks"] for of_rank in got):
+        part = slice(*rows), slice(*columns)
+        before = begun.record(table).weight[part]
+        moved, told = fields["weight"] - before, want[table]["weight"][part] - before
+        reach = (farthest[table]["weight"][part] - before).abs()
+        of_fp32 = 2 * rounding * ((lookups + 3) * reach + before.abs())
+        assert ((moved - told).abs() <= 2**-11 * reach + 2 * lookups * 2**-39 * largest + of_fp32).all()
+        moves = max([moves, *told.abs().flatten().tolist()])
+    assert moves > 0.2
+
+
 def test_codecs_are_chosen_apart(ranks: Callable[[int], Pool]) -> None:
     """Rounded vectors and exact gradients, and the reverse; what is rounded is rounded once."""
     rule, poolings, bf16 = RULES["sgd"], ("sum", "mean", "sum", "none"), cast.Config(dtype="bf16")
-    vectors, rows = single(rule, poolings, "fused", BATCHES, 1, False, 1)
+    vectors, rows = single(rule, poolings, "fused", BATCHES[:4], 1, False, 1)
     forward, backward = (
-        ranks(4).run(cases.train, plan_of("table_wise", 4), rule, poolings, "fused", BATCHES, 1, False, 1, codecs)
+        ranks(4).run(cases.train, plan_of("table_wise", 4), rule, poolings, "fused", BATCHES[:4], 1, False, 1, codecs)
         for codecs in ((bf16, FP32), (FP32, bf16))
     )
     for rank, (one, other) in enumerate(zip(forward, backward, strict=True)):

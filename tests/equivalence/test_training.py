@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -92,9 +94,11 @@ def test_training_on_many_ranks_is_training_on_one(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"loop.accumulate": 3}, {"loop.clip_norm": 0.05}, {"loop.nonfinite": "off"},
+        {"loop.accumulate": 3, "dense.eps": 1e-6},  # with 1e-8 Adam steps by rounding alone
+        {"loop.clip_norm": 0.05}, {"loop.nonfinite": "off"},
         {"loop.epochs": 2, "data.shuffle": True}, {"model.name": "dlrm", "model.bottom": [8], "model.top": [8]},
         {"data.batch_size": 3, "loop.max_steps": 20},  # fewer samples than ranks
+        {"data.id_dropout": {"item": 0.3, "history": 0.5}},
         {"loop.clip_norm": 0.05, "sharding.plan": "one table by rows, copies of the others"},
     ],
     ids=str,
@@ -115,6 +119,35 @@ def test_settings(
     assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
 
 
+SPOILT = {  # (step, batch) -> what is not finite, on which rank alone; the last batch's gradients are DDP's to sum
+    (1, 0): ("loss", 1), (3, 1): ("scores", 1), (5, 2): ("loss", 0), (6, 2): ("scores", 2), (8, 0): ("gradient", 1),
+    (9, 2): ("gradient", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "accumulate", "batch_size"),
+    [(2, 1, 90), (2, 3, 90), (3, 3, 90), (3, 1, 2), (3, 3, 2)],  # of a batch of two one of three ranks has nothing
+)
+def test_a_step_left_out_is_left_out_on_all_ranks(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, size: int, accumulate: int, batch_size: int
+) -> None:
+    """And the steps behind it are those of one process that left it out: two in a row, losses, gradients."""
+    spoilt = {(step, batch if accumulate > 1 else 0): what for (step, batch), what in SPOILT.items()}
+    settings = {**SETTINGS, "data.batch_size": batch_size, "loop.accumulate": accumulate, "loop.max_steps": 14}
+    settings |= {"sharding.plan": "row_wise", "dense.name": "sgd"}  # whose steps are as wrong as the gradients
+    got = ranks(size).run(cases.fit_spoilt, str(prepared), str(tmp_path / "run"), settings, spoilt)
+    want = cases.fit_spoilt(World(), str(prepared), str(tmp_path / "one"), settings, spoilt_in_one(spoilt))
+    assert [one["results"]["skipped_steps"] for one in got] == [len(spoilt)] * size
+    assert want["results"]["skipped_steps"] == len(spoilt)
+    assert_near(got, want)
+
+
+def spoilt_in_one(spoilt: dict[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], tuple[str, int]]:
+    """The same in one process, which is rank 0."""
+    return {place: (kind, 0) for place, (kind, _) in spoilt.items()}
+
+
 @pytest.mark.parametrize(
     ("plan", "model"),
     [("row_wise", "dcnv2"), ("row_wise", "masknet"), ("table_row_wise", "dlrm"), ("data_parallel", "dlrm")],
@@ -122,15 +155,25 @@ def test_settings(
 def test_many_ranks_with_dedup_are_one_without(
     ranks: Callable[[int], Pool], tmp_path: Path, plan: str, model: str
 ) -> None:
-    pq.write_table(made(300, 4), tmp_path / "log.parquet")
-    schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})  # as it is, it drowns all else
+    log = made(300, 4)
+    log = log.append_column("importance", pa.array(np.random.default_rng(0).uniform(0.1, 2, log.num_rows)))
+    pq.write_table(log, tmp_path / "log.parquet")
+    columns = {"row": Column(kind="numeric"), "importance": Column(kind="weight")}  # the row as it is drowns all else
+    schema = replace(SCHEMA, columns={**SCHEMA.columns, **columns})
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
-    settings = {**SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd"}
+    settings = {
+        **SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd",
+        "data.shuffle": plan == "row_wise",
+    }  # fmt: skip
     if model == "dlrm":
         del settings["model.deep"]
     if model != "dcnv2":
         settings |= {"model.name": model, "model.history.lists": ["history", "tags"]}
-    got = ranks(4).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
+    if model == "masknet":  # Adam divides its gradients that are nearly 0 by roots as small: 2 of 24 seeds fail
+        settings["dense.name"] = "sgd"
+    got = ranks(3 if model == "masknet" else 4).run(
+        cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False
+    )
     before = torch.get_num_threads()
     want = cases.fit(
         World(), str(tmp_path / "prepared"), str(tmp_path / "one"), {**settings, "data.dedup": "off"}, False
@@ -139,10 +182,23 @@ def test_many_ranks_with_dedup_are_one_without(
     assert_near(got, want)
 
 
+@pytest.mark.parametrize("changes", [{}, {"loop.accumulate": 3}, {"loop.nonfinite": "off"}], ids=str)
+def test_nobody_waits_between_forward_and_backward(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Neither for other ranks nor, which one process shows too, for a device."""
+    settings = {**SETTINGS, "data.batch_size": 200, "sharding.plan": "row_wise", "loop.max_steps": 4, **changes}
+    assert ranks(2).run(cases.waits, str(prepared), str(tmp_path / "two"), settings, False) == [[], []]
+    if not changes:
+        alone = cases.waits(World(), str(prepared), str(tmp_path / "one"), settings, False)
+        control = ranks(2).run(cases.waits, str(prepared), str(tmp_path / "control"), settings, True)
+        assert (alone, control) == ([], [["at", "item"]] * 2)
+
+
 def test_dense_gradients_travel_in_bf16(
     ranks: Callable[[int], Pool], alone: Callable[..., dict[str, Any]], prepared: Path, tmp_path: Path
 ) -> None:
-    """Rounded once, to 8 bits; and all ranks end with the same weights."""
+    """Rounded to 8 bits, on two ranks once before and once after the sum; and all ranks end with the same weights."""
     settings = {**SETTINGS, "sharding.dense": "bf16", "dense.name": "sgd"}
     got = ranks(2).run(cases.fit, str(prepared), str(tmp_path / "run"), settings, False)
     want = alone(**{"dense.name": "sgd"})

@@ -8,23 +8,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+from tests.pace import Deadline
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 class Job:
-    """`torchrun` with `ranks` processes of one command; what all of them say is in `output`."""
+    """`torchrun` with `ranks` processes of one command; what all of them say is in `output`.
 
-    def __init__(self, ranks: int, command: list[str], place: Path, restarts: int = 0) -> None:
+    launch: how torchrun is to find others of its kind, alone unless told.
+    """
+
+    def __init__(
+        self, ranks: int, command: list[str], place: Path, restarts: int = 0,
+        launch: Sequence[str] = ("--standalone",), **environment: str,
+    ) -> None:  # fmt: skip
         place.mkdir(parents=True, exist_ok=True)
         self.ranks, self._said = ranks, place / f"said-{len(list(place.glob('said-*')))}.txt"
-        launch = [*LAUNCH, f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        command = [*TORCHRUN, *launch, f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment}
         with open(self._said, "w", encoding="utf-8") as file:
-            self.process = subprocess.Popen([*launch, *command], stdout=file, stderr=file, env=environment)
-        self._known: set[int] = set()
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
 
     @property
     def output(self) -> str:
@@ -38,11 +46,10 @@ class Job:
 
     def pid(self, rank: int) -> int:
         """The process of a rank, of the last restart."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        deadline = Deadline(30)
+        while not deadline.over:
             for pid in children(self.process.pid):
                 if f"RANK={rank}" in environ(pid):
-                    self._known.add(pid)
                     return pid
             time.sleep(0.01)
         raise AssertionError(f"no rank {rank}:\n{self.output}")
@@ -51,20 +58,21 @@ class Job:
         """A signal to one rank, not to torchrun."""
         os.kill(self.pid(rank), number)
 
-    def until(self, happened: Callable[[], bool], limit_s: float = 60, pause_s: float = 0.001) -> None:
+    def until(self, happened: Callable[[], bool], limit_s: float = 60) -> None:
         """Wait for something to happen while the job runs."""
-        deadline = time.monotonic() + limit_s
+        deadline = Deadline(limit_s)
         while not happened():
             assert self.process.poll() is None, f"ended before that:\n{self.output}"
-            assert time.monotonic() < deadline, f"nothing in {limit_s} s:\n{self.output}"
-            time.sleep(pause_s)
+            assert not deadline.over, f"nothing in {deadline}:\n{self.output}"
+            time.sleep(0.001)
 
     def end(self, limit_s: float = 90) -> int:
         """Its exit code."""
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still there after {limit_s} s:\n{self.output}") from None
+        deadline = Deadline(limit_s)
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(1)
+            assert not deadline.over, f"still there after {deadline}:\n{self.output}"
 
     def close(self) -> None:
         """End what is left of it."""

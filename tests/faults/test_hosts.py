@@ -13,15 +13,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster.box import Box, Outcome, require
-from tests.faults.test_faults import EVERY, NAMED, SETTINGS, Training
+from tests.faults.test_faults import NAMED
+from tests.faults.training import EVERY, SETTINGS, Training
+from tests.pace import Deadline, slowness
 
 pytestmark = pytest.mark.multi
-TIMEOUT = 5
-
-
-@pytest.fixture
-def training(prepared: Path, tmp_path: Path) -> Training:
-    return Training(prepared, tmp_path)
+TIMEOUT = 5  # seconds in which ranks are to answer
 
 
 @pytest.fixture
@@ -37,16 +34,16 @@ def box() -> Iterator[Box]:
 
 def start(box: Box, training: Training, *arguments: str) -> None:
     """The training job as every rank."""
-    settings = {**SETTINGS, "sharding.timeout_s": TIMEOUT}
+    settings = {**SETTINGS, "sharding.timeout_s": round(TIMEOUT * slowness())}
     options = [text for name, value in settings.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
     place = ["--run_dir", str(training.dir)]
     box.start([sys.executable, "-m", "sparrow", "train", str(training.prepared), *place, *options, *arguments])
 
 
 def until(happened: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline = Deadline(limit_s)
     while not happened():
-        assert time.monotonic() < deadline, f"nothing in {limit_s} s"
+        assert not deadline.over, f"nothing in {deadline}"
         time.sleep(0.001)
 
 
@@ -54,10 +51,10 @@ def until(happened: Callable[[], bool], limit_s: float = 60) -> None:
 def ends_within(box: Box, seconds: float) -> Iterator[list[Outcome]]:
     """What happens in it ends the job so soon; gives how the ranks ended."""
     found: list[Outcome] = []
-    begun = time.monotonic()
+    limit = Deadline(seconds)
     yield found
-    found += box.wait(60)
-    assert time.monotonic() - begun < seconds
+    found += box.wait(60 * slowness())
+    assert not limit.over
 
 
 def error(ended: Outcome) -> str:
@@ -92,7 +89,7 @@ def test_lost_link_is_told_and_the_job_goes_on_from_its_checkpoint(
     box.cut(1)
     time.sleep(1)
     box.mend(1)
-    assert [one.code for one in box.wait(120)] == [0] * 4
+    assert [one.code for one in box.wait(120 * slowness())] == [0] * 4
     start(box, training)
     until(lambda: training.step >= 2 * EVERY)
     with ends_within(box, TIMEOUT + 2 * NAMED) as ended:
@@ -103,5 +100,5 @@ def test_lost_link_is_told_and_the_job_goes_on_from_its_checkpoint(
         assert re.match(rf"rank {one.rank} at step \d+, .*: the job's store is gone, with the host that", error(one))
     box.mend(1)
     start(box, training, "--resume")
-    assert [one.code for one in box.wait(120)] == [0] * 4
+    assert [one.code for one in box.wait(120 * slowness())] == [0] * 4
     training.assert_same(whole)

@@ -34,7 +34,7 @@ INTEGERS = st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))
 FLOATS = st.one_of(st.integers(-3, 3).map(float), st.floats(allow_nan=False, width=32))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(INTEGERS, max_size=30), max_size=6))
 def test_every_place_is_that_of_the_sorted_integers(tmp_path_factory, chunks: list[list[int]]) -> None:
     folder = tmp_path_factory.mktemp("ordered")
@@ -45,7 +45,7 @@ def test_every_place_is_that_of_the_sorted_integers(tmp_path_factory, chunks: li
     assert x.at([]).tolist() == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(FLOATS, min_size=1, max_size=80), st.integers(2, 20))
 def test_boundaries_are_the_inverse_of_the_empirical_distribution(tmp_path_factory, values, buckets: int) -> None:
     x = ordered(tmp_path_factory.mktemp("ordered"), [np.array(values)], np.float64)

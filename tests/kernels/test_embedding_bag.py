@@ -84,6 +84,11 @@ SHAPES = {
         lookups=tuple(look("mean" if k else "sum", table=2 - k, key=k) for k in range(3)),
         rows=(4, 300, 7),
     ),
+    "many features of a table": Shape(  # as of many ranks; some have no bag
+        keys=tuple([1, 0, 2][: k % 4] for k in range(70)),
+        lookups=tuple(look("mean" if k % 5 else "sum", key=k, output=k) for k in range(70)),
+        rows=(40,),
+    ),
     "everything": Shape(
         keys=([3, 0, 2], [1] * 7, [2, 6], []),
         lookups=(*INVERSE, look("none", table=2, key=2, output=2), look(table=1, key=3, output=3)),
@@ -383,7 +388,7 @@ def _samples(f: Lookup, keys: Sequence[Sequence[int]], inverses: Sequence[tuple[
 
 
 @built
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_programs(data: st.DataObject) -> None:
     rows = tuple(data.draw(st.lists(st.sampled_from([1, 2, 5, 40]), min_size=1, max_size=3)))
@@ -886,12 +891,3 @@ def test_half_a_feature() -> None:
     args[-1] = args[-1][:5]
     with pytest.raises(ValueError, match="features"):
         torch.ops.sparrow.lookup(*args)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("extra", ["clip_norm", "max_norm"])
-def test_a_gradient_that_is_not_a_number_stays_in_its_column(impl: Impl, extra: str) -> None:
-    tables = embedding_bag.tables_of(torch.ones(1, 3), RULES[f"sgd, {extra}"])
-    grad_UD = torch.tensor([[float("nan"), 1.0, 1.0]])
-    embedding_bag.update_rows(tables, [(torch.tensor([0]), grad_UD)], torch.ones(1), impl=impl)
-    assert tables.weights[0].isnan().tolist() == [[True, False, False]]

@@ -184,6 +184,31 @@ def test_adam_counts_the_updates_of_each_row(impl: Impl) -> None:
     assert level.state["updates"].tolist() == [2, 5]
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_gradient_without_a_finite_square_does_not_end_a_rows_learning(name: str, extra: str, impl: Impl) -> None:
+    """It is left out of its own row, state and all, and the next one counts as ever; other rows step as usual."""
+    rule = MEMBERS[name](regularization=Regularization(**EXTRAS[extra]))
+    start_RD, first_RD, sound_RD, second_RD = (torch.randn(5, 3) for _ in range(4))
+    bad_RD = sound_RD.clone()
+    for row, value in enumerate((2e19, -1e20, float("inf"), float("nan"))):
+        bad_RD[row, 1] = value
+
+    def after(grads: list[Tensor], impl: Impl) -> dict[str, Tensor]:
+        tables = embedding_bag.tables_of(start_RD.clone(), rule)
+        weight_RD = run(tables, impl, grads, 0.1)
+        assert tables[0].levels[0].touched_R.all()
+        return {"weight": weight_RD, **tables[0].levels[0].state}
+
+    found = after([first_RD, bad_RD, second_RD], impl)
+    without, usual = after([first_RD, second_RD], impl), after([first_RD, sound_RD, second_RD], impl)
+    for field, value in found.items():
+        assert torch.equal(value[:4], without[field][:4]), field
+        assert torch.equal(value[4], usual[field][4]) and not torch.equal(value[4], without[field][4]), field
+    torch.testing.assert_close(found, after([first_RD, bad_RD, second_RD], "reference"), rtol=2e-5, atol=1e-6)
+
+
 # -- by hand ---------------------------------------------------------------------------------------------------------
 
 

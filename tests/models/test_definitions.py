@@ -58,9 +58,14 @@ def test_factorization_machine_pair_by_pair(schema: Schema) -> None:
 @pytest.mark.parametrize("structure", ["parallel", "serial"])
 def test_masknet_by_hand(structure: Any) -> None:
     model: Any = build(masknet.Config(dim=4, blocks=2, width=8, reduction=0.5, deep=(6,), structure=structure))
+    nn.init.normal_(model.norm.weight)
+    nn.init.normal_(model.norm.bias)
     example = batch(5)
     each = vectors_of(model, example)
-    features, x = each.flatten(1), F.layer_norm(each, (4,)).flatten(1)
+    norms = [
+        F.layer_norm(x, (4,), *own) for x, *own in zip(each.unbind(1), model.norm.weight, model.norm.bias, strict=True)
+    ]
+    features, x = each.flatten(1), torch.cat(norms, 1)
     found = []
     for block in model.blocks:
         mask = dense(block.aggregate.layers, features) @ block.project.weight.T + block.project.bias

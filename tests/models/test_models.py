@@ -14,8 +14,8 @@ from sparrow.core.config import Family
 from sparrow.data.schema import Column, Schema, Table
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import computing
-from sparrow.losses import judged, probabilities
+from sparrow.layers import Head, computing
+from sparrow.losses import binary_cross_entropy, judged, probabilities
 from sparrow.models import (
     History,
     autoint,
@@ -150,14 +150,45 @@ def test_first_predictions_are_no_chance(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_bf16_is_close_and_learns(config: object) -> None:
-    model, example = build(config), batch()
-    exact = score(model, example)
-    with computing("bf16", torch.device("cpu")):
-        loss, scores = learn(model, example)
-    assert scores.dtype == loss.dtype == torch.float32
-    torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.02)
-    loss.backward()
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    """What it learned in bf16 tells rows apart, nearly as in fp32."""
+    model, example = build(config), batch(2000, seed=1000)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(40):
+        with computing("bf16", torch.device("cpu")):
+            loss, scores = learn(model, batch(seed=step))
+        loss.backward()
+        assert scores.dtype == loss.dtype == torch.float32
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        exact_BT = model(example)
+        with computing("bf16", torch.device("cpu")):
+            found_BT = model(example)
+    assert binary_cross_entropy(found_BT, example) < 0.6  # a constant has 0.69
+    assert exact_BT.std() > 0.5
+    assert (found_BT - exact_BT).std() < 0.1 * exact_BT.std()
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_the_last_product_is_in_fp32(config: object) -> None:
+    """Else there would be some hundred different scores."""
+    model, seen = build(config), []
+    for module in model.modules():
+        if isinstance(module, Head):
+            module.register_forward_hook(lambda head, parts, found: seen.append((head, parts, found)))
+    with computing("bf16", torch.device("cpu")), torch.no_grad():
+        assert model(batch()).dtype == torch.float32
+    for head, parts, found_BT in seen:
+        bias_T = 0 if head.bias is None else head.bias.double()
+        exact_BT = torch.cat(parts, 1).double() @ head.weight.double().T + bias_T
+        torch.testing.assert_close(found_BT.double(), exact_BT, rtol=1e-5, atol=1e-5)
+    assert seen or isinstance(config, logistic.Config | fm.Config)  # which end in no product
+
+
+def test_scores_in_bf16_are_as_many_as_rows() -> None:
+    with computing("bf16", torch.device("cpu")), torch.no_grad():
+        assert len(score(build(dcnv2.Config()), batch(5000)).unique()) > 4000
 
 
 @pytest.mark.parametrize("config", MODELS, ids=named)

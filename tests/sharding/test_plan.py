@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +14,7 @@ from sparrow.distributed.codecs import cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels.rules import Regularization, sgd
 from sparrow.sharding import Layout, ShardedTables, column_wise, plan
-from sparrow.sharding.plan import NAMED
+from sparrow.sharding.plan import FAR, LARGE, NAMED
 
 WORLD: Any = SimpleNamespace(size=4, hosts=2, local_size=2, rank=0)
 SPECS = [
@@ -30,12 +33,97 @@ def test_every_number_is_on_one_rank(name: str) -> None:
         assert {s.rank for s in shards} <= set(range(4))
 
 
+def grid(hosts: int, local: int) -> Any:
+    return SimpleNamespace(size=hosts * local, hosts=hosts, local_size=local, rank=0)
+
+
 def test_auto_goes_by_size() -> None:
     found = plan("auto", SPECS, WORLD)
     assert found["s"].is_replicated
-    assert found["l"].rows == 4
+    assert found["l"] == Layout(ranks=(0, 1, 2, 3), rows=4, through_host=True)
     assert {len(found["m"].ranks), len(found["k"].ranks)} == {1}
     assert found["m"].ranks != found["k"].ranks
+
+
+def spec_of(name: str, bytes_table: int) -> TableSpec:
+    return TableSpec(name=name, dim=16, addressing=Direct(bytes_table // 64))
+
+
+def held(found: dict[str, Layout], sizes: dict[str, int], world: Any) -> list[float]:
+    """Bytes of each rank."""
+    loads = [0.0] * world.size
+    for name, size in sizes.items():
+        for rank in found[name].ranks:
+            loads[rank] += size / len(found[name].ranks)
+    return loads
+
+
+def travelling(found: dict[str, Layout], world: Any, rank: int) -> Counter[str]:
+    """Vectors that come to a rank for a sample with an id in each table, by link; a partial sum is one too."""
+    vectors: Counter[str] = Counter()
+    local = world.local_size
+    for of in found.values():
+        for owner in of.ranks:
+            if of.through_host:  # a host's blocks are added up by its ranks, each for as many samples as it has
+                vectors["network" if owner // local != rank // local else "host"] += Fraction(1, local)
+                vectors["host"] += Fraction(local - 1, local)
+            elif owner != rank:
+                vectors["network" if owner // local != rank // local else "host"] += 1
+    return vectors
+
+
+@pytest.mark.parametrize("local", [1, 8])
+@pytest.mark.parametrize("bytes_table", [2 << 20, 200 << 20, 900 << 20])
+def test_equal_tables_stay_where_they_are_as_ranks_grow(local: int, bytes_table: int) -> None:
+    """26 of them on 2 to 256 ranks: never more than one vector of each over the network, whole ones while every rank
+    has one, and in a host no more than one from each of its ranks.
+    """
+    specs = [spec_of(f"t{i}", bytes_table) for i in range(26)]
+    for size in (2, 4, 8, 16, 24, 32, 64, 128, 256):
+        world = grid(max(size // local, 1), min(local, size))
+        found = plan("auto", specs, world)
+        for rank in (0, size - 1):
+            vectors = travelling(found, world, rank)
+            assert vectors["network"] <= 26
+            assert vectors["network"] + vectors["host"] <= (26 if size <= 26 else 26 * world.local_size)
+        if size <= 26:
+            assert {len(of.ranks) for of in found.values()} == {1}
+
+
+@pytest.mark.parametrize("local", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("seed", range(20))
+def test_auto_is_balanced(local: int, seed: int) -> None:
+    """No rank has more than the mean and the largest part of a table; sizes of every kind.
+
+    A table of size s in k parts goes to the k ranks that have least. If the last of them had more than the mean m, so
+    had the other W - k: together more than (W - k + 1) m. But what is left without the table is W m - s, and it has k
+    parts because s > (k - 1) m. The same holds of hosts, whose ranks have equal loads while tables are cut over them.
+    """
+    random = Random(seed)
+    sizes = {f"t{i}": int(2 ** random.uniform(20.1, random.choice([24, 30, 38]))) // 64 * 64 for i in range(30)}
+    for hosts in (1, 2, 3, 5, 16, 32):
+        world = grid(hosts, local)
+        found = plan("auto", [spec_of(name, size) for name, size in sizes.items()], world)
+        loads, mean = held(found, sizes, world), sum(sizes.values()) / world.size
+        least = FAR if local == 1 and hosts > 1 else LARGE
+        assert max(loads) <= mean + max(sizes[name] / len(of.ranks) for name, of in found.items())
+        for name, of in found.items():
+            of.check(name, world.size, local)
+            limit = max(mean, least)
+            assert (len(of.ranks) > 1) == (sizes[name] > limit)
+            # over hosts their number is rounded to the nearest: at worst one has what 1.5 should
+            assert sizes[name] / len(of.ranks) <= (1.5 if of.through_host else 1) * limit
+
+
+def test_a_table_is_cut_over_as_few_ranks_as_it_takes() -> None:
+    sizes = {"large": 3 << 30, "a": 1 << 30, "b": 1 << 30, "c": 1 << 30, "d": 2 << 30}
+    specs = [spec_of(name, size) for name, size in sizes.items()]
+    one = plan("auto", specs, grid(1, 4))  # two gigabytes a rank
+    assert (one["large"].rows, one["large"].through_host) == (2, False)
+    assert {of.rows for name, of in one.items() if name != "large"} == {1}
+    several = plan("auto", specs, grid(4, 2))  # one gigabyte a rank
+    assert (several["large"].rows, several["d"].rows, several["a"].rows) == (4, 2, 1)
+    assert not set(several["large"].ranks) & set(several["d"].ranks)
 
 
 def test_a_file_says_what_it_wants(tmp_path: Path) -> None:
@@ -49,25 +137,23 @@ def test_a_file_says_what_it_wants(tmp_path: Path) -> None:
         plan(str(file), SPECS, WORLD)
 
 
+def test_an_impossible_layout() -> None:
+    with pytest.raises(UserError, match=r"columns = 1 x rows = 3 are 3 blocks, on ranks \[0, 1\]"):
+        Layout(ranks=(0, 1), rows=3)
+    with pytest.raises(UserError, match=r"columns = 1 x rows = 2 are 2 blocks, on ranks \[\]"):
+        Layout(rows=2)
+
+
 @pytest.mark.parametrize(
-    ("layout", "says"),
-    [
-        ({"ranks": (0, 1), "rows": 3}, r"columns = 1 x rows = 3 are 3 blocks, on ranks \[0, 1\]"),
-        ({"ranks": (1, 2), "rows": 2, "through_host": True}, "not all those of a host"),
-    ],
+    ("ranks", "rows", "local"),
+    [((2, 3), 2, 4), ((1, 2), 2, 2), ((1, 0), 2, 2), ((0, 1, 2, 3), 2, 4), ((0, 1, 3, 2), 4, 2)],
 )
-def test_impossible_layouts(layout: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        Layout(**layout)
-
-
-def test_a_host_is_all_its_ranks() -> None:
+def test_a_host_is_all_its_ranks(ranks: tuple[int, ...], rows: int, local: int) -> None:
     whole = EmbeddingTables(SPECS[:1], [Feature(name="f", table="s")])
-    fp32, world = cast.Config(), SimpleNamespace(size=4, hosts=1, local_size=4, rank=0)
-    with pytest.raises(
-        UserError, match="table 's': through_host needs rows = 4, one block for each rank of a host; it has rows = 2"
-    ):
-        ShardedTables(whole, {"s": Layout(ranks=(2, 3), rows=2, through_host=True)}, world, fp32, fp32)  # type: ignore[arg-type]
+    of = Layout(ranks=ranks, rows=rows, columns=len(ranks) // rows, through_host=True)
+    needs = rf"through_host needs rows = {local} for each of its hosts.*it has rows = {rows} on \[{ranks[0]}, "
+    with pytest.raises(UserError, match=f"table 's': {needs}"):
+        ShardedTables(whole, {"s": of}, grid(4 // local, local), cast.Config(), cast.Config())
 
 
 def test_norms_of_whole_rows_need_whole_rows() -> None:

@@ -124,3 +124,25 @@ def test_no_row_to_score_is_left_out_without_a_word(table: pa.Table, tmp_path: P
     with pytest.raises(UserError, match=r"log.csv, line 6002: 2 cells where 3 are expected"):
         predict(tmp_path / "run", [tmp_path / "log.csv"], tmp_path / "scores.parquet")
     assert not (tmp_path / "scores.parquet").exists()
+
+
+@pytest.mark.parametrize(("model", "lr"), [("logistic", 0.1), ("dcnv2", 0.01), ("dlrm", 0.01)])
+def test_that_a_number_is_missing_can_be_the_whole_signal(model: str, lr: float) -> None:
+    """NE of the best there is: 0.76."""
+    rng, n = np.random.default_rng(3), 8_000
+    gone = rng.random(n) < 0.3
+    click = rng.random(n) < np.where(gone, 0.7, 0.15)
+    x = pa.array(rng.normal(0, 1, n), mask=gone)  # a missing number used to be the mean, in the middle of all
+    columns = {"click": click.astype(int), "x": x, "whole": rng.normal(0, 1, n), "item": rng.integers(0, 5, n)}
+    settings = {"model.name": model, "data.batch_size": 64, "threads": 1, "tables.lr": 0.01, "dense.lr": lr}
+    found = sparrow.fit(pa.table(columns), label="click", settings=settings)
+    assert found.schema.dense == ("x", "x:missing", "whole")
+    rates = np.array([0.15, 0.7])[gone.astype(int)]
+    best = -(rates * np.log(rates) + (1 - rates) * np.log(1 - rates)).mean()
+    rate = click.mean()
+    best /= -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    assert found.evaluate(pa.table(columns))["ne"] < best + 0.03
+    odd = {"item": [0] * 5, "x": [0.0] * 5, "whole": [float(columns["whole"].max()), 1e3, 1e12, 0.0, None]}
+    scores = found.predict(pa.table(odd))  # 1e12 used to fail all rows, and 1,000 to score exactly 0
+    assert scores[0] == scores[1] == scores[2] > 0.001
+    assert abs(scores[4] - scores[3]) < 0.02

@@ -20,7 +20,7 @@ from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.metrics import evaluate
 from sparrow.training import Run, Trainer, picture, preflight, restore, runlog, train
 from sparrow.training.labels import by_label, of_first, together
-from sparrow.training.loop import resolved
+from sparrow.training.preflight import resolved
 from sparrow.training.scaling import scale
 
 SMALL = {"data.batch_size": 100, "model.dim": 4, "model.bottom": [8], "model.top": [8], "threads": 1, "log.every": 3}

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,16 +22,16 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
+from sparrow.data.loader import Share
 from sparrow.data.schema import Column, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
-from sparrow.models import dcnv2, dlrm, logistic
+from sparrow.models import Offset, dcnv2, dlrm, logistic
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, profiling, restore, runlog, train
-from sparrow.training.feed import Portion
 from sparrow.training.restore import build, scoring
 
 
@@ -91,14 +92,15 @@ VARIANTS = {
         "data": {"shuffle": True},
         "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
     },
+    "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
     "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": sgd.Config(lr=0.1)},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
 }
 
 
-def portions(*batches: Batch) -> list[Portion]:
+def shares(*batches: Batch) -> list[Share]:
     """A step's batches as one rank takes them."""
-    return [Portion(batch, batch) for batch in batches]
+    return [Share(batch, batch.batch_size, batch.mass) for batch in batches]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -106,6 +108,7 @@ def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> 
     variant = dict(VARIANTS[name])
     changes = {"data": dataclasses.replace(make(prepared, tmp_path).data, **variant.pop("data", {})), **variant}
     whole = train(make(prepared, tmp_path / "whole", **changes))
+    assert whole["stopped_by"] is None  # a time limit's SIGTERM ends a run in good order, and the test would go on
     with pytest.raises(Kill):
         train(make(prepared, tmp_path / "cut", **changes), listener=dies_at(6))
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") < whole["step"]
@@ -221,7 +224,8 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     got = train(run)["progressive"]
     log = data.open(prepared)
     torch.manual_seed(run.seed)
-    model = DLRM(log.schema, run.model, rule=run.tables, seed=run.seed)
+    model = Offset(DLRM(log.schema, run.model, rule=run.tables, seed=run.seed), log.schema)
+    model.begin(log.log_odds())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     scores, labels, seen = [], [], 0
     for batch in log.loader(256):
@@ -252,9 +256,7 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
         place = tmp_path / str(progressive)
         loop = Loop(progressive=progressive, epochs=2)
         trainer = Trainer(make(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still))
-        with torch.no_grad():
-            trainer.model.bias_T.copy_(torch.tensor([1 / 2, 1 / 9]).logit())
-        trainer.fit()
+        trainer.fit()  # it begins at the base rates
         lines = [line for line in logged(place) if line["event"] == "train"]
         assert len(lines) == 2 and [line["ne"] for line in lines] == pytest.approx([1, 1], abs=1e-3)
 
@@ -268,12 +270,27 @@ def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path
     assert limit["auc"] > result["auc"] > 0.6
 
 
+def test_what_is_saved_and_said_has_judged_every_step(prepared: Path, tmp_path: Path) -> None:
+    """Though a step's scores are judged while the next one computes."""
+    loop = Loop(max_steps=4, nonfinite="off")
+    run = make(
+        prepared, tmp_path, checkpoint=Checkpoints(every=1, keep=9), loop=loop, log=Log(every=2, tensorboard=False)
+    )
+    results = train(run)
+    assert sum(window["examples"] for window in results["progressive"]) == results["examples"] == 4 * 256
+    for step in (1, 2, 3, 4):
+        saved = checkpoint.load(tmp_path / "checkpoints", step)
+        streams = saved.part("progressive")
+        assert sum(int(streams[f"{window}.sums"][0]) for window in range(5)) == saved.state["examples"] == step * 256
+        assert int(streams["5.sums"][0]) == step % 2 * 256  # since the last line of the log
+
+
 def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, calls = DLRM.forward, [0]
 
     def sometimes(self: DLRM, batch: Batch) -> torch.Tensor:
         calls[0] += 1
-        return forward(self, batch) * (float("nan") if calls[0] == 8 else 1.0)  # three calls are the preflight's
+        return forward(self, batch) * (float("nan") if calls[0] == 9 else 1.0)  # preflight's three, the offset's
 
     monkeypatch.setattr(DLRM, "forward", sometimes)
     result = train(make(prepared, tmp_path / "skip"))
@@ -288,8 +305,8 @@ def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatc
 def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(make(prepared, tmp_path / "run"))
     before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
-    next(trainer.model.head.parameters()).register_hook(lambda g: g * float("inf"))
-    trainer._train_step(portions(next(iter(data.open(prepared).loader(256)))))
+    next(trainer.model.model.head.parameters()).register_hook(lambda g: g * float("inf"))
+    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
     after = [r.weight for t in trainer.tables for r in t.all_records()]
     assert trainer.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -301,7 +318,7 @@ def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
     weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
     before = [w.detach().clone() for w in weights]
-    trainer._train_step(portions(next(iter(data.open(prepared).loader(256)))))
+    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
     moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
     assert float(moved) == pytest.approx(1e-3, rel=1e-3)
 
@@ -321,7 +338,7 @@ def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -
     trainer = Trainer(make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=sgd.Config(lr=1.0)))
     before = [p.detach().clone() for p in trainer.dense]
     batch = next(iter(data.open(prepared).loader(256)))
-    trainer._train_step(portions(dataclasses.replace(batch, weights_B=torch.zeros(256))))
+    trainer._train_step(shares(dataclasses.replace(batch, weights_B=torch.zeros(256))))
     assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
 
 
@@ -332,8 +349,8 @@ def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: 
     parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
     plain = {"dense": dense_sgd.Config(lr=0.1), "tables": sgd.Config(lr=0.1)}
     one, four = (Trainer(make(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
-    one._train_step(portions(dataclasses.replace(batch, weights_B=weights_B)))
-    four._train_step(portions(*parts))
+    one._train_step(shares(dataclasses.replace(batch, weights_B=weights_B)))
+    four._train_step(shares(*parts))
     for a, b in zip(one.dense, four.dense, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -490,6 +507,24 @@ def test_profile_says_where_a_steps_time_goes(prepared: Path, tmp_path: Path) ->
     assert found["steps"] == profiling.STEPS
 
 
+@pytest.mark.parametrize("units", [(False, False), (True, False), (False, True)], ids=["none", "avx512", "amx"])
+def test_bf16_without_its_units_is_said_to_be_slower(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units: tuple[bool, bool]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name, has in zip(("_is_avx512_bf16_supported", "_is_amx_tile_supported"), units, strict=True):
+        monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
+    said: list[str] = []
+    for precision in ("fp32", "bf16"):
+        run = make(prepared, tmp_path / precision, precision=precision)
+        Trainer(run, listener=lambda event, values: said.append(values["text"]))
+    assert [text for text in said if "bf16" in text] == (
+        []
+        if any(units)
+        else ["precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out"]
+    )
+
+
 def test_fewer_negatives_are_corrected_for(prepared: Path, tmp_path: Path) -> None:
     """A model whose training log lacks negatives still says the click rate of the whole log."""
     log = data.open(prepared)
@@ -499,6 +534,36 @@ def test_fewer_negatives_are_corrected_for(prepared: Path, tmp_path: Path) -> No
     raw, corrected = (scoring(model, make(prepared, tmp_path), s)(batch) for s in (log.schema, schema))
     odds = raw / (1 - raw)
     torch.testing.assert_close(corrected / (1 - corrected), odds * 0.25)  # the odds that He et al. restore
+
+
+@pytest.mark.parametrize("weight", [None, 3.0])
+def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: float | None) -> None:
+    """Though training leaves most negatives out: what it says lies near what it says where all are kept."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=20_000)
+    rate = 1 / (1 + np.exp(3 - x))
+    columns = {"label": (rng.random(20_000) < rate).astype(int), "x": x}
+    kinds: dict[str, Any] = {"label": "label", "x": "numeric"}
+    if weight:
+        columns["w"], kinds["w"] = np.full(20_000, weight), "weight"
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    schema = Schema(columns={name: Column(kind=kind) for name, kind in kinds.items()})
+    logged = []
+    for kept in (1.0, 0.2):
+        name = str(kept)
+        split = Split(by="ratio", valid=0, test=0, negatives=kept)
+        data.prepare([tmp_path / "log.parquet"], tmp_path / name, schema=schema, split=split)
+        run_dir = tmp_path / f"run-{name}"
+        model = {"model.name": "logistic", "dense.lr": 0.05, "threads": 1, "run_dir": str(run_dir), "log.every": 5}
+        fifths = train(Run.of(tmp_path / name, {**model, "data.batch_size": 100}))["progressive"]
+        line = [record for record in runlog.read(run_dir) if record["event"] == "train"][-1]
+        logged.append(({name: sum(f[name] for f in fifths[1:]) / 4 for name in fifths[0]}, line))
+    (whole, _), (sampled, line) = logged
+    near_of = {"base_rate": 0.005, "logloss": 0.02, "ne": 0.04, "calibration": 0.1}  # rows in another order, by chance
+    for name, near in near_of.items():
+        assert sampled[name] == pytest.approx(whole[name], abs=near), name
+    assert line["logloss"] == pytest.approx(whole["logloss"], abs=0.1)
+    assert sampled["examples"] < whole["examples"] / 2  # rows that were read
 
 
 @pytest.mark.slow

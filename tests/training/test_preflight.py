@@ -16,8 +16,9 @@ from sparrow.core.memory import available_bytes
 from sparrow.kernels.rules import adam
 from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.training import Data, Run, preflight
-from sparrow.training.loop import resolved
+from sparrow.training.preflight import resolved
 from sparrow.training.restore import build, tables_of
+from sparrow.training.run import Sharding
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ from sparrow import data
 from sparrow.core.memory import keep_freed_memory
 from sparrow.models import dcnv2
 from sparrow.training import Data, Run, Loop, preflight, train
-from sparrow.training.loop import resolved
+from sparrow.training.preflight import resolved
 keep_freed_memory()
 model = dcnv2.Config(dim=96, deep=(1024, 1024))
 run = Run(run_dir={str(tmp_path / "run")!r}, data=Data(path={str(prepared)!r}, batch_size=8192), model=model)
@@ -108,6 +109,40 @@ def with_large_tables(prepared: Path) -> data.Dataset:
     log = data.open(prepared)
     tables = {n: dataclasses.replace(t, encoding="hash", rows=10_000_000) for n, t in log.schema.tables.items()}
     return dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tables_are_counted_where_the_plan_puts_them(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A copy on each of 8 ranks of a host is 8 times the bytes; a host that has all tables has all their bytes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 60, 1 << 60))
+    log = with_large_tables(prepared)
+    (tmp_path / "plan.toml").write_text('default = "table_wise"\n' + "".join(
+        f"[tables.{name}]\nranks = [1]\n" for name in log.schema.tables
+    ))  # fmt: skip
+
+    def tables(plan: str, ranks: int, per_host: int) -> int:
+        run = make(prepared, model=dlrm.Config(), device=device, sharding=Sharding(plan=plan))
+        needs = preflight.estimate(run, log, ranks, per_host)
+        return {**needs.host, **needs.device}["tables"]
+
+    whole = tables("auto", 1, 1)
+    assert whole > 1e9
+    assert tables("data_parallel", 8, 8) == whole
+    assert tables("row_wise", 8, 8) == pytest.approx(whole / 8, rel=1e-6)
+    assert tables(str(tmp_path / "plan.toml"), 8, 8) == (whole if device == "cuda" else whole // 8)
+    assert tables(str(tmp_path / "plan.toml"), 8, 2) == (whole if device == "cuda" else whole // 2)
+    assert tables("auto", 8, 8) < whole / 4
+
+
+def test_a_rank_reads_and_judges_its_share(prepared: Path) -> None:
+    shuffled = Data(path=str(prepared), batch_size=512, shuffle=True)
+    run, log = dataclasses.replace(make(prepared, model=logistic.Config()), data=shuffled), data.open(prepared)
+    alone, shared = (preflight.estimate(run, log, ranks).host for ranks in (1, 4))
+    assert shared["loader"] < alone["loader"] / 2
+    assert shared["evaluation"] == alone["evaluation"] // 4
 
 
 def test_a_smaller_table_when_nothing_else_would_do(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +244,5 @@ def test_the_last_remedy_is_for_what_is_largest(
 ) -> None:
     monkeypatch.setattr(preflight, "_fits", lambda *_: False)
     host = {"program": 9, "tables": 1, preflight.DENSE: 1, "evaluation": 1, part: 2}
-    needs = preflight.Needs(host=host, device={}, largest=("item", 2_000_000))
+    needs = preflight.Needs(host=host, device={}, largest=("item", 2_000_000), flop=0)
     assert told in preflight._remedy(make(prepared), needs, data.open(prepared), 1, 1)

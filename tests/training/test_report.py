@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,7 +28,8 @@ from sparrow.models import dlrm, logistic
 from sparrow.training import Data, Log, Loop, Run, restore, train
 from sparrow.training.compare import compare
 from sparrow.training.importance import importance
-from sparrow.training.report import _in_words, report
+from sparrow.training.report import _in_words, reliability, report
+from sparrow.training.scored import Rows
 from sparrow.training.slices import slices
 from sparrow.training.usage import usage
 
@@ -220,6 +222,34 @@ def test_the_verdict_in_words(ne: tuple[float, float], calibration: tuple[float,
     assert says in _in_words("test", {"ne": estimate(*ne), "calibration": estimate(*calibration)})
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.9])
+def test_half_widths_do_not_hang_on_the_unit_of_the_weights(spread: float) -> None:
+    """Of the curve, the verdict and a slice; with equal weights they are those of no weights. They were 0.43, 0.026 and
+    0.0003 for weights of 0.01, 1 and 100.
+    """
+    random = torch.Generator().manual_seed(0)
+    scores_N, free_N = (torch.rand(5000, generator=random) for _ in range(2))
+    labels_N = (torch.rand(5000, generator=random) < scores_N).float()
+    found = []
+    for unit in (None, 0.01, 1, 100):
+        weights_N = None if unit is None else unit * (1 + spread * (2 * free_N - 1))
+        rows = Rows(scores_N=scores_N, labels_N=labels_N, weights_N=weights_N, sessions_N=None)
+        widths = [*reliability(rows)[2], *(e.error for e in rows.estimates().values())]
+        found.append([*widths, *(e.error for e in rows.estimates(scores_N < 0.3).values())])
+    assert found[1] == pytest.approx(found[2], rel=1e-4) and found[3] == pytest.approx(found[2], rel=1e-4)
+    assert (found[0] == pytest.approx(found[2], rel=1e-4)) == (spread == 0)
+    assert sum(found[2]) > (1.05 if spread else 0.999) * sum(found[0])  # unequal weights tell less
+
+
+def test_the_training_rate_counts_weights(tmp_path: Path) -> None:
+    """Always saying it is then as good on rows held out as the rate of these."""
+    columns = table(4000)
+    got = in_full(tmp_path, {**columns, "sample_weight": 1.0 + 9 * columns["label"]})
+    at = got.cells.index("valid: always the training rate")
+    calibration = got.cells[at + 1 + len(("rows", "auc", "logloss", "ne"))]
+    assert float(calibration.split(" ± ")[0]) == pytest.approx(1, abs=0.05)
+
+
 def test_a_part_of_one_class(tmp_path: Path) -> None:
     rows = 1200
     columns = table(rows, ts=np.arange(rows))
@@ -358,20 +388,27 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[data.Dataset, dict
 def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[data.Dataset, dict[str, Any]]) -> None:
     dataset, raw = sliced
     names, at_N = slices(dataset, "test", "item")
-    counts = Counter(raw["item"].tolist()).most_common()
+    log = pq.read_table(dataset.path.parent / "log.parquet")
+    train = log.slice(0, len(log) // 2)
+    trained = Counter(train["item"].to_pylist())
+    named = [str(item) if trained[item] >= 2 else "unknown" for item in raw["item"]]
+    counts = Counter(named)
     assert len(names) == 8
     assert names[-1] == f"{len(counts) - 7} others"
+    assert sorted((counts[name] for name in names[:-1]), reverse=True) == sorted(counts.values(), reverse=True)[:7]
     for i, name in enumerate(names[:-1]):
-        assert (at_N == i).sum() == dict(counts)[int(name)]
-        assert set(raw["item"][at_N == i]) == {int(name)}
+        assert {named[n] for n in np.flatnonzero(at_N == i)} == {name}
+        assert (at_N == i).sum() == counts[name]
     for name in ("x", "big"):
         names, at_N = slices(dataset, "test", name)
         sizes = np.bincount(at_N)
         assert names[0].startswith("≤ ")
-        tops = [raw[name][at_N == i].max() for i in range(len(names))]
+        bounds = pc.min_max(train[name]).as_py()
+        raw_N = raw[name].clip(bounds["min"], bounds["max"])  # as `prepare` clips
+        tops = [raw_N[at_N == i].max() for i in range(len(names))]
         assert [float(n[2:]) for n in names] == pytest.approx(tops, rel=1e-3)
         assert len(names) == 8
-        assert (raw[name][at_N == 0].max() < raw[name][at_N == 1].min()) and sizes.min() > 60
+        assert (raw_N[at_N == 0].max() < raw_N[at_N == 1].min()) and sizes.min() > 60
     names, at_N = slices(dataset, "test", "few")
     assert names == ["1", "2", "3"]
     assert (at_N + 1 == raw["few"]).all()
@@ -391,10 +428,10 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
             "v": Column(kind="categorical", table="v"),
             "q": Column(kind="categorical", table="q", quantiles=3, boundaries=(1.5, 4.0)),
         },
-        tables={"v": Table(encoding="vocabulary", rows=5), "q": Table(encoding="range", low=1, high=3, rows=4)},
+        tables={"v": Table(encoding="vocabulary", rows=5), "q": Table(encoding="range", low=1, high=3, rows=5)},
     )
     (tmp_path / "test").mkdir()
-    table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [3, 1, 1, 0, 2, 1, 1]})
+    table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [4, 2, 2, 0, 3, 2, 2]})
     pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
     dataset = data.Dataset(tmp_path, schema, {})
     names, at_N = slices(dataset, "test", "v")
@@ -415,7 +452,7 @@ def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     rows = 400
     train_ids, test_ids = np.arange(rows // 2) % 20, np.arange(rows // 2) % 40  # 20..39 are new
     item = pa.array([None if i % 10 == 0 else int(x) for i, x in enumerate([*train_ids, *test_ids])])
-    lists = [[1, 2]] * (rows // 2) + [[1, 3], []] * (rows // 4)
+    lists = [[1, 2]] * (rows // 2) + [[1, 5], []] * (rows // 4)  # 3 would have the row of 1 or 2
     columns = {"label": np.arange(rows) % 3 == 0, "ts": np.arange(rows), "item": item, "h": lists, "other": item}
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     kinds: dict[str, Any] = {"label": Column(kind="label"), "ts": Column(kind="time")}
@@ -434,7 +471,9 @@ def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     found, dataset = restore(tmp_path / "run"), data.open(tmp_path / "prepared")
     tables, used = usage(found, dataset, ("test",), lambda what, done, total: None)
     by_name = {t.name: t for t in tables}
-    wanted = Counter(0 if x is None else x for x in item.to_pylist()[: rows // 2])
+    trained = item.to_pylist()[: rows // 2]
+    first = [x is not None and x not in trained[:i] for i, x in enumerate(trained)]  # not known yet
+    wanted = Counter(-1 if new else x for x, new in zip(trained, first, strict=True))
     hits = by_name["item"].hits_R
     assert hits.sum() == rows // 2
     assert sorted(hits[hits > 0].tolist()) == sorted(wanted.values())
@@ -445,11 +484,10 @@ def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     assert by_name["item"].bytes_state == hits.numel() * (4 + 1)  # one accumulator a row, and the touched byte
     half, missing = rows // 2, rows // 20
     new = sum(x is not None and x >= 20 for x in item.to_pylist()[half:])
-    for name, unknown in (("item", missing + new), ("other", 0)):
+    for name, unknown in (("item", new), ("other", 0)):
         got = used[name]["test"]
-        assert (got.rows, got.ids, got.unknown) == (half, half, unknown)
-        assert got.missing == (0 if name == "item" else missing)
-    assert used["other"]["test"].untrained == new  # a range sends them to its row 0, which did learn
+        assert (got.rows, got.ids, got.unknown, got.missing) == (half, half, unknown, missing)
+    assert used["other"]["test"].untrained == new  # a range sends them to its row 1, which did learn
     assert used["item"]["test"].untrained == 0
     assert (used["h"]["test"].missing, used["h"]["test"].ids) == (half // 2, half)
     assert used["h"]["test"].untrained == half // 2

@@ -130,7 +130,7 @@ def users(transforms: Transforms, numbers: range) -> np.ndarray:
 def items(transforms: Transforms, numbers: range) -> np.ndarray:
     low = transforms.schema.tables["item"].low
     assert low is not None
-    return np.array(numbers) - low + 1
+    return np.array(numbers) - low + 2
 
 
 def of_rows(fields: dict[str, torch.Tensor], rows: np.ndarray) -> dict[str, torch.Tensor]:
@@ -166,7 +166,7 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(world: World, tmp_path
     assert same(of_rows(got["item"], rows[1]), of_rows(old["item"], rows[0]))
     unseen = items(now, range(180, 210) if log == "grown" else range(90, 100))
     assert same(of_rows(got["item"], unseen), of_rows(fresh["item"], unseen))
-    for table, special in (("user", [0, 1]), ("item", [0])):  # missing and unknown
+    for table, special in (("user", [0, 1]), ("item", [0, 1])):  # missing and unknown
         assert same(of_rows(got[table], np.array(special)), of_rows(old[table], np.array(special)))
     assert same(got["page"], old["page"])
     assert same(dict(trainer.model.state_dict()), was.part("dense"))
@@ -175,7 +175,7 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(world: World, tmp_path
     }
     assert same(optimizer, was.part("optimizer"))
     if log == "grown":
-        carried = 62 + 81 + 64 + (now.schema.tables["age"].rows or 0)
+        carried = 62 + 82 + 64 + (now.schema.tables["age"].rows or 0)
         total = sum(table.rows or 0 for table in now.schema.tables.values())
         assert said == [
             f"begun with {world.first_run}, step {was.step}: {carried} of {total} table rows come from there"
@@ -195,6 +195,24 @@ def test_before_a_step_it_predicts_what_the_first_run_did(world: World, tmp_path
     with torch.no_grad():
         got = torch.cat([trainer.score(b) for b in data.batches(trainer.dataset.schema, table, 8192)])
     torch.testing.assert_close(got.numpy(), restore(world.first_run).score_rows(raw), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kept", [0.25, 1.0])
+def test_a_log_with_another_share_of_negatives(world: World, tmp_path: Path, kept: float) -> None:
+    """Corrected scores stay what they were: the offset is learned for one share and moves to the other."""
+    like = Transforms.load(world.first_run)
+    sampled = dataclasses.replace(like.schema.split, negatives=kept)
+    data.prepare([world.root / "two.parquet"], tmp_path / "log", schema=like, grow=True, split=sampled)
+    run = dataclasses.replace(world.run("first", tmp_path / "warm"), data=Data(path=str(tmp_path / "log")))
+    trainer, said = Trainer(dataclasses.replace(run, init_from=str(world.first_run))), []
+    warm_start(trainer.model, trainer.optimizer, trainer.run, trainer.dataset, said.append)
+    raw = pq.read_table(world.root / "one.parquet")
+    table = trainer.dataset.transforms.transform(raw, training=False)
+    with torch.no_grad():
+        got = torch.cat([trainer.score(b) for b in data.batches(trainer.dataset.schema, table, 8192)])
+    torch.testing.assert_close(got.numpy(), restore(world.first_run).score_rows(raw), rtol=1e-5, atol=0)
+    moved = [text for text in said if "negatives" in text]
+    assert moved == (["0.25 of the negatives are kept, 1 were there: logits move by +1.386"] if kept < 1 else [])
 
 
 def test_what_it_learnt_is_there_after_training_too(world: World, tmp_path: Path) -> None:
@@ -302,7 +320,7 @@ def prepared(world: World, tmp_path: Path, **changes: Any) -> str:
     ("table", "told"),
     [
         ({"page": Table(encoding="hash", rows=128)}, "'page': hash of 64 rows then, hash of 128 now"),
-        ({"item": Table(encoding="vocabulary")}, r"'item': range of 81 rows then, vocabulary of \d+ now"),
+        ({"item": Table(encoding="vocabulary")}, r"'item': range of 82 rows then, vocabulary of \d+ now"),
         ({"user": Table(encoding="hash", rows=62)}, "'user': vocabulary of 62 rows then, hash of 62 now"),
     ],
 )

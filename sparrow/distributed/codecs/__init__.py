@@ -6,17 +6,22 @@ way back.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
+
+Unit = Literal["number", "message", "table"]
 
 
 class Codec(Protocol):
     """What a member's `Config` offers."""
 
     @property
-    def elementwise(self) -> bool:
-        """Whether each number is encoded by itself, so that blocks may come together as one."""
+    def unit(self) -> Unit:
+        """What is encoded by itself: a "number", all that goes to a rank (a "message"), or a "table"'s part of it.
+
+        Blocks of the first two may come together as one: those of all ranks, or of one.
+        """
         ...
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
@@ -36,4 +41,4 @@ class Codec(Protocol):
         ...
 
 
-__all__ = ["Codec"]
+__all__ = ["Codec", "Unit"]

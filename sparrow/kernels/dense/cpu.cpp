@@ -10,13 +10,6 @@
 #include <tuple>
 #include <vector>
 
-// The same function compiled for each kind of processor; the system picks when the library is loaded.
-#if defined(__x86_64__) && defined(__linux__)
-#define FOR_PROCESSORS __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_PROCESSORS
-#endif
-
 namespace {
 
 using torch::headeronly::ScalarType;

@@ -107,7 +107,8 @@ struct Reduce {
   const Table* table;
   const uint64_t* keys;
   int64_t begin, end;
-  const Source* sources;  // and one more, where the bags end
+  const Source* sources;
+  int64_t features;       // of whom there are gradients: sources
   const uint32_t* bag;    // null: the payload is the bag
   const float* weights;   // null: all 1
   const float* scale;     // null: all 1
@@ -119,7 +120,11 @@ struct Reduce {
   INLINE const float* gradient(uint64_t key) const {
     const int64_t b = bag_of(key);
     const Source* source = sources;
-    while (b >= source[1].first) ++source;
+    for (int64_t left = features; left > 1;) {  // halved without a branch: whose bag it is cannot be foretold
+      const int64_t half = left / 2;
+      source += b >= source[half].first ? half : 0;
+      left -= half;
+    }
     return source->grad + (b - source->first) * source->stride;
   }
 };
@@ -614,10 +619,8 @@ std::vector<Share> shares_of(const Batch& batch, int64_t tables) {
     share.bags += f.units();
     share.mean |= f.pooling == kMean;
   }
-  for (Share& share : shares) {
+  for (const Share& share : shares)
     check(share.N < kMax && share.bags < kMax, "more than 2**32 lookups in a table; use impl='reference'");
-    share.sources.push_back({std::numeric_limits<int64_t>::max(), nullptr, 0});
-  }
   return shares;
 }
 
@@ -665,6 +668,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   uint32_t* bag = batch.weights ? space.bag.get() : nullptr;
   float *weights = batch.weights ? space.weights.get() : nullptr, *scale = share.mean ? space.scale.get() : nullptr;
   r.sources = share.sources.data();
+  r.features = static_cast<int64_t>(share.sources.size());
   r.bag = bag;
   r.weights = weights;
   r.scale = scale;

@@ -196,6 +196,8 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
   float* weight = level.weight + row * shape.dim;
+  level.touched[row] = 1;
+  if (!(dot(shape, g, g) <= __FLT_MAX__)) return;  // an infinite sum of squares would end the row's learning for good
   Vectors<W, K> w(scratch + kScratchRow(shape.dim));
   read(shape, weight, w);
   if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
@@ -211,7 +213,6 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   }
   if (rule.max_norm > 0) limit(shape, w, rule.max_norm);
   write(shape, w, weight);
-  level.touched[row] = 1;
 }
 
 INLINE void prefetch_target(const Table& table, int64_t slot) {

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
@@ -67,8 +68,13 @@ class RowRule(Protocol):
 def regularized_update(
     rule: RowRule, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`rule.update` inside its regularization: the definition of a row update."""
-    extra = rule.regularization
+    """`rule.update` inside its regularization: the definition of a row update.
+
+    A row whose gradient's square is not finite in fp32 (a number above 1e19, infinity, NaN) stays as it is, its state
+    too: a sum of squares that is infinite once would stay so, and the row would never learn again.
+    """
+    extra, before_UD, before = rule.regularization, weight_UD, state
+    is_finite_U = grad_UD.square().sum(1).isfinite()
     if extra.clip_norm:
         grad_UD = _limited(grad_UD, extra.clip_norm)
     if extra.weight_decay and extra.decay == "l2":
@@ -78,7 +84,13 @@ def regularized_update(
     weight_UD, state = rule.update(weight_UD, state, grad_UD, lr)
     if extra.max_norm:
         weight_UD = _limited(weight_UD, extra.max_norm)
-    return weight_UD, state
+    state = {name: _where(is_finite_U, new, before[name]) for name, new in state.items()}
+    return _where(is_finite_U, weight_UD, before_UD), state
+
+
+def _where(rows_U: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new values of these rows, and the old ones of all others; [U, ...]."""
+    return torch.where(rows_U.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
 def _limited(rows_UD: Tensor, most: float) -> Tensor:

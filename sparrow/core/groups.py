@@ -1,0 +1,33 @@
+"""This process's control groups, as the system shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def folders(controller: str) -> Iterator[tuple[Path, int]]:
+    """Groups that may bound this process by a controller ("cpu", "memory"), innermost first, and the version, 1 or 2.
+
+    In a container a path can be the host's, of which only the end is seen: some of the folders then do not exist.
+    """
+    for line in lines(OWN):
+        _, controllers, path = line.split(":", 2)
+        version = 1 if controllers else 2
+        if version == 1 and controller not in controllers.split(","):
+            continue
+        root = ROOT / controller if version == 1 else ROOT
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root):
+                yield group, version
+
+
+def lines(path: Path) -> list[str]:
+    """Of a file; none where there is no such file."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

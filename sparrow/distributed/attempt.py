@@ -1,0 +1,66 @@
+"""Which ranks form one attempt at a job that torchrun has started, perhaps not for the first time."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from sparrow.core.errors import UserError
+
+
+def agree(store: dist.Store, rank: int, size: int, timeout: timedelta) -> int:
+    """A number for this attempt that no other attempt had, the same on all ranks; UserError when not all come.
+
+    torchrun's own count will not do: an agent counts the failures of its own ranks only, and one that was started again
+    begins at 0. The store may still hold what earlier attempts left there. So rank 0 takes a new number, every rank
+    answers with a word of its own, and rank 0 repeats the words that it heard. A rank that does not find its own among
+    them has met an attempt that is over, and waits for the next number.
+    """
+    store, asking = dist.PrefixStore("sparrow/attempt", store), _asking(timeout.total_seconds())
+    if rank == 0:
+        number, missing = store.add("number", 1), list(range(1, size))
+        for _ in asking:
+            missing = [r for r in missing if not store.check([f"{number}/{r}"])]
+            if not missing:
+                words = store.multi_get([f"{number}/{r}" for r in range(1, size)])
+                store.set(f"{number}/heard", json.dumps([word.decode() for word in words]))
+                return number
+        raise UserError(f"not all of {size} ranks came within {timeout.total_seconds():g} s: {names(missing)} did not")
+    word, answered = uuid.uuid4().hex, 0
+    for _ in asking:
+        number = store.add("number", 0)
+        if number > answered:
+            store.set(f"{number}/{rank}", word)
+            answered = number
+        elif number and store.check([f"{number}/heard"]) and word in json.loads(store.get(f"{number}/heard")):
+            return number
+    raise UserError(f"not all of {size} ranks came within {timeout.total_seconds():g} s: rank 0 did not")
+
+
+def _asking(limit_s: float) -> Iterator[None]:
+    """Again and again, with longer and longer pauses: hundreds of ranks ask one store."""
+    end, pause = time.monotonic() + limit_s, 0.01
+    while time.monotonic() < end:
+        yield
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+
+
+def names(ranks: list[int]) -> str:
+    """The first few of these ranks, and how many more."""
+    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}"
+    return f"{text} and {len(ranks) - 4} more" if len(ranks) > 4 else text
+
+
+def launcher() -> str:
+    """The name of the torchrun agent that started this process, which no other has; "" without one.
+
+    It is that of the folder which an agent makes for itself.
+    """
+    return os.environ.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0]

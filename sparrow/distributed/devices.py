@@ -1,0 +1,31 @@
+"""Which CUDA device is a rank's."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from sparrow.core.errors import UserError
+
+
+def own_device(device: str, rank: int, local_size: int) -> torch.device | None:
+    """The CUDA device of a rank, by torchrun's LOCAL_RANK; None when it runs on the CPU.
+
+    device: "cpu", "cuda", or with one rank a host "cuda:1". local_size: ranks a host. Where CUDA_VISIBLE_DEVICES names
+    one device, the launcher has chosen. UserError when ranks would share one.
+    """
+    asked = torch.device(device)
+    if asked.type != "cuda":
+        return None
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", local_size))
+    if asked.index is not None:
+        if ranks > 1:
+            raise UserError(f"device: {device!r} for each of {ranks} ranks on a host; use 'cuda': each takes its own")
+        return asked
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    index = 0 if visible and "," not in visible else int(os.environ.get("LOCAL_RANK", rank % local_size))
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise UserError(f"device: {ranks} ranks on a host of {count} CUDA devices; start {count} (--nproc-per-node)")
+    return torch.device("cuda", index)

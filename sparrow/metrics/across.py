@@ -1,0 +1,63 @@
+"""Metrics of rows that lie on many ranks: those that must be seen together go to one rank, and its sums to all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparrow.distributed import World
+from sparrow.metrics.ranking import auc, auc_by_group
+from sparrow.metrics.streaming import Streaming
+
+
+def merged(world: World, streams: Sequence[Streaming]) -> list[Streaming]:
+    """What each of the streams has seen on all ranks together; on every rank the same."""
+    sums = world.all_sum("metrics", torch.stack([stream.sums() for stream in streams]))
+    return [Streaming(of_one) for of_one in sums]
+
+
+def auc_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> float:
+    """`auc` of all ranks' rows. Rows of a range of scores go to one rank, which counts the pairs within it.
+
+    everyone: has seen all ranks' rows, and so can cut the scores into ranges of about the same weight.
+    """
+    owner_N = everyone.quantiles(scores_N, world.size)
+    scores_N, labels_N, weights_N = _sent(world, "auc", owner_N, [scores_N, labels_N, weights_N])
+    clicks, others = (float(weights_N.double() @ of_N.double()) for of_N in (labels_N, 1 - labels_N))
+    won = auc(scores_N, labels_N, weights_N) * clicks * others if clicks and others else 0.0
+    here = torch.tensor([won, clicks, others], dtype=torch.float64)
+    won_W, clicks_W, others_W = torch.stack(world.all_gather("auc", here, same=True)).T
+    below_W = others_W.cumsum(0) - others_W
+    pairs = float(clicks_W.sum() * others_W.sum())
+    # no dot product of BLAS, whose bits depend on where the memory lies: all ranks must find the same
+    return float((won_W + clicks_W * below_W).sum()) / pairs if pairs else math.nan
+
+
+def gauc_across(
+    world: World, scores_N: Tensor, labels_N: Tensor, groups_N: Tensor, weights_N: Tensor
+) -> tuple[float, int]:
+    """`gauc` of all ranks' rows, and how many groups it averages. Rows of a group go to one rank."""
+    owner_N = (groups_N * 0x1E3779B97F4A7C15 >> 33) % world.size  # spreads numbers of any pattern (Fibonacci hashing)
+    auc_G, impressions_G = auc_by_group(*_sent(world, "gauc", owner_N, [scores_N, labels_N, groups_N, weights_N]))
+    counted_G = ~auc_G.isnan()
+    counted = impressions_G[counted_G]
+    sums = torch.stack([auc_G[counted_G] @ counted, counted.sum(), counted_G.sum()]).double().cpu()
+    total, impressions, groups = world.all_sum("gauc", sums).tolist()
+    return (total / impressions if groups else math.nan), int(groups)
+
+
+def _sent(world: World, what: str, owner_N: Tensor, columns: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Columns [N], of the rows that this rank owns among everyone's."""
+    if world.size == 1:
+        return columns
+    order_N, counts = owner_N.argsort(stable=True), owner_N.bincount(minlength=world.size).tolist()
+    found: list[Tensor] = []
+    sizes = None
+    for column in columns:
+        parts = world.all_to_all(what, column[order_N].split(counts), sizes).wait()
+        sizes = [len(part) for part in parts]
+        found.append(torch.cat(parts))
+    return found

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch, KeyedJagged
+from sparrow.data.schema import Schema
+from sparrow.models._inputs import tasks
+
+
+class Offset(nn.Module):
+    """A model whose logits [B, T] have a fixed number for each label added: the offset of a generalised linear model.
+
+    It is saved with the weights, and no optimizer sees it.
+    """
+
+    offset_T: Tensor
+
+    def __init__(self, model: Any, schema: Schema) -> None:
+        super().__init__()
+        self.model, self._schema = model, schema
+        self.register_buffer("offset_T", torch.zeros(tasks(schema)))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, T], fp32."""
+        logits: Tensor = self.model(batch).float() + self.offset_T
+        return logits
+
+    @torch.no_grad()
+    def begin(self, log_odds: Sequence[float]) -> None:
+        """Make the logits of an example with nothing in it, whose numbers are 0 and whose ids are none, these [T].
+
+        With the log-odds of the training rows first predictions lie about the base rate, however rare the label and
+        whatever random constant the model's first weights make: a model learns how examples differ from it.
+        """
+        keys = self._schema.sparse
+        none = torch.zeros(0, dtype=torch.int64), torch.zeros(len(keys), dtype=torch.int64)
+        ids = KeyedJagged(keys=keys, values_N=none[0], lengths=none[1])
+        nothing = Batch(dense_BC=torch.zeros(1, len(self._schema.dense)), ids=ids).to(self.offset_T.device)
+        self.offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - self.model(nothing)[0].float())

@@ -1,0 +1,146 @@
+"""Ids out: every rank sends the bags of its samples to the ranks that look them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparrow.core import KeyedJagged
+from sparrow.distributed import Pending
+from sparrow.kernels.embedding_bag import Bags, Lookups
+from sparrow.sharding.routes import Routes
+
+
+@dataclass(frozen=True, eq=False)
+class SentIds:
+    """Ids that are under way. rows: of every rank, by group: samples, then unique rows of each group.
+
+    ids_of: how many ids each rank sends. counts: ids for every job. places_N: of a sequence that was cut, by job, where
+    its ids are in the feature's.
+    """
+
+    rows: list[list[int]]
+    ids_of: list[int]
+    ids: Pending[Tensor]
+    weights: Pending[Tensor] | None
+    counts: list[int]
+    places_N: dict[int, Tensor]
+
+
+def send(routes: Routes, ids: KeyedJagged, slots_N: Tensor) -> Pending[SentIds]:
+    """Begin to send every rank the bags of its jobs. slots_N: the rows of the batch's ids.
+
+    How much comes is sent first. Once that is there (`wait`), the ids themselves leave.
+    """
+    world, given = routes.world, ids.lengths
+    assert given is not None and ids.rows is not None
+    lengths_of = given.split(list(ids.rows))
+    places = {key: k for k, key in enumerate(ids.keys)}
+    keys = [places[routes.features[part.feature].name] for part in routes.parts]
+    bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
+    rows_G = [ids.batch_size, *(ids.stored(group[0]) for group in ids.inverse_B)]
+    lengths_B = torch.cat([lengths_of[k] for k in keys])
+    rows_N = torch.cat([slots_N[low:high] for low, high in bounds])
+    weights_N = ids.weights_N
+    if weights_N is not None:
+        weights_N = torch.cat([weights_N[low:high] for low, high in bounds])
+    bags_J = torch.tensor(rows_G)[routes.group_J]
+    counts_J, places_N = torch.tensor([high - low for low, high in bounds], dtype=torch.int64), dict[int, Tensor]()
+    if len(routes.group_J) > len(routes.parts):
+        lengths_B, rows_N, order_N, counts_J, places_N = _cut(routes, rows_G, lengths_B, rows_N, bags_J, counts_J)
+        weights_N = None if weights_N is None else weights_N[order_N]
+    rows_N = torch.cat([lengths_B, rows_N]).to(routes.index_dtype)
+    sizes_R2 = torch.stack([_per_owner(routes, bags_J), _per_owner(routes, counts_J)], 1)
+    starts_R2 = _before(sizes_R2) + torch.tensor([0, len(lengths_B)])
+    message_N = rows_N[_stretches(starts_R2, sizes_R2, rows_N.device)]
+    numbers_R, ids_R = sizes_R2.sum(1), sizes_R2[:, 1]
+    heads_RH = torch.cat([torch.tensor(rows_G).expand(world.size, -1), numbers_R[:, None], ids_R[:, None]], 1)
+    each, counts = [heads_RH.shape[1]] * world.size, counts_J.tolist()
+    told = world.all_to_all_flat("sizes of ids", heads_RH.flatten(), each, each)
+
+    def leave() -> SentIds:
+        theirs = told.wait().view_as(heads_RH)
+        rows_RG, (numbers, of_ids) = theirs[:, :-2].tolist(), theirs[:, -2:].T.tolist()
+        begun = world.all_to_all_flat("ids", message_N, numbers_R.tolist(), numbers)
+        weights = None
+        if weights_N is not None:
+            weights = world.all_to_all_flat("weights", weights_N, ids_R.tolist(), of_ids)
+        return SentIds(rows_RG, of_ids, begun, weights, counts, places_N)
+
+    return Pending(leave)
+
+
+def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list[list[int]]]:
+    """What the shards here look up, job by job and in a job rank by rank; and how many ids each rank sent for each job.
+
+    Messages are the other way round: they come rank by rank, and in each is job by job.
+    """
+    world, message_N = routes.world, sent.ids.wait()
+    jobs, device = routes.jobs_of(world.rank), message_N.device
+    bags_JR = torch.tensor(sent.rows).T[routes.group_J[jobs.start : jobs.stop]]
+    bags_R, ids_R = bags_JR.sum(0), torch.tensor(sent.ids_of)
+    ids_at_R = (bags_R + ids_R).cumsum(0) - ids_R
+    lengths_B = message_N[_stretches(_before(bags_JR) + ids_at_R - bags_R, bags_JR, device)]
+    offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
+    torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
+    ends = torch.cat([ids_R.new_zeros(1), bags_JR.flatten().cumsum(0)])
+    bounds = offsets_B1[ends.to(device)].cpu()
+    counts_JR = bounds.diff().view(bags_JR.shape)
+    before_JR = _before(counts_JR)
+    weights_N = None
+    if sent.weights is not None:
+        weights_N = sent.weights.wait()[_stretches(before_JR + _before(ids_R), counts_JR, device)]
+    bags = Bags(
+        slots_N=message_N[_stretches(before_JR + ids_at_R, counts_JR, device)], offsets_B1=offsets_B1,
+        bags=bags_JR.sum(1).tolist(), bounds=bounds[:: world.size].tolist(), lookups=lookups, weights_N=weights_N,
+    )  # fmt: skip
+    return bags, counts_JR.T.tolist()
+
+
+def _before(sizes: Tensor) -> Tensor:
+    """The sum of what is above each."""
+    return sizes.cumsum(0) - sizes
+
+
+def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
+    """The places of all elements of such stretches, one stretch after the other."""
+    starts_S, sizes_S, total = starts.flatten().to(device), sizes.flatten().to(device), int(sizes.sum())
+    return torch.arange(total, device=device) + (starts_S - _before(sizes_S)).repeat_interleave(
+        sizes_S, output_size=total
+    )
+
+
+def _per_owner(routes: Routes, values_J: Tensor) -> Tensor:
+    """Sums over the jobs of each rank."""
+    return torch.cat([values_J.new_zeros(1), values_J.cumsum(0)])[routes.edges_R1].diff()
+
+
+def _cut(
+    routes: Routes, rows_G: list[int], lengths_B: Tensor, rows_N: Tensor, bags_J: Tensor, counts_P: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[int, Tensor]]:
+    """Reorder ids from column shards to jobs.
+
+    Gives the lengths of every job's bags, rows relative to their blocks, the permutation, how many ids each job has,
+    and `SentIds.places_N`.
+    """
+    device, parts, sizes_P = rows_N.device, routes.parts, counts_P.to(rows_N.device)
+    block_rows_N = routes.block_rows_P.to(device).repeat_interleave(sizes_P)
+    part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P)
+    bags = [torch.arange(rows_G[routes.groups[part.feature]], device=device) for part in parts]
+    bag_N = torch.cat(bags).repeat_interleave(lengths_B)
+    ends_J = bags_J.cumsum(0)
+    block_N = rows_N // block_rows_N
+    job_N = routes.job_PM.to(device)[part_N, block_N]
+    narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32  # sorted ten times as fast as int64
+    order_N = job_N.to(narrow).argsort(stable=True)
+    bag_N += (ends_J - bags_J).to(device)[job_N]
+    cut_B = torch.bincount(bag_N, minlength=int(ends_J[-1]))
+    counts_J = torch.bincount(job_N, minlength=len(bags_J)).cpu()
+    ends, places_N = counts_J.cumsum(0).tolist(), {}
+    for begin, part in zip((counts_P.cumsum(0) - counts_P).tolist(), parts, strict=True):
+        if len(part.jobs) > 1 and routes.features[part.feature].pooling == "none":
+            for job in part.jobs:
+                places_N[job] = order_N[ends[job] - int(counts_J[job]) : ends[job]] - begin
+    return cut_B, (rows_N - block_N * block_rows_N)[order_N], order_N, counts_J, places_N

@@ -1,0 +1,185 @@
+"""Who looks up what for whom, and where its vectors belong: all that a plan tells before there is a batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from sparrow.distributed import World
+from sparrow.embeddings import Feature
+from sparrow.kernels.embedding_bag import Lookup, Lookups, Pooling
+from sparrow.sharding.layout import Layout, Shard
+
+Way = Literal["direct", "staged", "sequence"]
+"""How vectors go home: pooled, from owner to asker or through the owner's host; or unpooled, from owner to asker."""
+
+
+_POOLING: dict[Way, Pooling] = {"direct": "sum", "staged": "sum", "sequence": "none"}
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One feature looked up in one shard.
+
+    feature: its number. group: of features whose equal rows a batch has once, 0 for none. block: the shard's number
+    among those of the same columns, in the order of rows.
+    """
+
+    feature: int
+    group: int
+    way: Way
+    shard: Shard
+    block: int
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.shard.columns[1] - self.shard.columns[0]
+
+
+@dataclass(frozen=True)
+class ColumnRun:
+    """Columns [first, last) of the pooled vectors that are also neighbours in a matrix of a message.
+
+    block: as a job's, or that of a whole host where its ranks have added theirs up.
+    """
+
+    block: int
+    pooled: tuple[int, int]
+    message: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A matrix of the message from an owner: the vectors of a group's pooled jobs side by side, or one sequence.
+
+    jobs: their numbers. widths: their columns; columns: all together. runs: where those belong; none of a sequence.
+    """
+
+    way: Way
+    group: int
+    jobs: tuple[int, ...]
+    widths: tuple[int, ...]
+    columns: int
+    runs: tuple[ColumnRun, ...]
+
+
+@dataclass(frozen=True)
+class ColumnShard:
+    """A feature's lookups of the same columns. block_rows: of all but the last; jobs: their numbers, in order."""
+
+    feature: int
+    block_rows: int
+    jobs: tuple[int, ...]
+
+
+class Routes:
+    """The jobs of every rank, by features, and the pieces of their messages.
+
+    Vectors go back to the rank that asked ("direct", "sequence") unless their table is through_host: then the ranks of
+    the host first add up what they have for each sample, each for the samples of its own local rank everywhere, and
+    send one sum to the other hosts ("staged"; Neo's table-row-wise, arXiv 2104.05158, section 4.2). features: those of
+    sharded tables. groups: of each feature, 0 or the number, 1 to count, of the dedup group whose unique rows travel
+    instead of samples (RecD, arXiv 2211.05239, section 5).
+    """
+
+    def __init__(
+        self, world: World, features: Sequence[Feature], plan: Mapping[str, Layout],
+        shards: Mapping[str, Sequence[Shard]], groups: Sequence[int], count: int,
+    ) -> None:  # fmt: skip
+        self.world, self.features, self.groups, self.each = world, features, groups, range(count + 1)
+        dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
+        self.dims = [dims[feature.table] for feature in features]
+        self.widths = [0] * (count + 1)  # of a group's pooled vectors side by side
+        self._begins: list[int] = []
+        for feature, group, dim in zip(features, groups, self.dims, strict=True):
+            self._begins.append(self.widths[group])
+            self.widths[group] += 0 if feature.pooling == "none" else dim
+        of_rank: list[list[Job]] = [[] for _ in range(world.size)]
+        parts: list[list[Job]] = []
+        for number, feature in enumerate(features):
+            layout, of_table = plan[feature.table], shards[feature.table]
+            way: Way = "sequence" if feature.pooling == "none" else "staged" if layout.through_host else "direct"
+            for c in range(layout.columns):
+                blocks = of_table[c * layout.rows : (c + 1) * layout.rows]
+                parts.append([Job(number, groups[number], way, shard, block) for block, shard in enumerate(blocks)])
+                for job in parts[-1]:
+                    of_rank[job.shard.rank].append(job)
+        self.jobs = list(itertools.chain.from_iterable(of_rank))
+        self.edges_R1 = torch.tensor([0, *itertools.accumulate(map(len, of_rank))])  # where each rank's jobs begin
+        self.group_J = torch.tensor([job.group for job in self.jobs], dtype=torch.int64)
+        numbers = {job: number for number, job in enumerate(self.jobs)}
+        made = [ColumnShard(p[0].feature, max(p[0].shard.rows[1], 1), tuple(numbers[job] for job in p)) for p in parts]
+        self.parts = sorted(made, key=lambda part: part.jobs)  # so that those that are not cut are jobs in their order
+        most = max((len(part.jobs) for part in made), default=1)
+        self.job_PM = torch.tensor([[*p.jobs, *[0] * (most - len(p.jobs))] for p in self.parts], dtype=torch.int64)
+        self.block_rows_P = torch.tensor([part.block_rows for part in self.parts], dtype=torch.int64)
+        rows = max((shard.rows[1] for of_table in shards.values() for shard in of_table), default=0)
+        self.index_dtype = torch.int32 if rows < 1 << 31 else torch.int64
+        ranks = range(world.size)
+        self.direct = [[*self._pooled(rank, "direct"), *self._sequences(rank)] for rank in ranks]
+        self.staged = [self._pooled(rank, "staged") for rank in ranks]
+        self.is_staged = any(self.staged)
+
+    def jobs_of(self, rank: int) -> range:
+        """The numbers of a rank's jobs."""
+        return range(int(self.edges_R1[rank]), int(self.edges_R1[rank + 1]))
+
+    def columns_of(self, number: int) -> slice:
+        """Where a pooled feature's vectors are among those of its group."""
+        return slice(self._begins[number], self._begins[number] + self.dims[number])
+
+    def lookups(self, mine: Sequence[Shard]) -> tuple[Lookups, list[int], list[int]]:
+        """This rank's jobs as lookups in its shards, in the order of features: a key each, an output for each piece.
+
+        Then which outputs its direct pieces are, and which its staged ones.
+        """
+        here = self.world.rank
+        pieces = [*self.direct[here], *self.staged[here]]
+        piece_of = {j: p for p, piece in enumerate(pieces) for j in piece.jobs}
+        number = {shard: n for n, shard in enumerate(mine)}
+        outputs: dict[int, int] = {}
+        columns = [0] * len(pieces)
+        lookups: list[Lookup] = []
+        for key, j in enumerate(self.jobs_of(here)):
+            job, piece = self.jobs[j], piece_of[j]
+            output, pooling = outputs.setdefault(piece, len(outputs)), _POOLING[job.way]
+            lookups.append(
+                Lookup(table=number[job.shard], pooling=pooling, key=key, output=output, column=columns[piece])
+            )
+            columns[piece] += job.width
+        found, direct = [outputs[piece] for piece in range(len(pieces))], len(self.direct[here])
+        return Lookups(lookups), found[:direct], found[direct:]
+
+    def _pooled(self, rank: int, way: Way) -> list[Piece]:
+        chosen = [[j for j in self.jobs_of(rank) if self._is(j, way, group)] for group in self.each]
+        return [self._piece(jobs, self._runs(jobs)) for jobs in chosen if jobs]
+
+    def _sequences(self, rank: int) -> list[Piece]:
+        return [self._piece([j], ()) for j in self.jobs_of(rank) if self.jobs[j].way == "sequence"]
+
+    def _is(self, j: int, way: Way, group: int) -> bool:
+        return self.jobs[j].way == way and self.jobs[j].group == group
+
+    def _piece(self, numbers: Sequence[int], runs: tuple[ColumnRun, ...]) -> Piece:
+        first, widths = self.jobs[numbers[0]], tuple(self.jobs[j].width for j in numbers)
+        return Piece(first.way, first.group, tuple(numbers), widths, sum(widths), runs)
+
+    def _runs(self, numbers: Sequence[int]) -> tuple[ColumnRun, ...]:
+        runs: list[ColumnRun] = []
+        at = 0
+        for job in (self.jobs[j] for j in numbers):
+            begin = self._begins[job.feature] + job.shard.columns[0]
+            block = job.block // self.world.local_size if job.way == "staged" else job.block
+            run = ColumnRun(block, (begin, begin + job.width), (at, at + job.width))
+            last = runs[-1] if runs else None
+            if last is not None and (last.block, last.pooled[1]) == (run.block, run.pooled[0]):
+                runs[-1] = ColumnRun(run.block, (last.pooled[0], run.pooled[1]), (last.message[0], run.message[1]))
+            else:
+                runs.append(run)
+            at += job.width
+        return tuple(runs)

@@ -1,0 +1,83 @@
+"""Ids that training takes for unknown, so that the row of unknown ids learns for those that are to come.
+
+Whether an id is dropped is a hash of the run's seed, the table, the step's place in the training and the id: all
+occurrences in a step agree, whatever rank looks them up and whether equal rows are looked up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from sparrow.core import Batch, UserError
+from sparrow.core.errors import suggest
+from sparrow.data import Dataset
+from sparrow.data.schema import Schema
+from sparrow.data.transformed import is_numbered
+from sparrow.features import hash_ids
+from sparrow.features.hashing import mix
+from sparrow.features.vocabulary import FIRST, UNKNOWN
+
+LEAST = 0.01  # a smaller share is not worth it
+MOST = 0.5  # with a larger one known ids would suffer
+
+
+def shares(dataset: Dataset) -> dict[str, float]:
+    """Column -> share of its known ids to drop, so that as many are unknown in training as in valid; 0 is left out.
+
+    Where valid is later than training it has new ids, and shares are large; where rows were drawn at random they are 0.
+    """
+    found = {}
+    unknown = dataset.manifest["unknown_ids"]
+    for name, (bad, ids) in unknown["valid"].items():
+        bad_train, ids_train = unknown["train"][name]
+        if ids and bad_train < ids_train:
+            share = 1 - (1 - bad / ids) / (1 - bad_train / ids_train)
+            found[name] = round(min(share, MOST), 3)
+    return {name: share for name, share in found.items() if share >= LEAST}
+
+
+class Dropout:
+    """Makes batches of training those in which some known ids are unknown.
+
+    shares: column -> which share of its ids, 0 to 1; an id that is dropped in one is so in all of its table's columns
+    with the same share or a larger one. UserError for a column whose table has no row for unknown ids.
+    """
+
+    def __init__(self, schema: Schema, shares: Mapping[str, float], seed: int) -> None:
+        known = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
+        self._shares: dict[str, tuple[float, int]] = {}
+        for name, share in shares.items():
+            if name not in known:
+                remedy = f"no column whose table has a row for unknown ids{suggest(name, known)}"
+                raise UserError(f"data.id_dropout.{name}: {remedy}; leave it out")
+            if share:
+                table = int(hash_ids(pa.array([schema.columns[name].table]))[0])
+                self._shares[name] = share, _mixed(seed % (1 << 63), table)
+
+    def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
+        """A batch of an epoch's step `number` as it is to be trained on."""
+        if not self._shares:
+            return batch
+        ids = batch.ids
+        values_N = ids.values_N.clone()
+        for k, feature in enumerate(ids.keys):
+            if feature in self._shares:
+                share, key = self._shares[feature]
+                mine_N = values_N[ids.bounds[k] : ids.bounds[k + 1]]
+                key = _mixed(key, (epoch << 40) + number)
+                drawn_N = mix(np.uint64(key) ^ mine_N.numpy().astype(np.uint64)) / 2.0**64
+                mine_N[(mine_N >= FIRST) & torch.from_numpy(drawn_N < share)] = UNKNOWN
+        return replace(batch, ids=replace(ids, values_N=values_N))
+
+
+def _mixed(*numbers: int) -> int:
+    """A number of 64 bits that depends on all of these."""
+    z = np.zeros(1, np.uint64)
+    for number in numbers:
+        z = mix(z ^ np.uint64(number))
+    return int(z[0])

@@ -1,0 +1,42 @@
+"""Metrics of rows on many ranks = metrics of the rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparrow.distributed import World
+from tests.equivalence import cases
+from tests.equivalence.pool import Pool
+
+pytestmark = pytest.mark.multi
+KINDS = (
+    "plain", "ties", "equal scores", "one class", "no weight", "one group", "groups by the ranks",
+    "rows without a group", "a NaN", "few rows",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_rank_gets_the_metrics_of_all_rows(ranks: Callable[[int], Pool], size: int, weighted: bool) -> None:
+    for kind in KINDS:
+        for exact in (True, False):
+            want, *_ = cases.evaluated(World(), kind, weighted, exact)
+            found = ranks(size).run(cases.evaluated, kind, weighted, exact)
+            for got, *_ in found:
+                assert repr(got) == repr(found[0][0])  # to the bit, so that all decide alike
+                for one, other in zip(got, want, strict=True):
+                    assert one == pytest.approx(other, rel=1e-12, nan_ok=True), kind
+
+
+def test_bytes_are_those_of_the_rows_that_go_elsewhere(ranks: Callable[[int], Pool]) -> None:
+    """Scores are spread evenly over ranges, so half of the rows go to the other rank, in 12 bytes for each label; with
+    their group in 20.
+    """
+    found = ranks(2).run(cases.evaluated, "plain", True, True)
+    sums = 2 * 3 * 8 // 2  # what each range won
+    auc, gauc = (sum(one[i] for one in found) for i in (1, 2))
+    assert auc - 2 * 2 * sums == pytest.approx(2 * 400 / 2 * 12, rel=0.1)
+    assert gauc == pytest.approx(2 * 400 / 2 * 20, rel=0.2)
+    assert (gauc - 2 * 2 * sums) % 20 == 0

@@ -1,0 +1,58 @@
+"""Ranks that see a shared folder differently: rank 0 decides what there is to go on from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.equivalence import cases
+from tests.equivalence.pool import Pool
+
+pytestmark = pytest.mark.multi
+SETTINGS: dict[str, Any] = {"data.batch_size": 500, "model.dim": 4, "model.deep": [4], "sharding.plan": "row_wise"}
+SETTINGS |= {"checkpoint.every": 2, "loop.evaluate_every": 2, "loop.max_steps": 6}  # a step is saved twice
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_rank_that_sees_late_goes_on_like_the_others(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path, background: bool
+) -> None:
+    settings = {**SETTINGS, "checkpoint.background": background}
+    ranks(2).run(cases.fit, str(prepared), str(tmp_path / "plain"), settings, True)
+    found = ranks(2).run(cases.fit_with_a_stale_view, str(prepared), str(tmp_path / "stale"), settings, 0.1)
+    assert found == ["", ""]
+    plain, stale = (sorted((tmp_path / name / "checkpoints").glob("step-*/*")) for name in ("plain", "stale"))
+    assert [f.parts[-2:] for f in plain] == [f.parts[-2:] for f in stale] and len(plain) > 4
+    for one, other in zip(plain, stale, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_rank_that_never_sees_a_checkpoint_says_so(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    found = ranks(2).run(cases.fit_with_a_stale_view, str(prepared), str(tmp_path / "run"), SETTINGS, 1e9)
+    told = r"/step-\d+/manifest.json: rank 0 sees it, and rank 1 has not for 2 s; use a folder that all ranks share"
+    assert all(re.search(told, one) for one in found), found
+
+
+def test_a_rank_with_a_folder_of_its_own_says_so(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
+    """Before it trains, even where an earlier run left its files."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".lock").write_text("of an earlier run")
+    elsewhere = {**SETTINGS, "run_dir": str(tmp_path / "other"), "patience_s": 0.5}
+    found = ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), [SETTINGS, elsewhere])
+    told = f"{tmp_path}/other/.lock: rank 0 sees it, and rank 1 has not for 0.5 s; use a folder that all ranks share"
+    assert set(found) == {told}
+
+
+def test_init_from_is_the_same_run_on_all_ranks(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        ranks(2).run(cases.fit, str(prepared), str(tmp_path / f"{seed}"), {**SETTINGS, "seed": seed}, False)
+    settings = [{**SETTINGS, "init_from": str(tmp_path / f"{seed}")} for seed in (0, 1)]
+    found = ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), settings)
+    assert all(re.search('init_from: "[0-9a-f]+" on rank 0, "[0-9a-f]+" on rank 1', one) for one in found), found
+    assert ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), [settings[0]] * 2) == ["", ""]
