@@ -18,6 +18,7 @@ EVERY_S = 0.5
 STORE = timedelta(seconds=5)  # in which the store of a small job answers
 EACH = timedelta(seconds=0.05)  # more for every rank: it answers all of them, one at a time
 PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
+ENOUGH = 3  # words of every rank that speaks, before another's silence means anything: on a busy machine all speak late
 
 
 class Watch:
@@ -79,7 +80,7 @@ class Watch:
 
     def _told(self) -> str:
         """What another found out, or "" if it ended before."""
-        end = time.monotonic() + 2 * PATIENCE_S
+        end = time.monotonic() + 4 * PATIENCE_S
         while time.monotonic() < end:
             time.sleep(EVERY_S / 2)
             if self._in_time(lambda: self._store.check(["found"])):
@@ -87,14 +88,21 @@ class Watch:
         return ""
 
     def _find(self) -> str:
-        before = self._in_time(self._all)
-        if not any(_failed(told) for told in before):
-            time.sleep(PATIENCE_S)
-        now = self._in_time(self._all)
-        for r, told in enumerate(now):
-            if _failed(told):
-                return f"rank {r} ended at {told['at']}: {told['why']}"
-        gone = [r for r in range(self.size) if "why" not in now[r] and now[r].get("beat") == before[r].get("beat")]
+        before, end = self._in_time(self._all), time.monotonic() + 3 * PATIENCE_S
+        wait = 0 if any(_failed(told) for told in before) else PATIENCE_S
+        while True:
+            time.sleep(wait)
+            now = self._in_time(self._all)
+            for r, told in enumerate(now):
+                if _failed(told):
+                    return f"rank {r} ended at {told['at']}: {told['why']}"
+            words = {
+                r: now[r].get("beat", 0) - before[r].get("beat", 0) for r in range(self.size) if "why" not in now[r]
+            }
+            gone = [r for r in words if not words[r]]
+            if not gone or min((n for n in words.values() if n), default=ENOUGH) >= ENOUGH or time.monotonic() > end:
+                break
+            wait = EVERY_S
         if gone:
             last = _listed([f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone])
             return f"{last} {'is' if len(gone) == 1 else 'are'} gone or stopped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -95,6 +96,18 @@ def test_the_one_that_was_to_find_out_has_gone_too(begin: Begin, quick: None) ->
     for line in explain([ranks[1], ranks[3]]):
         gone = "rank 0 (last at step 7, vectors), rank 2 (last at step 7, vectors) are gone or stopped"
         assert line.startswith(f"{gone}; rank ")
+
+
+def test_no_rank_is_gone_on_a_busy_machine(begin: Begin, quick: None) -> None:
+    """All speak late there: one that has not been heard yet is no worse off than one that was heard once."""
+    ranks = begin(3)
+    for one in ranks[1:]:
+        one.stop()
+        one._thread.join()
+    late = [threading.Timer(0.5, ranks[1]._tell), threading.Timer(1.5, ranks[2]._tell)]
+    for timer in late:
+        timer.start()
+    assert explain(ranks[:1])[0].startswith("rank 0 waited in vain: all ranks are there; ")
 
 
 def test_a_rank_that_never_came_is_named(begin: Begin, quick: None) -> None:
