@@ -63,7 +63,8 @@ class Transforms:
         work = {}
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
             work[name] = values
-            if missing_of(name) in self.schema.columns:
+            beside = self.schema.columns.get(missing_of(name))
+            if beside is not None and beside.transform == "missing":  # else the log has a column of that name
                 work[missing_of(name)] = values
             if clipped is not None and name in self.schema.dense:
                 clipped.add(name, self.schema.columns[name], _numpy(values), row0)
@@ -299,8 +300,6 @@ def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.Dictio
 
     strict: NotIntegersError for text that is not what an integer's own text would be.
     """
-    if not (hashed or strict) and is_text(ids.type):
-        ids = pc.if_else(pc.match_substring_regex(ids, r"^[-+]?\d{19,}$"), None, ids)  # beyond any range
     coded = ids.dictionary_encode()
     distinct = coded.dictionary
     if hashed:
@@ -314,6 +313,10 @@ def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.Dictio
 
 
 def _integers(texts: pa.Array, name: str, strict: bool) -> pa.Array:
+    long = pc.match_substring_regex(texts, r"^-?\d{19,}$")  # those beyond int64 become its ends: beyond any range too
+    if not strict and pc.any(long).as_py():
+        ends = [str(min(max(int(text), -(2**63)), 2**63 - 1)) for text in texts.filter(long).to_pylist()]
+        texts = pc.replace_with_mask(texts, long, pa.array(ends, texts.type))
     try:
         return texts.cast(pa.int64())
     except pa.ArrowInvalid as error:

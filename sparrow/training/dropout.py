@@ -29,7 +29,8 @@ MOST = 0.5  # with a larger one known ids would suffer
 def shares(dataset: Dataset) -> dict[str, float]:
     """Column -> share of its known ids to drop, so that as many are unknown in training as in valid; 0 is left out.
 
-    Where valid is later than training it has new ids, and shares are large; where rows were drawn at random they are 0.
+    Where valid is later than training it has new ids, and shares are large. Where rows were drawn at random they are 0,
+    and where whole groups were, those ids are new that do not occur outside of their group.
     """
     found = {}
     unknown = dataset.manifest["unknown_ids"]

@@ -158,21 +158,40 @@ class Restored:
     ) -> Floats:
         """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
         table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
-        scores = [self.scores(batch) for batch in data.batches(self.schema, table, batch_size)]
-        return torch.cat([torch.empty(0, len(self.schema.labels) or 1), *scores]).numpy()
+        scores = [torch.empty(0, len(self.schema.labels) or 1)]
+        for i, batch in enumerate(data.batches(self.schema, table, batch_size)):
+            scores.append(self.scores(batch, row0 + i * batch_size))
+        return torch.cat(scores).numpy()
 
     @torch.no_grad()
-    def scores(self, batch: Batch) -> torch.Tensor:
-        """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite."""
+    def scores(self, batch: Batch, row0: int = 0) -> torch.Tensor:
+        """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite.
+
+        row0: the first row's number in the log, for errors.
+        """
         score = scoring(self.model, self.run, self.schema)
         scores = score(batch.to(self.run.device)).cpu()
         for tables in tables_of(self.model):
             tables.raise_bad_ids()
-        if not torch.isfinite(scores).all():
+        bad = (~torch.isfinite(scores)).any(1).nonzero()[:, 0].tolist()
+        if bad:
+            name, largest = self._largest(batch, bad[0])
             raise UserError(
-                f"step {self.step}: the model's scores are not finite, it diverged; use an earlier --checkpoint"
+                f"row {row0 + bad[0]}: its score and {len(bad) - 1} others are not finite; the largest number there is "
+                f"{name} = {largest:g}: mend it, or, if it is an ordinary one, use an earlier --checkpoint than step "
+                f"{self.step}, where the model diverged"
             )
         return scores
+
+    def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
+        """The feature of a row that has the number farthest from 0, of those the model read, and that number."""
+        numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
+        for name in batch.ids.keys:
+            one = batch.ids[name].expanded()
+            if one.weights_N is not None:
+                weights = one.weights_N[one.offsets_B1[row] : one.offsets_B1[row + 1]].tolist()
+                numbers[f"the weights of {name}"] = max(weights, key=abs, default=0.0)
+        return max(numbers.items(), key=lambda item: abs(item[1]))
 
     @property
     def name(self) -> str:

@@ -56,7 +56,7 @@ def score_part(found: Restored, dataset: Dataset, split: str, told: Progress, la
     kept, done = [], 0
     for batch in dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup):
         assert batch.labels_BT is not None
-        kept.append((found.scores(batch)[:, label], batch.labels_BT[:, label], batch.weights_B, batch.session_B))
+        kept.append((found.scores(batch, done)[:, label], batch.labels_BT[:, label], batch.weights_B, batch.session_B))
         done += batch.batch_size
         told(f"scored {split}", done, dataset.rows(split))
     scores, labels, weights, sessions = zip(*kept, strict=True)

@@ -118,3 +118,16 @@ def test_counts_add_up_in_any_order() -> None:
     for k in (1, 2, 0):
         one.merge(parts[k])
     assert one == whole == Clipped({"x": (3, 101, 2.0)})
+
+
+def test_a_column_of_that_name_is_the_logs_own(tmp_path: Path) -> None:
+    """On either side of the column that it seems to tell of."""
+    x = np.arange(300.0)
+    for names in (("x:missing", "x"), ("x", "x:missing")):
+        table = pa.table({"label": np.arange(300) % 2, **{name: x if name == "x" else x[::-1] for name in names}})
+        pq.write_table(table, tmp_path / "log.parquet")
+        columns = {"label": Column(kind="label"), **dict.fromkeys(names, Column(kind="numeric"))}
+        schema = Schema(columns=columns, split=Split(by="ratio", valid=0, test=0))
+        made = data.prepare([tmp_path / "log.parquet"], tmp_path / names[0], schema=schema)
+        train = rows_of(made, "train")
+        np.testing.assert_array_equal(np.array(train["x:missing"]), np.array(train["x"])[::-1])

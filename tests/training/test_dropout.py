@@ -144,3 +144,23 @@ def test_what_cannot_be_dropped_is_said() -> None:
         Dropout(SCHEMA, {"usr": 0.1}, seed=0)
     with pytest.raises(UserError, match=r"id_dropout\.user: 1\.5 is out of range"):
         Run.of("x", {"data.id_dropout": {"user": 1.5}})
+
+
+def test_groups_drawn_at_random_bring_their_own_ids(tmp_path: Path) -> None:
+    """Valid does not know a cookie that one session has, and does know the items that all have."""
+    random, rows = np.random.default_rng(0), 6_000
+    session = np.arange(rows) % 1_000
+    log = {
+        "label": random.integers(0, 2, rows),
+        "session": session,
+        "cookie": session,
+        "item": random.integers(0, 20, rows),
+    }
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    columns = {
+        "label": Column(kind="label"), "session": Column(kind="session"),
+        "cookie": Column(kind="categorical", table="cookie"), "item": Column(kind="categorical", table="item"),
+    }  # fmt: skip
+    schema = Schema(columns=columns, tables={"cookie": Table(), "item": Table()}, split=Split(by="ratio"))
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
+    assert shares(data.open(tmp_path / "prepared")) == {"cookie": 0.5}

@@ -146,3 +146,24 @@ def test_that_a_number_is_missing_can_be_the_whole_signal(model: str, lr: float)
     scores = found.predict(pa.table(odd))  # 1e12 used to fail all rows, and 1,000 to score exactly 0
     assert scores[0] == scores[1] == scores[2] > 0.001
     assert abs(scores[4] - scores[3]) < 0.02
+
+
+def test_a_row_that_spoils_its_score_is_named() -> None:
+    """Where the schema asks for numbers as they are, and for weights."""
+    rng, n = np.random.default_rng(3), 2_000
+    tags = [[[int(i), int(j)], [float(w), 1.0]] for i, j, w in rng.integers(1, 9, (n, 3))]
+    ids, weights = [ids for ids, _ in tags], [weights for _, weights in tags]
+    log = {"click": rng.integers(0, 2, n), "plain": rng.normal(0, 1, n), "tags": ids, "by": weights}
+    columns = {
+        "click": Column(kind="label"),
+        "plain": Column(kind="numeric", transform="none"),
+        "tags": Column(kind="list", table="tags", weights="by"),
+    }
+    given = Schema(columns=columns, tables={"tags": Table()})
+    found = sparrow.fit(pa.table(log), schema=given, settings={"threads": 1, "loop.max_steps": 5})
+    rows = {name: list(values[:9]) for name, values in log.items()}
+    with pytest.raises(UserError, match=r"row 4: its score and 0 others are not finite; .* plain = 1e\+30: mend it"):
+        found.predict(pa.table(rows | {"plain": [0.0] * 4 + [1e30] + [0.0] * 4}))
+    rows["by"][7] = [1e30, 1.0]
+    with pytest.raises(UserError, match=r"row 7: .* the largest number there is the weights of tags = 1e\+30: mend"):
+        found.predict(pa.table(rows))
