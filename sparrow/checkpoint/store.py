@@ -17,9 +17,8 @@ from torch import Tensor
 
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import flatten
-from sparrow.core.files import unseen, write_text
+from sparrow.core.files import PATIENCE_S, comes_into_view, write_text
 
-PATIENCE_S = 60.0  # for a shared file system to show what another rank wrote
 FORMAT = 2
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """Table, rows and columns, half-open."""
@@ -144,7 +143,11 @@ def save(
             return final
         for other in range(1, ranks):
             theirs = writing / f"rank-{other:06d}.json"
-            unseen(theirs, PATIENCE_S)
+            if not comes_into_view(theirs, PATIENCE_S):
+                raise UserError(
+                    f"{theirs}: rank {other} wrote it, and rank 0 has not seen it for {PATIENCE_S:g} s; use a folder "
+                    "that all ranks share"
+                )
             files |= json.loads(theirs.read_bytes())
             theirs.unlink()
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,12 @@ err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+
+
+def notes(texts: Iterable[str]) -> None:
+    """Print what a person should look at, a line each."""
+    for text in texts:
+        out.print(f"note: {text}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -50,7 +50,6 @@ def evaluate(
     for name, loader in dataset.baselines(split):
         rows.append((f"{name}{of[0]}", measure(lambda batch: batch.dense_BC, loader)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
-    for text in dataset.clipped().notes(dataset.schema):
-        _show.out.print(f"note: in all parts of the log, {text}", markup=False, soft_wrap=True)
+    _show.notes(f"{text} (all parts of the log)" for text in dataset.clipped().notes(dataset.schema))
     if json_out is not None:
         write_text(json_out, to_json(dict(rows), indent=1))

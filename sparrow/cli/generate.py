@@ -51,7 +51,6 @@ def generate(
             categorical=categorical, missing=missing, days=days, drift=drift, zipf=zipf, history=history,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
-    for note in made.notes:
-        _show.out.print(f"note: {note}", markup=False, soft_wrap=True)
+    _show.notes(made.notes)
     _show.out.print(f"{made.rows:,} rows -> {out}", soft_wrap=True)
     _show.out.print(f"the best any model can do: {_show.numbers(made.limit)}", soft_wrap=True)

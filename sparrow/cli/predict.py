@@ -43,6 +43,5 @@ def predict(
             run_dir, inputs, out, keep=kept, which=checkpoint, device=device, batch_size=batch_size,
             overwrite=overwrite, progress=progress, note=notes.append,
         )  # fmt: skip
-    for text in notes:
-        _show.out.print(f"note: {text}", markup=False, soft_wrap=True)
+    _show.notes(notes)
     _show.out.print(f"{rows:,} scores -> {out}", soft_wrap=True)

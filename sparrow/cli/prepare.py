@@ -112,8 +112,7 @@ def prepare(
             inputs, out, schema=given, label=label, split=wanted, grow=grow, overwrite=overwrite, progress=progress,
             source=source, ray=ray,
         )  # fmt: skip
-    for note in made.notes:
-        _show.out.print(f"note: {note}", markup=False, soft_wrap=True)
+    _show.notes(made.notes)
     labels = made.schema.labels
     table = _show.Table("part", "rows", *(["positives"] if len(labels) == 1 else labels))
     for name, rows in made.rows.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ class KeyedJagged:
             object.__setattr__(self, name, value)
         unused = [self._has_unused(group) for group in self.inverse_B]  # a list: every group is checked
         if any(unused):
-            used = self._used()
+            used = self.part(0)
             for name in ("values_N", "lengths", "offsets", "weights_N", "inverse_B", "rows", "_bounds"):
                 object.__setattr__(self, name, getattr(used, name))
 
@@ -198,27 +198,17 @@ class KeyedJagged:
             inverse_B={group: move(inverse) for group, inverse in self.inverse_B.items()},
         )
 
-    def part(self, low: int, high: int) -> KeyedJagged:
-        """Samples low to high of every key; of a group's unique rows those that they use, in the same order."""
-        return self._of_samples(lambda inverse_B: inverse_B[low:high], lambda key: (low, high))
-
-    def _used(self) -> KeyedJagged:
-        """All samples, without the stored rows that none uses."""
-        return self._of_samples(lambda inverse_B: inverse_B, lambda key: (0, self.stored(key)))
-
-    def _of_samples(
-        self, of_group: Callable[[Tensor], Tensor], of_key: Callable[[str], tuple[int, int]]
-    ) -> KeyedJagged:
-        """of_group: a group's inverse index -> that of the samples wanted; of_key: the rows wanted of a key in none."""
+    def part(self, low: int, high: int | None = None) -> KeyedJagged:
+        """Samples low to high (each key's last unless told); of a group's stored rows those that they use, in order."""
         assert self.lengths is not None and self.offsets is not None and self.rows is not None
         firsts = torch.tensor([0, *self.rows]).cumsum(0)[:-1].tolist()
         inverse: dict[tuple[str, ...], Tensor] = {}
         kept: dict[str, Tensor] = {}
         for group, inverse_B in self.inverse_B.items():
-            rows_U, inverse[group] = of_group(inverse_B).unique(return_inverse=True)
+            rows_U, inverse[group] = inverse_B[low:high].unique(return_inverse=True)
             kept.update(dict.fromkeys(group, rows_U))
-        wanted = [(0, 0) if key in kept else of_key(key) for key in self.keys]
-        spans = [(first + low, first + high) for first, (low, high) in zip(firsts, wanted, strict=True)]
+        ends = [(0, 0) if key in kept else (low, self.stored(key) if high is None else high) for key in self.keys]
+        spans = [(first + begin, first + end) for first, (begin, end) in zip(firsts, ends, strict=True)]
         at = torch.tensor(spans, dtype=torch.int64, device=self.offsets.device).view(-1, 2)
         spots = self.offsets[at].tolist()
         values, lengths, weights = [self.values_N[:0]], [self.lengths[:0]], [self.values_N[:0].float()]

@@ -43,19 +43,22 @@ def to_json(data: Any, **options: Any) -> str:
     return json.dumps(_finite(data), allow_nan=False, **options)
 
 
-def unseen(path: Path, seconds: float, text: str | None = None) -> bool:
-    """Whether a file, with this text, does not come into view within so many seconds.
+PATIENCE_S = 60.0  # for a shared file system to show what another host wrote
+
+
+def comes_into_view(path: Path, seconds: float, text: str | None = None) -> bool:
+    """Wait until a file is there, with this text if one is given, at most so many seconds; whether it came.
 
     What another host wrote may be late: NFS remembers for a while what it did not find.
     """
     deadline = time.monotonic() + seconds
     while not path.exists() or (text is not None and path.read_text(encoding="utf-8") != text):
         if time.monotonic() > deadline:
-            return True
+            return False
         time.sleep(0.05)
         with suppress(OSError):
             os.listdir(path.parent)  # which makes NFS ask its server again
-    return False
+    return True
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

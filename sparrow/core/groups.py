@@ -26,7 +26,7 @@ def folders(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def lines(path: Path) -> list[str]:
-    """Of a file; none where there is no such file."""
+    """The lines of a text file; an empty list where it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -40,8 +40,8 @@ class Clipped:
         """A line for each column."""
         for name, (count, row, value) in sorted(self.found.items()):
             column = schema.columns[name]
-            beyond = f"{count:,} numbers beyond {column.low:g} .. {column.high:g}, training's range, are clipped to it"
-            yield f"{name}: {beyond}; first {value:g} in row {row:,}"
+            clipped = f"numbers clipped to {column.low:g} .. {column.high:g}, training's range: {count:,}"
+            yield f"{name}: {clipped}; the first is {value:g} in row {row:,}"
 
     def save(self, path: Path) -> None:
         """Write, for `load` in another process."""

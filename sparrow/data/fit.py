@@ -18,7 +18,7 @@ from sparrow.core.errors import UserError
 from sparrow.data.moments import order_of
 from sparrow.data.schema import Column, Schema, Table, missing_of
 from sparrow.data.transformed import Transforms, hashes
-from sparrow.features import Moments
+from sparrow.features import Statistics
 from sparrow.features.hashing import mix
 from sparrow.features.numeric import squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
@@ -52,7 +52,7 @@ class Cutter:
         rows_N = np.arange(row0, row0 + batch.num_rows)
         if split.by == "ratio":
             shares = np.array([1 - split.valid - split.test, 1 - split.test])
-            keys_N, whole = rows_N, self.schema.whole
+            keys_N, whole = rows_N, self.schema.split_key
             if whole is not None:  # typed ids are above 0 where there is one
                 ids_N = batch.column(whole).to_numpy()
                 keys_N = np.where(ids_N > 0, ids_N, rows_N)
@@ -186,8 +186,8 @@ class Fitter:
         self.rows, self.left_out = np.zeros(3, np.int64), 0
         self.positives = np.zeros((3, len(schema.labels)), np.int64)
         # of training: the weights of rows, and of those where a label is one
-        self._weights = {name: Moments() for name in ("", *schema.labels)} if schema.role("weight") else {}
-        self._moments = {name: Moments() for name in schema.dense if schema.columns[name].transform != "missing"}
+        self._weights = {name: Statistics() for name in ("", *schema.labels)} if schema.role("weight") else {}
+        self._statistics = {name: Statistics() for name in schema.dense if schema.columns[name].transform != "missing"}
         self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
         wanted = [name for name, table in schema.tables.items() if self._is_wanted(name, table)]
         memory = COUNTED_IDS // max(1, len(wanted))
@@ -209,7 +209,7 @@ class Fitter:
         if train_N.any():
             moments_2O, ordinal_N = order_of(moments_2N)
             ordinal_N = np.where(train_N, ordinal_N, -1)
-            tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*self._moments, *self._values)]
+            tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*self._statistics, *self._values)]
             tasks += [partial(self._add_weights, label, batch, train_N) for label in self._weights]
             tasks += [partial(self._add_ids, table, batch, ordinal_N, moments_2O) for table in self._ids]
             list(self._map(lambda task: task(), tasks))
@@ -217,7 +217,7 @@ class Fitter:
     def state(self) -> Iterator[tuple[str, str, Int64s, Int64s]]:
         """What was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
         yield "rows", "", np.append(self.rows, self.left_out), self.positives.reshape(-1)
-        for kind, found in (("moments", self._moments), ("weights", self._weights)):
+        for kind, found in (("statistics", self._statistics), ("weights", self._weights)):
             for name, moments in found.items():
                 limits = np.array([moments.low, moments.high]).view(np.int64)
                 yield kind, name, np.array([moments.count, *limits, *_limbs(moments.total)]), _limbs(moments.squares)
@@ -232,9 +232,9 @@ class Fitter:
         if kind == "rows":
             self.rows, self.left_out = self.rows + a[:-1], self.left_out + int(a[-1])
             self.positives = self.positives + b.reshape(self.positives.shape)
-        elif kind in ("moments", "weights"):
-            found = self._moments if kind == "moments" else self._weights
-            found[name].merge(Moments(int(a[0]), _whole(a[3:]), _whole(b), *a[1:3].view(np.float64).tolist()))
+        elif kind in ("statistics", "weights"):
+            found = self._statistics if kind == "statistics" else self._weights
+            found[name].merge(Statistics(int(a[0]), _whole(a[3:]), _whole(b), *a[1:3].view(np.float64).tolist()))
         elif kind == "values":
             self._values[name].add(a.view(np.float64))
         elif kind == "range":
@@ -273,9 +273,9 @@ class Fitter:
 
     def _add_numbers(self, name: str, batch: pa.RecordBatch, train_N: Bools) -> None:
         x_N = batch.column(name).to_numpy()[train_N]
-        if name in self._moments:
-            self._moments[name].add(squash(x_N, self.given.schema.columns[name].transform))
-            self._moments[name].widen(x_N)
+        if name in self._statistics:
+            self._statistics[name].add(squash(x_N, self.given.schema.columns[name].transform))
+            self._statistics[name].widen(x_N)
         else:
             self._values[name].add(x_N[~np.isnan(x_N)] + 0.0)  # -0 becomes 0
 
@@ -318,9 +318,9 @@ class Fitter:
         groups = dict(self.given.schema.groups)
         for name, column in self.given.schema.columns.items():
             columns[name] = self._column(name, column)
-            beside, fresh = missing_of(name), name in self._moments and column.low is None
-            fresh = fresh and column.transform != "none"
-            if fresh and self._moments[name].count < self.rows[0] and beside not in self.given.schema.columns:
+            beside = missing_of(name)
+            is_new = name in self._statistics and column.low is None and column.transform != "none"
+            if is_new and self._statistics[name].count < self.rows[0] and beside not in self.given.schema.columns:
                 source = column.source or name
                 columns[beside] = Column(kind="numeric", source=source, missing=column.missing, transform="missing")
                 for group, names in groups.items():
@@ -330,16 +330,16 @@ class Fitter:
     def _column(self, name: str, column: Column) -> Column:
         is_fitted = column.boundaries is not None or None not in (column.mean, column.std)
         numbers = len(self._values[name]) if name in self._values else None
-        if name in self._moments:
-            numbers = self._moments[name].count
+        if name in self._statistics:
+            numbers = self._statistics[name].count
         if numbers == 0 and not is_fitted:
             raise UserError(f"columns.{name}: missing in all {self.rows[0]} training rows; make it kind 'ignore'")
         if name in self._values:
             assert column.quantiles is not None
             return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles))
-        if name not in self._moments:
+        if name not in self._statistics:
             return column
-        moments, mean, std = self._moments[name], column.mean, column.std
+        moments, mean, std = self._statistics[name], column.mean, column.std
         if column.transform == "none":
             return column
         if column.low is None and column.high is None and numbers:

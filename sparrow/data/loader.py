@@ -47,7 +47,7 @@ class Dataset:
 
     def clipped(self) -> Clipped:
         """Numbers of the log, of all its parts, that lay beyond training's range."""
-        return Clipped({name: tuple(found) for name, found in self.manifest.get("clipped", {}).items()})
+        return Clipped({name: tuple(found) for name, found in self.manifest["clipped"].items()})
 
     def log_odds(self) -> list[float]:
         """Of each label among the training rows, negatives that are left out apart, by their weights: what a loss sees.
@@ -167,6 +167,7 @@ def open(prepared_dir: str | Path) -> Dataset:
         _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
         _ = [float(manifest["base_rate"][label]) for label in manifest["label_mean"]["train"]]
         _ = [(manifest["runs"][part].items(), manifest["saved_bytes"][part].items()) for part in PARTS]
+        _ = [manifest["clipped"].items(), *(manifest["unknown_ids"][part].items() for part in PARTS)]
         names = ("schema.toml", *vocabularies, *manifest["parts_sha256"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
@@ -250,7 +251,7 @@ class Loader:
         return (share.batch for share in self.shares())
 
     def shares(self) -> Iterator[Share]:
-        """The batches, and what each is to all ranks."""
+        """This rank's rows of each batch, with the number of rows and the weight of the whole batch."""
         if self._next < self._batches:
             windows = ahead(self._windows(), "sparrow-loader")
             for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):

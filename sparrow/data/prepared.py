@@ -170,7 +170,7 @@ class _Job:
             factor, saved = rows / max(runs, 1), writer.saved[group]
             how = "once" if factor >= PAYS else f"for every row, as it pays from {PAYS} on"
             if factor >= PAYS and not pays(self.given.schema, group, factor):
-                how = "for every row by one process, whom ids without a list cost next to nothing, and once by many"
+                how = "for every row in one process, where such ids are cheap to look up, and once between ranks"
             less = f"{saved / 2**20:.1f} MiB less in train, before compression"
             yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; unless told, looked up {how}"
 
@@ -313,8 +313,8 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
             yield f"{name}: {column.note}"
     split = schema.split
     by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}
-    if schema.whole:
-        by["ratio"] += f", all rows of one {schema.whole} in one part"
+    if schema.split_key:
+        by["ratio"] += f", all rows of one {schema.split_key} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
     if split.negatives < 1:
         text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
@@ -326,7 +326,7 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
                 yield f"{part}: no rows, though the split asks for {asked[part]}"
     valid = [(bad / ids, name) for name, (bad, ids) in unknown["valid"].items() if ids and bad >= 0.01 * ids]
     if valid:
-        most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid)[:-7:-1])
+        most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid, reverse=True)[:6])
         yield f"ids of valid that their tables do not know: {most}{', ...' if len(valid) > 6 else ''}"
     learn = {schema.columns[name].table for name, (bad, _) in unknown["train"].items() if bad}
     tables = dict.fromkeys(str(schema.columns[name].table) for name in unknown["train"])

@@ -221,8 +221,8 @@ class Schema:
         return next(iter(self.of_kind(kind)), None)
 
     @property
-    def whole(self) -> str | None:
-        """The column by whose ids a split by ratio keeps rows together: the group, else the session, or None."""
+    def split_key(self) -> str | None:
+        """The column whose rows a split by ratio keeps in one part: the group, else the session, or None."""
         return self.role("group") or self.role("session")
 
     @property

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, listed
 
 
 def agree(store: dist.Store, rank: int, size: int, timeout: timedelta) -> int:
@@ -31,7 +31,8 @@ def agree(store: dist.Store, rank: int, size: int, timeout: timedelta) -> int:
                 words = store.multi_get([f"{number}/{r}" for r in range(1, size)])
                 store.set(f"{number}/heard", json.dumps([word.decode() for word in words]))
                 return number
-        raise UserError(f"not all of {size} ranks came within {timeout.total_seconds():g} s: {names(missing)} did not")
+        who = f"rank{'s' if len(missing) > 1 else ''} {listed([*map(str, missing)])}"
+        raise UserError(f"not all of {size} ranks came within {timeout.total_seconds():g} s: {who} did not")
     word, answered = uuid.uuid4().hex, 0
     for _ in asking:
         number = store.add("number", 0)
@@ -50,12 +51,6 @@ def _asking(limit_s: float) -> Iterator[None]:
         yield
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-
-
-def names(ranks: list[int]) -> str:
-    """The first few of these ranks, and how many more."""
-    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}"
-    return f"{text} and {len(ranks) - 4} more" if len(ranks) > 4 else text
 
 
 def launcher() -> str:

@@ -20,7 +20,7 @@ class Pending(Generic[T]):
         self._value: T
 
     def wait(self) -> T:
-        """Until it is there."""
+        """Wait until it is there and return it."""
         if self._finish is not None:
             self._value, self._finish = self._finish(), None
         return self._value

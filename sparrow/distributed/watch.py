@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from sparrow.core.errors import listed
+
 T = TypeVar("T")
 EVERY_S = 0.5
 STORE = timedelta(seconds=5)  # in which the store of a small job answers
 EACH = timedelta(seconds=0.05)  # more for every rank: it answers all of them, one at a time
 PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
-ENOUGH = 3  # words of every rank that speaks, before another's silence means anything: on a busy machine all speak late
+ENOUGH = 3  # words of each rank that speaks, see `_find`
 
 
 class Watch:
@@ -59,7 +61,7 @@ class Watch:
                 self._in_time(lambda: self._tell(why=why, waited=waited))
 
     def stop(self) -> None:
-        """No more."""
+        """Tell the store nothing more."""
         self._done.set()
 
     def explain(self, why: str) -> str:
@@ -88,6 +90,10 @@ class Watch:
         return ""
 
     def _find(self) -> str:
+        """One line: the rank that failed first, else those that said nothing for PATIENCE_S, else those elsewhere.
+
+        A rank is silent only once all that speak have spoken ENOUGH times: on a busy machine all are late.
+        """
         before, end = self._in_time(self._all), time.monotonic() + 3 * PATIENCE_S
         wait = 0 if any(_failed(told) for told in before) else PATIENCE_S
         while True:
@@ -104,13 +110,13 @@ class Watch:
                 break
             wait = EVERY_S
         if gone:
-            last = _listed([f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone])
+            last = listed([f"rank {r} (last at {now[r].get('at', 'its start')})" for r in gone])
             return f"{last} {'is' if len(gone) == 1 else 'are'} gone or stopped"
         for r, told in enumerate(now):
             if "why" in told:
                 return f"rank {r} gave up: {told['why']}"
         mine = self._where()
-        late = _listed([f"rank {r} is at {told['at']}" for r, told in enumerate(now) if told["at"] != mine])
+        late = listed([f"rank {r} is at {told['at']}" for r, told in enumerate(now) if told["at"] != mine])
         return f"rank {self.rank} waited in vain: {late or 'all ranks are there'}"
 
     def _all(self) -> list[dict[str, Any]]:
@@ -135,10 +141,6 @@ class Watch:
         if not found:
             raise TimeoutError
         return found[0]
-
-
-def _listed(texts: list[str]) -> str:
-    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
 def _failed(told: dict[str, Any]) -> bool:

@@ -135,14 +135,14 @@ class World:
         return [self.host * self.local_size + i for i in range(self.local_size)]
 
     def link(self, other: int) -> str:
-        """The kind of link to another rank."""
+        """What lies between this rank and another: "self", "host" or "network", see `Meter`."""
         if other == self.rank:
             return "self"
         return "host" if other // self.local_size == self.host else "network"
 
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
-        """Says what this rank is at."""
+        """Within it this rank is at `stage`: errors and the other ranks name it."""
         before, self.stage = self.stage, stage
         yield
         self.stage = before  # not after an error: it happened here
@@ -228,7 +228,7 @@ class World:
         return [json.loads(said.numpy().tobytes()) for said in self.all_gather(what, _bytes(value))]
 
     def barrier(self, what: str) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         if self.size > 1:
             with self.at(what):
                 dist.barrier()

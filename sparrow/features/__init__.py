@@ -2,11 +2,11 @@
 
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
-from sparrow.features.numeric import Moments, as_numbers, tamed, transform, untamed
+from sparrow.features.numeric import Statistics, as_numbers, tamed, transform, untamed
 from sparrow.features.times import as_times, ticks_per_second
 
 __all__ = [
-    "Moments",
+    "Statistics",
     "as_ids",
     "as_lists",
     "as_numbers",

@@ -122,7 +122,7 @@ def transform(
 
 
 @dataclass
-class Moments:
+class Statistics:
     """Count, mean and spread of numbers, NaN left out: the same to the bit in whatever order and pieces they come.
 
     Numbers that float32 would make 0 count as 0: the squares of such small ones could not be exact.
@@ -155,7 +155,7 @@ class Moments:
         self.low = min(self.low, float(x_N.min(initial=math.inf)))
         self.high = max(self.high, float(x_N.max(initial=-math.inf)))
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: Statistics) -> None:
         """Take in what another one has."""
         self.count, self.total = self.count + other.count, self.total + other.total
         self.squares += other.squares

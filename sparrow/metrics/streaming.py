@@ -110,16 +110,15 @@ class Streaming:
         return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
 
     def _quantiles(self, count: int) -> Tensor:
-        """Of each bin."""
+        """Which of `count` ranges of about equal weight each bin is in: int64 [BINS]."""
         mass_R = self._masses.sum(0)
         place_R = (mass_R.cumsum(0) - mass_R / 2) / _sum(mass_R)
         return (place_R.nan_to_num(0) * count).long().clamp(max=count - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the state; a stream that goes on from it ends in the same bits."""
-        used_K = self._masses.any(0).nonzero()[
-            :, 0
-        ]  # few bins in a young stream, and most of a score's range stays empty
+        # few bins are used: a young stream has few rows, and most of a score's range stays empty
+        used_K = self._masses.any(0).nonzero()[:, 0]
         return {"bins": used_K, "masses": self._masses[:, used_K], "sums": self._sums.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

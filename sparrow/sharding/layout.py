@@ -47,7 +47,7 @@ class Layout:
         if any(rank not in range(world) for rank in self.ranks):
             raise UserError(f"plan: table {table!r} on ranks {list(self.ranks)}; there are {world}")
         blocks = [self.ranks[at : at + local_size] for at in range(0, len(self.ranks), local_size)]
-        whole = all(r == _of_host(r[0] // local_size, local_size) for r in blocks)
+        whole = all(r == _of_hosts((r[0] // local_size,), local_size) for r in blocks)
         if self.through_host and (self.rows % local_size or not whole):
             needs = f"rows = {local_size} for each of its hosts, on all ranks of one after the other"
             raise UserError(
@@ -101,20 +101,20 @@ def table_row_wise(host: int, local_size: int) -> Layout:
 
 def hosts_row_wise(hosts: tuple[int, ...], local_size: int) -> Layout:
     """Rows over the ranks of some hosts."""
-    ranks = tuple(rank for host in hosts for rank in _of_host(host, local_size))
+    ranks = _of_hosts(hosts, local_size)
     return Layout(ranks=ranks, rows=len(ranks), through_host=True)
 
 
 def table_column_wise(host: int, local_size: int) -> Layout:
     """Columns over the ranks of one host."""
-    return Layout(ranks=_of_host(host, local_size), columns=local_size)
+    return Layout(ranks=_of_hosts((host,), local_size), columns=local_size)
 
 
 def grid(hosts: tuple[int, ...], local_size: int) -> Layout:
     """Columns over hosts, rows over the ranks of each."""
-    ranks = tuple(rank for host in hosts for rank in _of_host(host, local_size))
+    ranks = _of_hosts(hosts, local_size)
     return Layout(ranks=ranks, columns=len(hosts), rows=local_size, through_host=True)
 
 
-def _of_host(host: int, local_size: int) -> tuple[int, ...]:
-    return tuple(host * local_size + i for i in range(local_size))
+def _of_hosts(hosts: tuple[int, ...], local_size: int) -> tuple[int, ...]:
+    return tuple(host * local_size + i for host in hosts for i in range(local_size))

@@ -24,16 +24,16 @@ class Form:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Of each message."""
+        """How many numbers each message holds."""
         return [sum([rows * columns for rows, columns, _ in shapes]) for shapes in self.messages]
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of all messages."""
+        """The shapes of all messages' matrices, in order."""
         return list(itertools.chain.from_iterable(self.messages))
 
     def matrices(self, flat_N: Tensor) -> list[Tensor]:
-        """Those of all messages, as views."""
+        """The matrices [rows, columns] of all messages, as views of their numbers, float32 [N]."""
         sides = [(rows, columns) for rows, columns, _ in self.shapes]
         parts = flat_N.split([rows * columns for rows, columns in sides]) if sides else ()
         return [part.view(side) for part, side in zip(parts, sides, strict=True)]
@@ -63,7 +63,7 @@ def by_matrix(flat_N: Tensor, form: Form, places: Sequence[int]) -> list[Tensor]
 
 
 def flat(matrices: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Their numbers, one behind the other."""
+    """The numbers of these matrices, one matrix behind the other: float32 [N]."""
     return torch.cat([torch.empty(0, device=device), *[matrix.reshape(-1) for matrix in matrices]])
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from sparrow.core.config import from_dict, read_toml
 from sparrow.core.errors import UserError, suggest
@@ -18,23 +18,16 @@ LARGE = 64 << 20  # bytes up to which a table is never cut
 FAR = 1 << 30  # the same where each part would be on another host: bytes over the network grow with the parts
 
 
-class Grid(Protocol):
-    """The ranks of a job: of a `World`, say."""
+class Grid(NamedTuple):
+    """The ranks of a job: hosts, and ranks a host."""
+
+    hosts: int
+    local_size: int
 
     @property
     def size(self) -> int:
-        """All of them."""
-        ...
-
-    @property
-    def hosts(self) -> int:
-        """Hosts."""
-        ...
-
-    @property
-    def local_size(self) -> int:
-        """Ranks a host."""
-        ...
+        """All ranks."""
+        return self.hosts * self.local_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class Job:
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """How many columns the shard has."""
         return self.shard.columns[1] - self.shard.columns[0]
 
 
@@ -91,7 +91,7 @@ class Routes:
         self, world: World, features: Sequence[Feature], plan: Mapping[str, Layout],
         shards: Mapping[str, Sequence[Shard]], groups: Sequence[int], count: int,
     ) -> None:  # fmt: skip
-        self.world, self.features, self.groups, self.each = world, features, groups, range(count + 1)
+        self.world, self.features, self.groups = world, features, groups
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self.dims = [dims[feature.table] for feature in features]
         self.widths = [0] * (count + 1)  # of a group's pooled vectors side by side
@@ -156,14 +156,14 @@ class Routes:
         return Lookups(lookups), found[:direct], found[direct:]
 
     def _pooled(self, rank: int, way: Way) -> list[Piece]:
-        chosen = [[j for j in self.jobs_of(rank) if self._is(j, way, group)] for group in self.each]
+        chosen: list[list[int]] = [[] for _ in self.widths]  # by group
+        for j in self.jobs_of(rank):
+            if self.jobs[j].way == way:
+                chosen[self.jobs[j].group].append(j)
         return [self._piece(jobs, self._runs(jobs)) for jobs in chosen if jobs]
 
     def _sequences(self, rank: int) -> list[Piece]:
         return [self._piece([j], ()) for j in self.jobs_of(rank) if self.jobs[j].way == "sequence"]
-
-    def _is(self, j: int, way: Way, group: int) -> bool:
-        return self.jobs[j].way == way and self.jobs[j].group == group
 
     def _piece(self, numbers: Sequence[int], runs: tuple[ColumnRun, ...]) -> Piece:
         first, widths = self.jobs[numbers[0]], tuple(self.jobs[j].width for j in numbers)

@@ -28,7 +28,7 @@ class Aside:
             self._waiting.popleft().result()
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all work is done; raises what went wrong."""
         while self._waiting:
             self._waiting.popleft().result()
 

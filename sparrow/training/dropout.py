@@ -26,7 +26,7 @@ LEAST = 0.01  # a smaller share is not worth it
 MOST = 0.5  # with a larger one known ids would suffer
 
 
-def shares(dataset: Dataset) -> dict[str, float]:
+def default_shares(dataset: Dataset) -> dict[str, float]:
     """Column -> share of its known ids to drop, so that as many are unknown in training as in valid; 0 is left out.
 
     Where valid is later than training it has new ids, and shares are large. Where rows were drawn at random they are 0,

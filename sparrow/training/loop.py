@@ -330,7 +330,7 @@ class Trainer:
             )
             return
         value = value if monitor in ("ne", "logloss") else -value
-        value = said(self.ranks.world, "which is best", lambda: value)  # a last bit may hang on a rank's threads
+        value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
             self._save(best=True)

@@ -21,7 +21,8 @@ from sparrow.data.schema import Schema, Table
 from sparrow.embeddings import Direct, TableSpec, unallocated
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
-from sparrow.training.dropout import shares
+from sparrow.sharding.plan import Grid
+from sparrow.training.dropout import default_shares
 from sparrow.training.restore import tables_of, within_memory
 from sparrow.training.run import Run
 
@@ -73,7 +74,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
     each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
     specs = [dataclasses.replace(spec, addressing=Direct(max(rows[name], 1))) for name, (_, spec) in tables.items()]
-    held = _held(run, specs, each, _Grid(size=ranks, hosts=ranks // per_host, local_size=per_host))
+    held = _held(run, specs, each, Grid(ranks // per_host, per_host))
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys(tables, 0.0)
     for feature in dataset.schema.sparse:
@@ -102,14 +103,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     return needs(row * run.data.batch_size / ranks + fixed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Grid:
-    size: int
-    hosts: int
-    local_size: int
-
-
-def _held(run: Run, specs: Sequence[TableSpec], each: Mapping[str, int], grid: _Grid) -> list[int]:
+def _held(run: Run, specs: Sequence[TableSpec], each: Mapping[str, int], grid: Grid) -> list[int]:
     """Bytes of tables on every rank."""
     if grid.size == 1:
         return [sum(each.values())]
@@ -147,7 +141,7 @@ def resolved(run: Run, dataset: Dataset) -> Run:
     """The run with every automatic choice but `threads` made for this log."""
     run = run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
     if run.data.id_dropout is None:
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=shares(dataset)))
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
     return run
 
 
@@ -210,10 +204,9 @@ def _fits(needs: Needs, run: Run, per_host: int) -> bool:
 
 
 def _free_host(needs: Needs, per_host: int) -> float:
+    """Bytes of this rank's host memory that are free or hold the program already; infinity where nothing tells."""
     free = available_bytes()
-    return (
-        math.inf if free is None else free / per_host + needs.host["program"] - _FIRST_STEP
-    )  # which has its memory already
+    return math.inf if free is None else free / per_host + needs.host["program"] - _FIRST_STEP
 
 
 def _free_device(run: Run) -> float:

@@ -21,8 +21,9 @@ from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.losses import judged
 from sparrow.sharding import Layout, ShardedTables
+from sparrow.sharding.plan import Grid
 from sparrow.training.again import Again
-from sparrow.training.restore import build, tables_of
+from sparrow.training.restore import AnyTables, build, tables_of
 from sparrow.training.run import Run
 
 MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
@@ -47,13 +48,14 @@ class Ranks:
 
         fingerprint: of the prepared log. step: the one to go on from.
         """
+        if self.world.size == 1:
+            return
         settings = flatten(to_dict(run, unset=True))
         held = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
         held |= {"device": torch.device(run.device).type, "prepared log": fingerprint[:12], "step": step}
         held |= {"sources of Sparrow": _sources(), "torch": torch.__version__}
         held["compiled kernels"] = "missing" if kernels.missing() else "loaded"
-        if self.world.size > 1:
-            check_same(self.world, "settings", held)
+        check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
         """The model, its tables sharded by the run's plan."""
@@ -61,7 +63,7 @@ class Ranks:
 
         def shard(model: nn.Module) -> None:
             specs = [record.spec for tables in tables_of(model) for record in tables.all_records()]
-            self.plan = sharding.plan(setting.plan, specs, self.world)
+            self.plan = sharding.plan(setting.plan, specs, Grid(self.world.hosts, self.world.local_size))
             check_same(self.world, "the plan", flatten({"plan": {name: to_dict(v) for name, v in self.plan.items()}}))
             sharding.shard(model, self.plan, self.world, setting.forward, setting.backward)
 
@@ -92,7 +94,7 @@ class Ranks:
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found
 
-    def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables | ShardedTables]) -> Tensor:
+    def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[AnyTables]) -> Tensor:
         """This rank's part of the squared norm of all gradients of the model together, float64 []."""
         for t in tables:
             t.gradients()  # copied tables' are everyone's from now on

@@ -227,7 +227,7 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
 
     html = _html.image(picture.svg(paint, height=3), "Share of positives by score, and a histogram of the scores")
     size = f"about {worth[0] if worth else 0:,.0f} rows each"
-    size += "" if mass is None else ", as many as would tell as much if all were of one weight,"
+    size += "" if mass is None else " (the number of rows of one weight that would tell as much)"
     words = f"{len(worth)} groups of equal weight in order of score, {size} "
     words += f"with 95 % intervals. Predicted positives over positives: {_html.with_error(whole.value, whole.error)}."
     return "Calibration", html + _html.text(words, soft=True)
@@ -371,10 +371,10 @@ def _groups(source: _Source) -> list[Section]:
         return []
     header = ["group", "columns", "rows a run", "less to store", "looked up"]
     words = (
-        f"Of the prepared log: groups are stored once for each run of equal rows, and looked up so from {PAYS} rows a "
+        f"A group is stored once for each run of equal rows. It is looked up once from {PAYS} rows a run on; in one "
+        f"process only if it has a list (--data.dedup {dedup}). "
+        "Less to store: all parts, as numbers, before compression."
     )
-    words += f"run on, by one process only those with a list (--data.dedup {dedup}). "
-    words += "Less to store: as numbers, before compression, all parts."
     return [("Rows that repeat", _html.table(header, lines) + _html.text(words, soft=True))]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.core.config import flatten, to_dict
-from sparrow.core.files import cannot_write, unseen
+from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view
 from sparrow.data import Dataset
 from sparrow.data.schema import Schema
 from sparrow.distributed import World, check_same, everywhere, said
@@ -24,7 +24,6 @@ from sparrow.training.run import Run
 
 MADE = ("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html")
 LOCK = ".lock"
-PATIENCE_S = 60.0  # for a shared file system to show what another rank wrote
 
 
 class RunDir:
@@ -54,13 +53,14 @@ class RunDir:
 
     def best(self, world: World) -> checkpoint.Checkpoint:
         """The best checkpoint, else the last, as rank 0 sees it; UserError when there is none, or ranks have others."""
-        step = said(world, "init_from", lambda: checkpoint.load(self.checkpoints, self._best()).step)
+
+        def look() -> int:
+            return checkpoint.load(self.checkpoints, checkpoint.latest(self.checkpoints, best=True)).step
+
+        step = said(world, "init_from", look)
         saved = self._see(step, world)
         check_same(world, "init_from", {"init_from": saved.fingerprint[:12]})
         return saved
-
-    def _best(self) -> int | None:
-        return checkpoint.latest(self.checkpoints, best=True)
 
     def _look(self, resume: bool, overwrite: bool) -> checkpoint.Checkpoint | None:
         """The checkpoint to go on from; UserError rather than mix two runs in one directory."""
@@ -93,7 +93,7 @@ class RunDir:
 
     def _await(self, path: Path, world: World, text: str | None = None) -> None:
         patience_s = min(PATIENCE_S, world.timeout.total_seconds() / 2)  # the others wait meanwhile
-        if unseen(path, patience_s, text):
+        if not comes_into_view(path, patience_s, text):
             raise UserError(
                 f"{path}: rank 0 sees it, and rank {world.rank} has not for {patience_s:g} s; use a folder that all "
                 "ranks share"

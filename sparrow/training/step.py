@@ -64,10 +64,10 @@ class Step:
         flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'. ahead: called
         before the last forward.
         """
-        masses = [(share.batch.mass, share.mass) for share in micro]
-        total = sum(mass for _, mass in masses) or 1.0  # weights may all be 0
+        own_masses = [share.batch.mass for share in micro]  # before any forward: a device may have to be asked
+        total = sum(share.mass for share in micro) or 1.0  # weights may all be 0
         scores, losses, spoilt = [], [], []
-        for share, (own, _) in zip(micro, masses, strict=True):
+        for share, own in zip(micro, own_masses, strict=True):
             is_last = share is micro[-1]
             if is_last:
                 ahead()
@@ -87,11 +87,11 @@ class Step:
             found = iter(self.ranks.sums([*squared, *losses, *spoilt], *map(float, flags)))
             norm = math.sqrt(next(found)) if squared else None
             summed, finite = torch.zeros(2, dtype=torch.float64), True
-            for _, mass in masses:
+            for share in micro:
                 value = next(found)
                 finite = finite and (self.loop.nonfinite == "off" or math.isfinite(value))
                 if finite:
-                    summed += torch.tensor([value, mass], dtype=torch.float64)
+                    summed += torch.tensor([value, share.mass], dtype=torch.float64)
             norm = norm if finite else math.nan
             left_out = self.loop.nonfinite != "off" and norm is not None and not math.isfinite(norm)
             if not left_out:

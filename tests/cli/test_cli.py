@@ -131,7 +131,9 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     assert main(["prepare", "far.parquet", "--like", str(trained), "--out", "far"]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(trained), "--data", "far"]) == 0
-    assert re.search(r"note: in all parts of the log, num_1: 1 numbers .* 1e\+12 in row 5", capsys.readouterr().out)
+    assert re.search(
+        r"note: num_1: numbers clipped .*: 1; the first is 1e\+12 in row 5 \(all parts", capsys.readouterr().out
+    )
 
 
 def test_predict_needs_no_label(here: Path, trained: Path) -> None:

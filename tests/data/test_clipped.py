@@ -55,8 +55,8 @@ def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: data.Prepared
     assert valid["plain"][9] == 1e9  # kept, as it says
     found = [note for note in out.notes if "training's range" in note]
     assert found == [
-        "long: 2 numbers beyond -5 .. 20, training's range, are clipped to it; first 1e+09 in row 309",
-        "x: 1 numbers beyond -5 .. 20, training's range, are clipped to it; first 1e+12 in row 307",
+        "long: numbers clipped to -5 .. 20, training's range: 2; the first is 1e+09 in row 309",
+        "x: numbers clipped to -5 .. 20, training's range: 1; the first is 1e+12 in row 307",
     ]
 
 

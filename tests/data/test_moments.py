@@ -138,16 +138,21 @@ def test_moments_do_not_depend_on_where_a_log_is_cut(log, kinds, cuts, most: int
     assert np.array_equal(np.concatenate(pieces, axis=1), want)
 
 
-def test_what_is_unknown_says_nothing_of_later_clicks(tmp_path: Path) -> None:
-    """Whether an id ever came again tells whether it was clicked; whether it came before does not."""
-    random = np.random.default_rng(0)
-    shown, new, items, flips = list(range(20)), 20, [], random.integers(0, 2, 20_000)
-    for y in flips.tolist():  # of 20 ids on show, one without a click makes room: what was clicked is shown again
+def explored(rows: int, seed: int) -> pa.Table:
+    """Coin flips; of 20 ids on show, one without a click makes room for a new one: what was clicked is shown again."""
+    random = np.random.default_rng(seed)
+    shown, new, items, label = list(range(20)), 20, [], random.integers(0, 2, rows)
+    for y in label.tolist():
         place = int(random.integers(len(shown)))
         items.append(f"item {shown[place]}")
         if not y or random.random() < 0.2:
             shown[place], new = new, new + 1
-    table = pa.table({"label": flips, "ts": np.arange(len(items)), "item": items})
+    return pa.table({"label": label, "ts": np.arange(rows), "item": items})
+
+
+def test_what_is_unknown_says_nothing_of_later_clicks(tmp_path: Path) -> None:
+    """Whether an id ever came again tells whether it was clicked; whether it came before does not."""
+    table = explored(20_000, 0)
     pq.write_table(table, tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "out")
     train = pq.read_table(tmp_path / "out" / "train" / "part-00000.parquet")

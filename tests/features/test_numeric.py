@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import Moments, as_numbers, tamed, transform, untamed
+from sparrow.features import Statistics, as_numbers, tamed, transform, untamed
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_values_far_beyond_the_training_part_stay_finite() -> None:
 @example([2.0251839478077948e-162])
 def test_moments_are_exact_in_any_order_and_pieces(x: list[float]) -> None:
     x_N = np.array(x, np.float64)
-    moments, pieces = Moments(), Moments()
+    moments, pieces = Statistics(), Statistics()
     moments.add(x_N)
     for piece in np.array_split(np.random.default_rng(0).permutation(x_N), 3):
-        one = Moments()
+        one = Statistics()
         one.add(piece)
         pieces.merge(one)
     assert moments == pieces
@@ -89,7 +89,7 @@ def test_moments_are_exact_in_any_order_and_pieces(x: list[float]) -> None:
 
 def test_moments_of_many_numbers_are_near_numpys() -> None:
     x_N = np.random.default_rng(0).normal(1e6, 1.0, 100_000)  # more than one chunk
-    moments = Moments()
+    moments = Statistics()
     moments.add(x_N)
     assert moments.mean == pytest.approx(x_N.mean(), rel=1e-15)
     assert moments.std == pytest.approx(x_N.std(), rel=1e-9)
@@ -97,7 +97,7 @@ def test_moments_of_many_numbers_are_near_numpys() -> None:
 
 def test_a_constant_has_std_one() -> None:
     for parts in ([5], [3, 7, 11], []):
-        moments = Moments()
+        moments = Statistics()
         for size in parts:
             moments.add(np.full(size, 0.1))
         assert moments.std == 1.0

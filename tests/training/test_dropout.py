@@ -17,7 +17,7 @@ from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.features.hashing import mix
 from sparrow.training import Run, dropout, train
-from sparrow.training.dropout import Dropout, shares
+from sparrow.training.dropout import Dropout, default_shares
 from tests.data.test_dedup import SCHEMA as GROUPED
 from tests.data.test_dedup import made
 
@@ -126,7 +126,7 @@ def test_auto_drops_what_valid_will_not_know(tmp_path: Path) -> None:
     bad, ids = dataset.manifest["unknown_ids"]["valid"]["item"]
     bad_train, ids_train = dataset.manifest["unknown_ids"]["train"]["item"]
     assert bad / ids > 0.3 > 0.05 > bad_train / ids_train
-    share = shares(dataset)["item"]
+    share = default_shares(dataset)["item"]
     wanted = 1 - (1 - bad / ids) / (1 - bad_train / ids_train)
     assert share == pytest.approx(min(wanted, 0.5), abs=1e-3)
     train(run_of(tmp_path))
@@ -134,7 +134,7 @@ def test_auto_drops_what_valid_will_not_know(tmp_path: Path) -> None:
 
 
 def test_auto_drops_nothing_of_rows_drawn_at_random(tmp_path: Path) -> None:
-    assert shares(data.open(prepared(tmp_path, "ratio"))) == {}
+    assert default_shares(data.open(prepared(tmp_path, "ratio"))) == {}
 
 
 def test_what_cannot_be_dropped_is_said() -> None:
@@ -163,4 +163,4 @@ def test_groups_drawn_at_random_bring_their_own_ids(tmp_path: Path) -> None:
     }  # fmt: skip
     schema = Schema(columns=columns, tables={"cookie": Table(), "item": Table()}, split=Split(by="ratio"))
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
-    assert shares(data.open(tmp_path / "prepared")) == {"cookie": 0.5}
+    assert default_shares(data.open(tmp_path / "prepared")) == {"cookie": 0.5}

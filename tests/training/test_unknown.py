@@ -12,18 +12,7 @@ import pyarrow.parquet as pq
 from sparrow import data
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.training import Run, train
-
-
-def explored(rows: int, seed: int) -> pa.Table:
-    """Coin flips; of 20 ids on show, one without a click makes room for a new one: what was clicked is shown again."""
-    random = np.random.default_rng(seed)
-    shown, new, items, label = list(range(20)), 20, [], random.integers(0, 2, rows)
-    for y in label.tolist():
-        place = int(random.integers(len(shown)))
-        items.append(f"item {shown[place]}")
-        if not y or random.random() < 0.2:
-            shown[place], new = new, new + 1
-    return pa.table({"label": label, "ts": np.arange(rows), "item": items})
+from tests.data.test_moments import explored
 
 
 def test_coin_flips_cannot_be_predicted(tmp_path: Path) -> None:
