@@ -16,8 +16,8 @@ stand together, see [cluster]), weight (of a sample), baseline (somebody else's 
 beside the model's) or ignore.
 [cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
 which are then stored, read and looked up once for every run of equal rows.
-What was fitted on the training part (mean, std; low, high, rows, distinct of a table) is kept when it is passed back:
-delete it to have it fitted anew. A table that a column names and [tables] does not is made."""
+What was fitted on the training part (mean, std, low, high; low, high, rows, distinct of a table) is kept when it is
+passed back: delete it to have it fitted anew. A table that a column names and [tables] does not is made."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The training loop. It knows a model by `learn(batch)` and `score(batch)` and tables by their lifecycle."""
+"""The training loop. It knows a model by a step and a function that scores, and tables by their lifecycle."""
 
 from __future__ import annotations
 
