@@ -54,15 +54,15 @@ class Watch:
 
     def end(self, why: str, waited: bool = False) -> None:
         """Tell the others that this rank ends, and why. waited: because of another."""
-        self._done.set()
-        self._thread.join(self._limit.total_seconds())
+        self.stop()
         if not self._thread.is_alive():  # it would hold the connection
             with suppress(Exception):
                 self._in_time(lambda: self._tell(why=why, waited=waited))
 
     def stop(self) -> None:
-        """Tell the store nothing more."""
+        """Tell the store nothing more; a thread that still did would abort the process when this ends."""
         self._done.set()
+        self._thread.join(self._limit.total_seconds())
 
     def explain(self, why: str) -> str:
         """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere.

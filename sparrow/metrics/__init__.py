@@ -1,6 +1,6 @@
 """How good click probabilities are. Everywhere `score` means a probability in 0..1, never a logit."""
 
-from sparrow.metrics.across import merged
+from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
 from sparrow.metrics.ranking import GroupedAUC, auc, gauc
@@ -15,6 +15,7 @@ __all__ = [
     "calibration",
     "evaluate",
     "evaluate_labels",
+    "folded",
     "gauc",
     "logloss",
     "logloss_from_logits",

@@ -19,6 +19,21 @@ def merged(world: World, streams: Sequence[Streaming]) -> list[Streaming]:
     return [Streaming(of_one) for of_one in sums]
 
 
+def folded(world: World, streams: Sequence[Streaming]) -> list[dict[str, Tensor]]:
+    """The state of each stream on all ranks, from which they go on to the same bits, here and from a checkpoint.
+
+    Weights by score, where counts are exact, are rank 0's from now on. Sums, [W, 5], stay each rank's own: added up,
+    they would be rounded, and a run that was stopped between two checkpoints would end in other bits.
+    """
+    states = [stream.state_dict() for stream in merged(world, streams)]
+    own_S5 = torch.stack([stream.state_dict()["sums"] for stream in streams])
+    of_ranks = world.all_gather("metrics", own_S5, same=True)
+    for number, (stream, state) in enumerate(zip(streams, states, strict=True)):
+        state["sums"] = torch.stack([of_rank[number] for of_rank in of_ranks])
+        stream.load_state_dict(state, world.rank, world.size)
+    return states
+
+
 def auc_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> float:
     """`auc` of all ranks' rows. Rows of a range of scores go to one rank, which counts the pairs within it.
 

@@ -116,16 +116,20 @@ class Streaming:
         return (place_R.nan_to_num(0) * count).long().clamp(max=count - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the state; a stream that goes on from it ends in the same bits."""
+        """A copy of the state; a stream that goes on from it ends in the same bits. Of many ranks see `folded`."""
         # few bins are used: a young stream has few rows, and most of a score's range stays empty
         used_K = self._masses.any(0).nonzero()[:, 0]
         return {"bins": used_K, "masses": self._masses[:, used_K], "sums": self._sums.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`."""
-        self._masses.zero_()
-        self._masses[:, state["bins"]] = state["masses"]
-        self._sums.copy_(state["sums"])
+    def load_state_dict(self, state: Mapping[str, Tensor], rank: int = 0, ranks: int = 1) -> None:
+        """Go on from a `state_dict`, as one of so many ranks: the first has what cannot be given to each its own."""
+        self._all.zero_()
+        sums_W5 = state["sums"].view(-1, 5)
+        if rank == 0:
+            self._masses[:, state["bins"]] = state["masses"]
+            self._sums.copy_(sums_W5.sum(0))
+        if len(sums_W5) == ranks:
+            self._sums.copy_(sums_W5[rank])
 
 
 def _sum(x_R: Tensor) -> float:

@@ -22,7 +22,7 @@ from sparrow.core.files import to_json, write_text
 from sparrow.data.loader import Loader, Share
 from sparrow.distributed import said
 from sparrow.layers import lacks_bf16
-from sparrow.metrics import Streaming, evaluate_labels, merged
+from sparrow.metrics import Streaming, evaluate_labels, folded, merged
 from sparrow.sharding import summary
 from sparrow.training.aside import Aside, threads_given_back
 from sparrow.training.dropout import Dropout
@@ -389,8 +389,7 @@ class Trainer:
         self.judging.wait()
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
-        streams = merged(self.ranks.world, self._streams())
-        self._go_on_with(streams)
+        streams = folded(self.ranks.world, self._streams())
         state = {name: getattr(self, name) for name in _STATE} | {
             "loader": self.feed.state_dict(),
             "data": self.dataset.fingerprint,
@@ -405,7 +404,7 @@ class Trainer:
             },
             "random": {"cpu": torch.get_rng_state()}
             | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
-            "progressive": {f"{i}.{k}": v for i, w in enumerate(streams) for k, v in w.state_dict().items()}
+            "progressive": {f"{i}.{k}": v for i, of_one in enumerate(streams) for k, v in of_one.items()}
             | {"losses": self.losses},
         }
         chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
@@ -429,11 +428,6 @@ class Trainer:
     def _streams(self) -> list[Streaming]:
         return [*self.progressive, self.window]
 
-    def _go_on_with(self, streams: list[Streaming]) -> None:
-        """What all ranks have seen so far is the first one's from now on, as it is when a run is resumed."""
-        streams = streams if self.ranks.leads else [Streaming() for _ in streams]
-        *self.progressive, self.window = streams
-
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)
         load_optimizer(self.optimizer, saved)
@@ -445,8 +439,8 @@ class Trainer:
         self.losses = progressive.pop("losses")
         for i, window in enumerate(self._streams()):
             prefix = f"{i}."
-            window.load_state_dict({k[len(prefix) :]: v for k, v in progressive.items() if k.startswith(prefix)})
-        self._go_on_with(self._streams())
+            state = {k[len(prefix) :]: v for k, v in progressive.items() if k.startswith(prefix)}
+            window.load_state_dict(state, self.ranks.world.rank, self.ranks.world.size)
         for name in _STATE:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])

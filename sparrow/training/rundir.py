@@ -142,8 +142,15 @@ class RunDir:
     def locked(self) -> Iterator[str]:
         """Keep a second training out of the directory; the system lets go when this process ends.
 
-        Gives what the lock holds from now on, by which others know the directory.
+        Gives what the lock holds from now on, by which others know the directory. UserError for a directory of
+        something else, which a run would spoil.
         """
+        if (self.path / "manifest.json").exists():
+            raise UserError(f"{self.path}: is a prepared log; choose another --run_dir")
+        if not any((self.path / name).exists() for name in (LOCK, "run.toml")):
+            for name in ("schema.toml", "vocabulary", "checkpoints", "tensorboard", *MADE):
+                if (self.path / name).exists():
+                    raise UserError(f"{self.path}: no run's, and holds {name}; choose another --run_dir")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / LOCK, "a", encoding="utf-8")  # noqa: SIM115 - closed below

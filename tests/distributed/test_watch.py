@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -143,3 +144,13 @@ def test_another_job_on_the_same_store_is_not_mixed_in(begin: Begin, quick: None
     second[1].stop()
     assert explain(second[:1])[0].startswith("rank 1 (last at start) is gone or stopped")
     second[0].stop()
+
+
+def test_nothing_is_told_once_it_has_stopped(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch aborts a process that ends while a thread of it waits for the store."""
+    monkeypatch.setattr(watch, "EVERY_S", 0.0001)
+    tell = Watch._tell
+    monkeypatch.setattr(Watch, "_tell", lambda self, **more: (time.sleep(0.01), tell(self, **more)))
+    for one in begin(8):
+        one.stop()
+        assert not one._thread.is_alive()

@@ -21,7 +21,7 @@ from sparrow.distributed import Codec, Pending, World
 from sparrow.distributed.codecs import Unit, cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
 from sparrow.kernels.rules import RowRule
-from sparrow.metrics import evaluate_labels
+from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.sharding import Layout, ShardedTables, copies
 from sparrow.training import Run
 from sparrow.training.loop import Trainer
@@ -290,6 +290,21 @@ def evaluated(world: World, kind: str, weighted: bool, exact: bool) -> tuple[lis
         sum(n for (what, link), n in sent.items() if what == name and link != "self") for name in ("auc", "gauc")
     )
     return found, auc, gauc
+
+
+def judged_in_parts(world: World, stops: list[int]) -> list[float]:
+    """Metrics of a stream in which each rank judges rows of its own, saved and taken up again behind these steps."""
+    drawn = torch.Generator().manual_seed(world.rank)
+    mine = Streaming()
+    for step in range(12):
+        scores_B = torch.rand(50, generator=drawn)
+        mine.update(scores_B, (torch.rand(50, generator=drawn) < scores_B).float())
+        if step in stops:
+            (state,) = folded(world, [mine])
+            mine = Streaming()
+            mine.load_state_dict(state, world.rank, world.size)
+    (state,) = folded(world, [mine])
+    return [*state["sums"].flatten().tolist(), *state["masses"].flatten().tolist()]
 
 
 def refused(world: World, prepared: str, run_dir: str, changes: list[dict[str, Any]]) -> str:

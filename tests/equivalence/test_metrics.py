@@ -30,6 +30,14 @@ def test_every_rank_gets_the_metrics_of_all_rows(ranks: Callable[[int], Pool], s
                     assert one == pytest.approx(other, rel=1e-12, nan_ok=True), kind
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_stream_that_was_stopped_anywhere_ends_in_the_same_bits(ranks: Callable[[int], Pool], size: int) -> None:
+    whole, *_ = ranks(size).run(cases.judged_in_parts, [5])
+    for stops in ([], [3, 5], [0, 1, 2, 8]):
+        for found in ranks(size).run(cases.judged_in_parts, stops):
+            assert found == whole
+
+
 def test_bytes_are_those_of_the_rows_that_go_elsewhere(ranks: Callable[[int], Pool]) -> None:
     """Scores are spread evenly over ranges, so half of the rows go to the other rank, in 12 bytes for each label; with
     their group in 20.

@@ -72,5 +72,6 @@ class Training:
         """The same bits."""
         mine, theirs = self.files, other.files
         assert mine.keys() == theirs.keys()
-        assert [name for name in mine if mine[name] != theirs[name]] == []
+        different = [name for name in mine if mine[name] != theirs[name]]
+        assert not different, different
         assert self.results == other.results
