@@ -16,7 +16,8 @@ from sparrow import data
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.features.hashing import mix
-from sparrow.training import Run, dropout, train
+from sparrow.features.vocabulary import UNKNOWN
+from sparrow.training import Run, Trainer, dropout, train
 from sparrow.training.dropout import Dropout, default_shares
 from tests.data.test_dedup import SCHEMA as GROUPED
 from tests.data.test_dedup import made
@@ -109,8 +110,18 @@ def run_of(folder: Path, **changes: Any) -> Run:
     return Run.of(folder / "prepared", {"run_dir": str(folder / "run"), "threads": 1, **changes})
 
 
-def prepared(folder: Path, by: str) -> Path:
-    pq.write_table(new_ids(), folder / "log.parquet")
+def replaced_ids(rows: int = 8_000) -> pa.Table:
+    """All items of the last fifth are new. A click depends on the item, whose number tells most of what it does."""
+    random = np.random.default_rng(0)
+    item = random.integers(0, 100, rows) + 100 * (np.arange(rows) >= 0.8 * rows)
+    number = random.normal(size=200)
+    logit = 2 * number + random.normal(size=200) - 1
+    label = random.random(rows) < 1 / (1 + np.exp(-logit[item]))
+    return pa.table({"label": label.astype(np.int8), "ts": np.arange(rows), "item": item, "number": number[item]})
+
+
+def prepared(folder: Path, by: str, log: pa.Table | None = None) -> Path:
+    pq.write_table(log or new_ids(), folder / "log.parquet")
     columns = {
         "label": Column(kind="label"), "ts": Column(kind="time"), "number": Column(kind="numeric"),
         "item": Column(kind="categorical", table="item"),
@@ -135,6 +146,40 @@ def test_auto_drops_what_valid_will_not_know(tmp_path: Path) -> None:
 
 def test_auto_drops_nothing_of_rows_drawn_at_random(tmp_path: Path) -> None:
     assert default_shares(data.open(prepared(tmp_path, "ratio"))) == {}
+
+
+def test_half_of_the_known_ids_stay(tmp_path: Path) -> None:
+    """However many are new in valid: here all."""
+    assert default_shares(data.open(prepared(tmp_path, "time", replaced_ids()))) == {"item": 0.5}
+
+
+def test_a_step_gets_what_is_left(tmp_path: Path) -> None:
+    """The batches of a step agree on which ids that is."""
+    prepared(tmp_path, "time", replaced_ids())
+    feed = Trainer(run_of(tmp_path, **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})).feed
+    whole = Trainer(run_of(tmp_path, **{"data.id_dropout": {}, "loop.accumulate": 10})).feed
+    found = []
+    while micro := feed.take():
+        before, after = (torch.cat([s.batch.ids["item"].values_N for s in of]) for of in (whole.take(), micro))
+        kept = set(after.tolist()) - {UNKNOWN}
+        assert torch.equal(after, torch.where(torch.isin(before, torch.tensor(sorted(kept))), before, UNKNOWN))
+        found.append(1 - len(kept) / len(set(before.tolist()) - {UNKNOWN}))
+    assert len(found) == 10
+    assert abs(np.mean(found) - 0.3) < 5 * (0.3 * 0.7 / 100 / 10) ** 0.5  # of 100 items in each of 10 steps
+
+
+def test_unknown_ids_are_predicted_better(tmp_path: Path) -> None:
+    """Else the item's row has learned a part of what its number tells, and the row of unknown ids has not.
+
+    NE was 0.719 to 0.720 with and 0.756 to 0.764 without (three seeds): every row of valid has an unknown id.
+    """
+    prepared(tmp_path, "time", replaced_ids())
+    for seed in (0, 1):
+        with_drop, without = (
+            train(run_of(tmp_path, seed=seed, **{"log.tensorboard": False, **changes}), overwrite=True)["valid"]["ne"]
+            for changes in ({}, {"data.id_dropout": {}})
+        )
+        assert with_drop < without - 0.02
 
 
 def test_what_cannot_be_dropped_is_said() -> None:
