@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from sparrow.cli._parse import parse
-from sparrow.core.config import flatten, to_dict
+from sparrow.core.config import flatten, read_toml, to_dict
 from sparrow.core.errors import UserError
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         _help([a for a in arguments if a not in ("-h", "--help")])
     known, rest = parse(Arguments, arguments, "train", unknown=True)
     from sparrow.cli import _show
-    from sparrow.distributed import leads
+    from sparrow.distributed import Lobby, leads, said
     from sparrow.training import Run, train
     from sparrow.training.labels import by_label, of_first
     from sparrow.training.picture import draw
@@ -48,8 +48,14 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
     run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
-    if known.resume and known.run.is_dir() and (begun := Path(run.run_dir) / "run.toml").is_file():
-        run = Run.load(begun, {**given, "data.path": str(known.run)})  # what is not said again is as it was
+    begun, goes_on = Path(run.run_dir) / "run.toml", known.resume and known.run.is_dir()
+
+    def look() -> dict[str, Any] | None:
+        return read_toml(begun) if goes_on and begun.is_file() else None
+
+    # rank 0 looks, for others may see the folder later; before there is a World, which begins as the file says
+    if (held := said(Lobby(run.sharding.timeout_s), "the run's settings", look)) is not None:
+        run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # what is not said again is as it was
     view = _show.TrainView()
     try:
         results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)

@@ -3,6 +3,6 @@
 from sparrow.distributed.agreement import check_same, everywhere, said
 from sparrow.distributed.codecs import Codec
 from sparrow.distributed.collectives import Meter, Pending
-from sparrow.distributed.world import World, leads
+from sparrow.distributed.world import Lobby, World, leads
 
-__all__ = ["Codec", "Meter", "Pending", "World", "check_same", "everywhere", "leads", "said"]
+__all__ = ["Codec", "Lobby", "Meter", "Pending", "World", "check_same", "everywhere", "leads", "said"]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sparrow.core.errors import UserError
-from sparrow.distributed.world import World
+from sparrow.distributed.world import Lobby, World
 
 T = TypeVar("T")
 SHOWN = 3  # differences that an error tells
 
 
-def said(world: World, what: str, find: Callable[[], T]) -> T:
+def said(world: World | Lobby, what: str, find: Callable[[], T]) -> T:
     """What `find` gives on rank 0, where alone it runs: plain data, on every rank, as is its UserError."""
     if world.size == 1:
         return find()

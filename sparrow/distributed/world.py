@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -36,6 +37,25 @@ def leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+class Lobby:
+    """The ranks of a job before they are a `World`, which begins with settings that rank 0 may know alone."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = int(os.environ.get("RANK", "0")), _size(), timeout_s
+        if self.size > 1:
+            limits.allow(self.size)
+            with _coming(self.size, timeout_s):
+                self._store = _part(self.size, timedelta(seconds=timeout_s))
+
+    def told(self, what: str, value: T) -> T:
+        """Rank 0's value on every rank; of what JSON can say."""
+        with _coming(self.size, self._timeout_s):
+            if self.rank == 0:
+                self._store.set(what, json.dumps(value))
+            found: T = json.loads(self._store.get(what))
+        return found
+
+
 class World:
     """All ranks of a job on a grid of hosts, rank = host * local_size + local rank; a job of one has no groups.
 
@@ -65,8 +85,8 @@ class World:
 
         local_size: ranks a host, as torchrun says unless told.
         """
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size == 1 or not dist.is_available():
+        size = _size()
+        if size == 1:
             return cls()
         limits.allow(size)
         local = local_size or int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -76,13 +96,11 @@ class World:
         own = own_device(device, int(os.environ["RANK"]), local)
         if own is not None:
             torch.cuda.set_device(own)  # which "cuda" means from now on
-        try:
+        with _coming(size, timeout_s):
             if not dist.is_initialized():
-                store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
-                store = dist.PrefixStore(f"sparrow/{agree(store, rank, size, timeout)}", store)
                 dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout, rank=rank, world_size=size,
-                    store=store, device_id=own,
+                    "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout, rank=int(os.environ["RANK"]),
+                    world_size=size, store=_part(size, timeout), device_id=own,
                 )  # fmt: skip
             told = torch.zeros(size, dtype=torch.int64)
             told[dist.get_rank()] = local
@@ -95,10 +113,6 @@ class World:
             world = cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
             world.name = world.told("name", uuid.uuid4().hex)
             return world
-        except RuntimeError as error:
-            if not _lost(error):
-                raise
-            raise UserError(f"not all of {size} ranks came within {timeout_s:g} s ({_line(error)})") from error
 
     @contextmanager
     def watched(self, remedy: str = "") -> Iterator[None]:
@@ -248,6 +262,35 @@ class World:
         """Count a collective on all ranks of so many phases, such as 2 of an all-reduce."""
         count = values.numel() * values.element_size() * phases * (self.size - 1) // self.size
         self.meter.add(what, "network" if self.hosts > 1 else "host", count)
+
+
+def _size() -> int:
+    """How many ranks the job has that this process was started for."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() else 1
+
+
+_ATTEMPT: list[dist.Store] = []
+_PARTS = itertools.count()
+
+
+def _part(size: int, timeout: timedelta) -> dist.Store:
+    """A part of the job's store: no other attempt has it, and nothing else in this one."""
+    if not _ATTEMPT:  # agreed on once: who has not yet left one agreement would take part in the next
+        store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
+        _ATTEMPT.append(dist.PrefixStore(f"sparrow/{agree(store, rank, size, timeout)}", store))
+    _ATTEMPT[0].set_timeout(timeout)
+    return dist.PrefixStore(str(next(_PARTS)), _ATTEMPT[0])  # ranks ask for the same parts, one after the other
+
+
+@contextmanager
+def _coming(size: int, timeout_s: float) -> Iterator[None]:
+    """In which the ranks come together; UserError when not all do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _lost(error):
+            raise
+        raise UserError(f"not all of {size} ranks came within {timeout_s:g} s ({_line(error)})") from error
 
 
 def _bytes(value: object) -> Tensor:

@@ -223,16 +223,16 @@ class Run:
         write_text(path, write_toml(to_dict(self), header="A Sparrow run, every choice made."))
 
     @classmethod
-    def load(cls, path: str | Path, overrides: dict[str, Any] | None = None) -> Run:
+    def load(cls, path: str | Path, overrides: dict[str, Any] | None = None, held: dict[str, Any] | None = None) -> Run:
         """Read a TOML file, with overrides by dotted name; UserError names file and key.
 
         Another member for a family (`model.name`) begins from that member's defaults: the file's settings were the
-        old member's.
+        old member's. held: what the file holds, where another rank has read it.
         """
         if Path(path).is_dir():
             raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
         try:
-            return cls._from(read_toml(path), overrides or {})
+            return cls._from(read_toml(path) if held is None else held, overrides or {})
         except UserError as error:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
 

@@ -87,6 +87,16 @@ class RunDir:
 
         return everywhere(world, "where to go on", look)
 
+    def see(self, what: str, world: World, find: Callable[[], list[Path]]) -> None:
+        """Wait for the files that `find` gives on rank 0; UserError when a rank does not come to see one."""
+        names = said(world, what, lambda: [str(path.relative_to(self.path)) for path in find()])
+
+        def look() -> None:
+            for name in names:
+                self._await(self.path / name, world)
+
+        everywhere(world, what, look)
+
     def check_shared(self, token: str, world: World) -> None:
         """UserError when a rank does not come to see the lock that rank 0 has made, which holds `token`."""
         everywhere(world, "run_dir", lambda: self._await(self.path / LOCK, world, token))

@@ -33,16 +33,22 @@ def warm_start(
     shares of their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
     Raises UserError when there is no such run, or it has another model, other columns or other optimizers.
     """
-    place = Path(str(run.init_from))
-    if not (place / "run.toml").exists():
-        raise UserError(f"init_from: {place} is not a run directory (no run.toml); give that of a `sparrow train` job")
+    place, world = Path(str(run.init_from)), world or World()
+
+    def files() -> list[Path]:
+        if not (place / "run.toml").exists():
+            remedy = "give that of a `sparrow train` job"
+            raise UserError(f"init_from: {place} is not a run directory (no run.toml); {remedy}")
+        return sorted([*place.glob("*.toml"), *place.glob("vocabulary/*")])
+
+    RunDir(place).see("init_from", world, files)  # ranks may see it later than rank 0
     old, then = Run.load(place / "run.toml"), Transforms.load(place)
     ours = {"labels": list(dataset.schema.labels), **identity(run, dataset.schema)}
     theirs = {"labels": list(then.schema.labels), **identity(old, then.schema)}
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
-    saved = RunDir(place).best(world or World())
+    saved = RunDir(place).best(world)
     model.load_state_dict(saved.part("dense"))
     _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
     load_optimizer(optimizer, saved)

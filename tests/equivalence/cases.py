@@ -6,7 +6,9 @@ import itertools
 import math
 import threading
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint
+from sparrow.cli import train as command
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.distributed import Codec, Pending, World
 from sparrow.distributed.codecs import Unit, cast
@@ -27,6 +30,7 @@ from sparrow.training import Run
 from sparrow.training.loop import Trainer
 from sparrow.training.ranks import Ranks
 from sparrow.training.restore import load_weights
+from sparrow.training.rundir import RunDir
 
 ROWS, DIMS = (50, 7, 33), (8, 12, 5)
 
@@ -308,10 +312,22 @@ def judged_in_parts(world: World, stops: list[int]) -> list[float]:
 
 
 def refused(world: World, prepared: str, run_dir: str, changes: list[dict[str, Any]]) -> str:
-    """What training says that does not begin, each rank with settings of its own. sources: another Sparrow's."""
-    mine = dict(changes[world.rank])
+    """What training says that does not begin, each rank with settings of its own. sources: another Sparrow's.
+
+    late: files of `init_from` are links to those of this folder, each of which is there as soon as one waits for it.
+    """
+    mine, wait = dict(changes[world.rank]), RunDir._await
     log, sources, place = mine.pop("log", prepared), mine.pop("sources", None), mine.pop("run_dir", run_dir)
+    late = mine.pop("late", None)
+
+    def arrives(folder: RunDir, path: Path, *how: Any) -> None:
+        if late and not path.exists() and path.is_relative_to(mine["init_from"]):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(late / path.relative_to(mine["init_from"]))
+        wait(folder, path, *how)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDir, "_await", arrives)
         patch.setattr("sparrow.training.rundir.PATIENCE_S", mine.pop("patience_s", 60.0))
         if sources:
             patch.setattr("sparrow.training.ranks._sources", lambda: sources)
@@ -339,6 +355,17 @@ def fit_with_a_stale_view(world: World, prepared: str, run_dir: str, changes: di
             patch.setattr(Path, "exists", late)
         try:
             fit(world, prepared, run_dir, changes, True)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+def commanded(world: World, arguments: list[list[str]]) -> str:
+    """What `sparrow train` refuses, each rank with arguments of its own."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        patch.setattr(World, "end", World.leave)
+        try:
+            command.main(arguments[world.rank])
         except UserError as error:
             return str(error)
     return ""

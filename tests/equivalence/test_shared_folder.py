@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sparrow.training import Run
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 
@@ -56,3 +57,28 @@ def test_init_from_is_the_same_run_on_all_ranks(ranks: Callable[[int], Pool], pr
     found = ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), settings)
     assert all(re.search('init_from: "[0-9a-f]+" on rank 0, "[0-9a-f]+" on rank 1', one) for one in found), found
     assert ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), [settings[0]] * 2) == ["", ""]
+
+
+def test_a_rank_waits_for_what_it_sees_late_of_init_from(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    ranks(2).run(cases.fit, str(prepared), str(tmp_path / "first"), SETTINGS, False)
+    assert list(tmp_path.glob("first/vocabulary/*"))
+    settings = [{**SETTINGS, "init_from": str(tmp_path / name)} for name in ("first", "late")]
+    settings[1]["late"] = str(tmp_path / "first")
+    assert ranks(2).run(cases.refused, str(prepared), str(tmp_path / "run"), settings) == ["", ""]
+
+
+def test_a_rank_that_does_not_see_the_settings_is_told(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    """`--resume` without them: the run's own count."""
+    ranks(2).run(cases.fit, str(prepared), str(tmp_path / "run"), SETTINGS, False)
+    (tmp_path / "late").mkdir()
+    for name in ("checkpoints", ".lock"):  # all but run.toml
+        (tmp_path / "late" / name).symlink_to(tmp_path / "run" / name)
+    commands = [["--run_dir", str(tmp_path / name), "--resume", "--loop.max_steps", "8"] for name in ("run", "late")]
+    assert ranks(2).run(cases.commanded, [[str(prepared), *command] for command in commands]) == ["", ""]
+    run = Run.load(tmp_path / "run" / "run.toml")
+    assert (run.model.dim, run.loop.max_steps) == (4, 8)  # type: ignore[attr-defined]
+    assert sorted(path.name for path in tmp_path.glob("run/checkpoints/step-*"))[-1] == "step-000000008"
