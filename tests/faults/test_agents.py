@@ -53,8 +53,7 @@ def assert_recovered(one: Job, other: Job, training: Training, whole: Training) 
     training.assert_same(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_rank(whole: Callable[[int], Training], training: Training, number: int) -> None:
     """One agent counts a restart, and the other may not."""
     with agents(training) as start:
