@@ -69,7 +69,8 @@ def table_wise_bytes(hosts: int, local: int, width: int, dense: int) -> dict[tup
     """What a step must send when each table is whole on one rank: (what, link) -> bytes of all ranks.
 
     Every rank has BATCH / W samples. It sends every other their ids, int32, one length a bag and one row an id; each
-    owner sends its vectors to every rank and gets as many gradients. Dense gradients: 2 (W - 1) / W of them a rank.
+    owner sends its vectors to every rank and gets as many gradients. Ahead of the ids go three int64: samples, lengths
+    and rows together, rows. Dense gradients: 2 (W - 1) / W of them a rank.
     """
     world, mine = hosts * local, BATCH // (hosts * local)
     peers = {"network": world - local, "host": local - 1, "self": 1}
@@ -78,7 +79,7 @@ def table_wise_bytes(hosts: int, local: int, width: int, dense: int) -> dict[tup
     for link, count in peers.items():
         want["ids", link] = mine * count * ids
         want["vectors", link] = want["gradients", link] = mine * count * TABLES * DIM * width
-        want["sizes of ids", link] = world * count * 16
+        want["sizes of ids", link] = world * count * 24
     everywhere = "network" if hosts > 1 else "host"
     want["dense gradients", everywhere] = world * (2 * (world - 1) * 4 * dense // world)
     return {key: n for key, n in want.items() if n}

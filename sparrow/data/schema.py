@@ -10,6 +10,7 @@ from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
+ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
 kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
 stand together, see [cluster]), weight (of a sample), baseline (somebody else's click probability, which evaluate puts

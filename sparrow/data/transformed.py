@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.clipped import Clipped
-from sparrow.data.schema import Column, Schema, missing_of
+from sparrow.data.schema import ROLES, Column, Schema, missing_of
 from sparrow.features import as_ids, as_lists, as_numbers, as_times, hash_ids, is_text
 from sparrow.features import transform as transform_numbers
 from sparrow.features.numeric import without
@@ -155,7 +155,7 @@ def typed(
     """
     names = []
     for name, column in schema.columns.items():
-        optional = not training and column.kind in ("label", "weight", "time", "group", "session", "baseline")
+        optional = not training and column.kind in ROLES
         is_made = column.kind == "ignore" or column.transform == "missing"  # the latter of the column that it tells of
         if not is_made and not (optional and (column.source or name) not in batch.schema.names):
             names.append(name)

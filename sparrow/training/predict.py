@@ -48,7 +48,8 @@ def predict(
     log = data.open_log(inputs, replace(found.schema.source, bad_rows="stop"))  # a row left out would have no score
     if any(file.resolve() == out.resolve() for file in log.files):
         raise UserError(f"{out}: is the log to be scored; choose another name for the scores")
-    types = types_for(found.schema, log)
+    features = {name: found.schema.columns[name] for name in (*found.schema.dense, *found.schema.sparse)}
+    types = types_for(replace(found.schema, columns=features, groups={}, cluster=None), log)
     for name in keep:
         if name not in log.types:
             raise UserError(f"keep: no column {name!r}{suggest(name, log.types)}")

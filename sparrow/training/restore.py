@@ -21,7 +21,7 @@ from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.data import Transforms
 from sparrow.data.clipped import Clipped
-from sparrow.data.schema import Schema
+from sparrow.data.schema import ROLES, Schema
 from sparrow.embeddings import EmbeddingTables, unallocated
 from sparrow.layers import computing
 from sparrow.losses import probabilities
@@ -157,6 +157,11 @@ class Restored:
         self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
     ) -> Floats:
         """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
+        columns = self.schema.columns
+        features = (*self.schema.dense, *self.schema.sparse)
+        read = {source for n in features for source in (columns[n].source or n, columns[n].weights)}
+        roles = {columns[n].source or n for n in self.schema.of_kind(*ROLES)}
+        rows = rows.select([n for n in rows.schema.names if n in read or n not in roles])  # labels may be anything
         table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
         scores = [torch.empty(0, len(self.schema.labels) or 1)]
         for i, batch in enumerate(data.batches(self.schema, table, batch_size)):

@@ -142,6 +142,19 @@ def test_predict_needs_no_label(here: Path, trained: Path) -> None:
     assert pq.read_table("scores.parquet").num_rows == pq.read_table("raw.parquet").num_rows
 
 
+@pytest.mark.parametrize("labels", [[None], ["?"], [2], ["yes", "no"]], ids=str)
+def test_predict_does_not_look_at_labels(here: Path, trained: Path, labels: list[object]) -> None:
+    log = pq.read_table("log.parquet").slice(0, 40)
+    odd = log.set_column(log.column_names.index("label"), "label", pa.array((labels * len(log))[: len(log)]))
+    pq.write_table(odd, "odd.parquet")
+    pq.write_table(odd.drop_columns(["label"]), "none.parquet")
+    for name in ("odd", "none"):
+        keep = ["--keep", "label"] if name == "odd" else []
+        assert main(["predict", str(trained), f"{name}.parquet", "--out", f"{name}-scores.parquet", *keep]) == 0
+    scores = [pq.read_table(f"{name}-scores.parquet")["score"].to_pylist() for name in ("odd", "none")]
+    assert scores[0] == scores[1]
+
+
 @pytest.mark.parametrize("command", ["", "generate", "prepare", "train", "evaluate", "predict"])
 def test_help_is_enough_to_go_on(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
