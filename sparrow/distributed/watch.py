@@ -82,12 +82,17 @@ class Watch:
 
     def _told(self) -> str:
         """What another found out, or "" if it ended before."""
-        end = time.monotonic() + 4 * PATIENCE_S
-        while time.monotonic() < end:
-            time.sleep(EVERY_S / 2)
-            if self._in_time(lambda: self._store.check(["found"])):
-                return self._in_time(lambda: self._store.get("found")).decode()
-        return ""
+        wait_s = 4 * PATIENCE_S + self._limit.total_seconds()  # more than it takes that one
+        end = time.monotonic() + wait_s
+
+        def look() -> str:
+            while time.monotonic() < end:
+                time.sleep(EVERY_S / 2)
+                if self._store.check(["found"]):
+                    return self._store.get("found").decode()
+            return ""
+
+        return self._in_time(look, wait_s)
 
     def _find(self) -> str:
         """One line: the rank that failed first, else those that said nothing for PATIENCE_S, else those elsewhere.
@@ -127,8 +132,8 @@ class Watch:
         told = dict(zip(ranks, self._store.multi_get(ranks), strict=True))
         return [json.loads(told.get(str(rank), b"{}")) for rank in range(self.size)]
 
-    def _in_time(self, call: Callable[[], T]) -> T:
-        """What a call to the store gives; over a cut link it would wait for ever, whatever the client's timeout."""
+    def _in_time(self, call: Callable[[], T], more_s: float = 0.0) -> T:
+        """What calls to the store give; over a cut link they would wait for ever, whatever the client's timeout."""
         found: list[T] = []
 
         def run() -> None:
@@ -137,7 +142,7 @@ class Watch:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        thread.join(self._limit.total_seconds())
+        thread.join(self._limit.total_seconds() + more_s)
         if not found:
             raise TimeoutError
         return found[0]
