@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,9 +38,12 @@ class Streaming:
         self._masses = self._all[: 2 * BINS].view(2, BINS)  # non-clicks, clicks
         self._sums = self._all[2 * BINS :]  # rows, weights, clicks, predictions, losses
 
-    def update(self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
+    def update(
+        self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, also: Sequence[Streaming] = ()
+    ) -> None:
         """Take in probabilities, 0/1 labels and weights (ones unless given), all [B], on any device.
 
+        also: other streams, which take in the same rows for little more than one does.
         Raises UserError for other shapes, scores outside 0..1, and labels or weights that cannot be.
         """
         scores_B, labels_B, weights_B = columns(scores_B.cpu(), labels_B, weights_B)
@@ -48,12 +51,14 @@ class Streaming:
         logits_B, loss_B = log_odds_and_loss(scores_B, labels_B)
         bins_B = _bins(logits_B)
         clicks_B = weights_B * labels_B
-        self._masses[0].index_add_(0, bins_B, weights_B - clicks_B)
-        self._masses[1].index_add_(0, bins_B, clicks_B)
-        rows = weights_B.new_tensor(weights_B.numel())
-        self._sums += torch.stack(
+        others_B, rows = weights_B - clicks_B, weights_B.new_tensor(weights_B.numel())
+        sums = torch.stack(
             [rows, weights_B.sum(), clicks_B.sum(), weights_B @ scores_B, weights_B @ loss_B]  # NaN scores reach these
         )
+        for stream in (self, *also):
+            stream._masses[0].index_add_(0, bins_B, others_B)
+            stream._masses[1].index_add_(0, bins_B, clicks_B)
+            stream._sums += sums
 
     def merge(self, other: Streaming) -> None:
         """Take in all that `other` has seen."""

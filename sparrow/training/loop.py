@@ -24,11 +24,10 @@ from sparrow.distributed import said
 from sparrow.layers import lacks_bf16
 from sparrow.metrics import Streaming, evaluate_labels, folded, merged
 from sparrow.sharding import summary
-from sparrow.training.aside import Aside, threads_given_back
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 from sparrow.training.labels import first_label, of_first, together
-from sparrow.training.preflight import resolved, with_threads
+from sparrow.training.preflight import resolved, threads_given_back, with_threads
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.restore import identity, load_optimizer, load_weights, of_whole_log, scoring, tables_of
@@ -132,7 +131,6 @@ class Trainer:
         self.progressive = [Streaming() for _ in range(WINDOWS)]
         self.window = Streaming()  # since the last line of the run log, as is:
         self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
-        self.judging = Aside("sparrow-judging")
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
         self._check_monitor()
@@ -182,7 +180,6 @@ class Trainer:
             self.saver.finish()
             self.profiler.finish()
         finally:
-            self.judging.end()
             self.log.close()
             for number, handler in old.items():
                 signal.signal(number, handler)
@@ -236,15 +233,13 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            streams = [self.window]
+            also = []
             if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
-                streams.append(self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))])
+                also = [self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))]]
             kept = self.dataset.schema.split.negatives  # judged as if all were there, like valid
             for share, scores_BT in zip(micro, done.scores, strict=True):
                 if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
-                    told = of_whole_log(scores_BT[:, 0], kept), *first_label(share.batch, kept)
-                    for stream in streams:
-                        self.judging.do(stream.update, *told)
+                    self.window.update(of_whole_log(scores_BT[:, 0], kept), *first_label(share.batch, kept), also)
             self.losses += done.losses
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
@@ -281,7 +276,6 @@ class Trainer:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        self.judging.wait()
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
         self.clock, self.clock_examples = now, self.examples
@@ -338,7 +332,6 @@ class Trainer:
             self.worse += 1
 
     def _results(self) -> dict[str, Any]:
-        self.judging.wait()
         progressive, together = merged(self.ranks.world, self.progressive), Streaming()
         for window in progressive:
             together.merge(window)
@@ -386,7 +379,6 @@ class Trainer:
             self.stop = self.asked
 
     def _save(self, best: bool = False) -> None:
-        self.judging.wait()
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
         streams = folded(self.ranks.world, self._streams())

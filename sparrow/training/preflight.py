@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,16 @@ def threads_for(needs: Needs, per_host: int = 1) -> int:
     if needs.flop < SMALL_FLOP and {**needs.host, **needs.device}["a step"] < SMALL_BYTES:
         return 1
     return min(cores(), torch.get_num_threads()) if per_host == 1 else cores(per_host)  # torchrun gives a rank one
+
+
+@contextmanager
+def threads_given_back() -> Iterator[None]:
+    """Sets torch's number of threads back at the end: a small run's are too few for what comes next in a process."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:

@@ -79,6 +79,16 @@ def test_going_on_from_a_saved_state_gives_the_same_bits() -> None:
         assert torch.equal(tensor, resumed.state_dict()[name])
 
 
+def test_several_streams_take_in_the_same_rows() -> None:
+    first, second = (tuple(c[low : low + 1000] for c in draw(2000)) for low in (0, 1000))
+    since, all_along = Streaming(), Streaming()
+    all_along.update(*first)
+    since.update(*second, also=[all_along])
+    for made, alone in ((since, stream(*second)), (all_along, stream(*draw(2000)))):
+        for name, tensor in alone.state_dict().items():
+            assert torch.equal(tensor, made.state_dict()[name])
+
+
 def test_without_rows_one_class_and_nan() -> None:
     empty = Streaming().result()
     assert empty.pop("examples") == 0

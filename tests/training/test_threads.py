@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 
 from sparrow.models import dlrm
 from sparrow.training import Data, Loop, Run, preflight, train
-from sparrow.training.aside import MOST, Aside
 
 MODEL = dlrm.Config(dim=4, bottom=(8,), top=(8,))
 
@@ -93,28 +91,6 @@ main()
 
 
 # -- what runs beside the loop -----------------------------------------------------------------------------------------
-
-
-def test_work_is_done_in_order_and_waited_for() -> None:
-    aside, done = Aside("test"), []
-    for i in range(3 * MOST):
-        aside.do(lambda i=i: (time.sleep(0.001), done.append(i)))
-        assert i - len(done) <= MOST
-    aside.wait()
-    assert done == list(range(3 * MOST))
-    aside.end()
-
-
-def test_an_error_comes_out() -> None:
-    aside = Aside("test")
-    with pytest.raises(ZeroDivisionError):  # here, if it is done at once
-        aside.do(lambda: 1 / 0)
-        aside.wait()
-    with pytest.raises(ZeroDivisionError):
-        aside.do(lambda: 1 / 0)
-        for _ in range(MOST + 1):
-            aside.do(time.sleep, 0.01)
-    aside.end()
 
 
 def test_threads_end_with_a_run(prepared: Path, tmp_path: Path) -> None:
