@@ -5,7 +5,9 @@
     python tests/recipes/golden.py --write            # make golden.json anew
     python tests/recipes/golden.py --json             # print them
 
-Products and logarithms round differently on another processor or torch, so golden.json holds to REL there.
+Products and logarithms round differently on another processor or torch, so golden.json holds to REL there. Recipes in
+which such a last bit grows, as it does in Wukong's norms, are not among these, nor is AUC, in which two rows may change
+places.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from sparrow.training import Run, train  # noqa: E402
 from tests.recipes import logs  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden.json"
-RECIPES = ("demo", "criteo", "globo_history", "globo_wukong", "movielens_mmoe")  # recipe names
+RECIPES = ("demo", "criteo", "globo_history", "globo_gdcn", "movielens_mmoe")  # recipe names
 KERNELS = ("reference", "cpp")
-STEPS, REL = 12, 1e-4
+STEPS, REL = 12, 1e-5
 SETTINGS = {"data.batch_size": 256, "loop.max_steps": STEPS, "log.every": 1, "log.tensorboard": False, "threads": 1}
 Losses = dict[str, list[float]]
-"""Recipe and kernels -> the loss of each step, then NE and AUC of the valid part, where it has one."""
+"""Recipe and kernels -> the loss of each step, then NE of the valid part, where it has one."""
 
 
 def losses(prepared: Path, recipe: str, kernels: str, run_dir: Path) -> list[float]:
@@ -46,7 +48,7 @@ def losses(prepared: Path, recipe: str, kernels: str, run_dir: Path) -> list[flo
         train(Run.load(logs.RECIPES / f"{recipe}.toml", settings))
     lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
     found = [line["loss"] for line in lines if "loss" in line]
-    return found + [line[name] for line in lines if "loss" not in line for name in ("ne", "auc")]
+    return found + [line["ne"] for line in lines if "loss" not in line]
 
 
 def measured(recipes: Iterable[str]) -> Losses:
