@@ -6,7 +6,7 @@
     python tests/recipes/golden.py --json             # print them
 
 Products and logarithms round differently on another processor or torch, so golden.json holds to REL there. Recipes in
-which such a last bit grows, as it does in Wukong's norms, are not among these, nor is AUC, in which two rows may change
+which such a last bit grows, as it does in Wukong's, are not among these, nor is AUC, in which two rows may change
 places.
 """
 
@@ -34,6 +34,7 @@ RECIPES = ("demo", "criteo", "globo_history", "globo_gdcn", "movielens_mmoe")  #
 KERNELS = ("reference", "cpp")
 STEPS, REL = 12, 1e-5
 SETTINGS = {"data.batch_size": 256, "loop.max_steps": STEPS, "log.every": 1, "log.tensorboard": False, "threads": 1}
+
 Losses = dict[str, list[float]]
 """Recipe and kernels -> the loss of each step, then NE of the valid part, where it has one."""
 
@@ -63,11 +64,12 @@ def measured(recipes: Iterable[str]) -> Losses:
 
 
 def furthest(these: Losses, those: Losses) -> float:
-    """The largest relative difference; infinite where there is not the same to compare."""
+    """The largest relative difference; infinite where there is not the same to compare, or a NaN."""
     if {name: len(row) for name, row in these.items()} != {name: len(row) for name, row in those.items()}:
         return math.inf
     pairs = ((a, b) for name, row in these.items() for a, b in zip(row, those[name], strict=True))
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    found = [abs(a - b) / abs(b) for a, b in pairs]
+    return math.inf if any(map(math.isnan, found)) else max(found)  # max alone passes over a NaN
 
 
 def main() -> None:
