@@ -27,7 +27,8 @@ from dedup_storage import MADE, made
 
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.schema import Cluster, Column
+from sparrow.data.batches.dataset import Dataset
+from sparrow.features.schema import Cluster, Column
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
 from sparrow.models import History, dlrm
@@ -61,7 +62,7 @@ CASES = (
 class Form:
     """A model that learns a log's rows as `dedup` has them."""
 
-    def __init__(self, dataset: data.Dataset, dedup: Literal["on", "off"], case: Case) -> None:
+    def __init__(self, dataset: Dataset, dedup: Literal["on", "off"], case: Case) -> None:
         torch.manual_seed(0)
         self.dataset, self.dedup = dataset, dedup
         read = dataset.schema.groups["user"] if case.reads else ()

@@ -23,7 +23,8 @@ from typing import Any
 from dedup_storage import LENGTH, LISTS, MADE, made
 
 from sparrow import data
-from sparrow.data.schema import Cluster
+from sparrow.data.batches.repeats import repeats
+from sparrow.features.schema import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
@@ -57,7 +58,7 @@ def show(box: Box, place: Path, rows: int, session_rows: float, same: float) -> 
     made(rows, place / "log.parquet", session_rows, same)
     data.prepare([place / "log.parquet"], place / "log", schema=replace(MADE, cluster=Cluster(by="session")))
     dataset = data.open(place / "log")
-    what = data.repeats(dataset)
+    what = repeats(dataset)
     per_session, d = what.rows / what.sessions, what.equal["user_0"]
     formula = 1 / (1 - (per_session - 1) / per_session * d)
     found = measure(box, place / "log", place)

@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 from dedup_storage import HOUR_MS, MADE, made, prints
 from prepare_memory import control_group
 
-from sparrow.data.runs import begins
-from sparrow.data.schema import Cluster
+from sparrow.features.runs import begins
+from sparrow.features.schema import Cluster
 
 ROUNDS = 3
 JOBS = ("polars", "sparrow", "sparrow prepare")  # of `_peers/sort_sessions.py`

@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 from dedup_storage import HOUR_MS, MADE, everything, made, prints
 
 from sparrow import data
-from sparrow.data.schema import Cluster, Column, Schema, Split
-from sparrow.training import Run, train
+from sparrow.features.schema import Cluster, Column, Schema, Split
+from sparrow.trained.run import Run
+from sparrow.training import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SESSIONS = RECIPES / "globo_sessions.schema.toml"

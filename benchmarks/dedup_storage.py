@@ -27,9 +27,11 @@ import pyarrow.parquet as pq
 import torch
 
 from sparrow import data
-from sparrow.data.parts import PartWriter, opened, read_groups
-from sparrow.data.runs import bits, fingerprints
-from sparrow.data.schema import Cluster, Column, Schema, Split, Table
+from sparrow.data.batches.dataset import Dataset
+from sparrow.data.batches.parts import PartWriter, opened, read_groups
+from sparrow.data.batches.repeats import repeats
+from sparrow.features.runs import bits, fingerprints
+from sparrow.features.schema import Cluster, Column, Schema, Split, Table
 
 HOUR_MS, BATCH, ROUNDS = 3_600_000, 4096, 3
 GLOBO = Path(__file__).parents[1] / "recipes" / "globo.schema.toml"
@@ -78,10 +80,10 @@ def made(rows: int, out: Path, session_rows: float = SESSION_ROWS, same: float =
     pq.write_table(pa.table(columns).take(pa.array(np.argsort(ts, kind="stable"))), out)
 
 
-def everything(dataset: data.Dataset) -> pa.Table:
+def everything(dataset: Dataset) -> pa.Table:
     """All training rows."""
     with opened(dataset.path / "train", dataset.schema) as files:
-        groups = range(next(iter(files.values())).num_row_groups)
+        groups = range(files[None].parquet.num_row_groups)
         return pa.concat_tables(dataset.rows_of(read_groups(files, [i])) for i in groups)
 
 
@@ -95,7 +97,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def readers(plain: data.Dataset, stored_once: data.Dataset, name: str) -> None:
+def readers(plain: Dataset, stored_once: Dataset, name: str) -> None:
     """Nanoseconds a row from Parquet to batches of BATCH rows, the forms taking turns."""
     for one, other in zip(*(stored_once.loader(BATCH, dedup=d) for d in ("on", "off")), strict=True):  # type: ignore[arg-type]
         a, b = one.ids.expanded(), other.ids
@@ -150,7 +152,7 @@ def measure(name: str, log: Path, schema: Schema, work: Path, goal: float) -> No
     want = prints(permuted)
     for form, table in rows.items():
         assert np.array_equal(prints(table.select(permuted.column_names)), want), f"{form}: other rows"
-    what = data.repeats(data.open(work / "2"))
+    what = repeats(data.open(work / "2"))
     numbers = {n: 1.0 if schema.columns[n].kind != "list" else pa.compute.list_value_length(plain[n]).to_numpy().mean()
                for n in what.equal}  # fmt: skip
     same = sum(what.equal[n] * numbers[n] for n in numbers) / sum(numbers.values())

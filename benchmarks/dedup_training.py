@@ -28,8 +28,9 @@ from dedup_storage import GLOBO, GLOBO_GROUPS, MADE, made
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.schema import Cluster, Column, Schema
+from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import EmbeddingTables
+from sparrow.features.schema import Cluster, Column, Schema
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
 from sparrow.models import History, Offset, dlrm
@@ -41,7 +42,7 @@ MODEL = dlrm.Config(dim=64, bottom=(64,), top=(64, 32))
 class Form:
     """A model and its batches; what it is timed on is what it learns."""
 
-    def __init__(self, dataset: data.Dataset, dedup: Any, steps: int) -> None:
+    def __init__(self, dataset: Dataset, dedup: Any, steps: int) -> None:
         torch.manual_seed(0)
         lists = tuple(name for name, column in dataset.schema.columns.items() if column.kind == "list")
         config = replace(MODEL, history=History(lists=lists, layers=2, heads=2, longest=50))
@@ -109,7 +110,7 @@ class Rest:
         return 1000 * sum(took) / len(took)
 
 
-def measure(name: str, dataset: data.Dataset, steps: int, rounds: int, goal: float) -> None:
+def measure(name: str, dataset: Dataset, steps: int, rounds: int, goal: float) -> None:
     """A log's line."""
     on, off = (Form(dataset, dedup, steps) for dedup in ("on", "off"))
     rest = Rest(Form(dataset, "off", steps), dataset.schema)

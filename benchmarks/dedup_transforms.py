@@ -29,11 +29,11 @@ from dedup_storage import LENGTH, LISTS, MADE, made
 
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data import transformed
+from sparrow.features import transforms
 
 FACTORS = (1.0, 2.0, 4.0, 8.0)  # rows a run
 FORMS = {"plain": " ", "JSON": ","}
-ONCE = transformed.WORTH
+ONCE = transforms.WORTH
 
 
 def pairs(work: Callable[[], Any], count: int) -> tuple[list[float], list[float], list[Any]]:
@@ -42,11 +42,11 @@ def pairs(work: Callable[[], Any], count: int) -> tuple[list[float], list[float]
     gave = {}
     for turn in range(count + 1):
         for worth in (inf, ONCE) if turn % 2 else (ONCE, inf):
-            transformed.WORTH = worth
+            transforms.WORTH = worth
             begin = time.process_time()
             gave[worth] = work()
             took[worth].append(time.process_time() - begin)
-    transformed.WORTH = ONCE
+    transforms.WORTH = ONCE
     return took[inf][1:], took[ONCE][1:], [gave[inf], gave[ONCE]]  # the first pair warms up
 
 
@@ -71,8 +71,8 @@ def measure(form: str, factor: float, rows: int, count: int, folder: Path) -> No
         schema = replace(schema, columns={**schema.columns, name: column})
     pq.write_table(log, folder / "log.parquet")
     log = log.combine_chunks()
-    transforms = transformed.Transforms(schema=schema)
-    *alone, tables = pairs(lambda: transforms.transform(log, training=True), count)
+    transform = transforms.Transforms(schema=schema)
+    *alone, tables = pairs(lambda: transform.transform(log, training=True), count)
     assert tables[0].equals(tables[1]), f"{form}, {factor}: other bits"
 
     def prepared() -> str:

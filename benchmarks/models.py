@@ -32,11 +32,13 @@ from sparrow import data
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.losses import judged
 from sparrow.metrics import Streaming, evaluate
-from sparrow.training import Run, restore, train
-from sparrow.training.restore import build
+from sparrow.trained.build import build
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEEDS = (0, 1, 2)

@@ -22,9 +22,11 @@ from _peers.stats import paired, spread
 from _peers.streams import RECIPES, stream
 
 from sparrow import data
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.metrics import evaluate
-from sparrow.training import Run, restore, train
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
 
 LISTS = ["last_click", "session_clicks", "user_history"]
 READERS = ("dlrm", "dcnv2")

@@ -28,8 +28,8 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch
-from sparrow.data import parts
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.data.batches import parts
+from sparrow.features.schema import Column, Schema, Split, Table
 
 RANKS, GOAL = (1, 2, 4), 3.0
 

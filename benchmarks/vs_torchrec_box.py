@@ -65,13 +65,13 @@ from vs_torchrec import (
 
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.loader import Share
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.data.batches.loader import Share
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.kernels import missing
 from sparrow.models import dlrm
 from sparrow.optimizers import sgd
+from sparrow.trained.run import Loop, Run
 from sparrow.training.ranks import Ranks
-from sparrow.training.run import Loop, Run
 
 BOTTOM, TOP, SGD = (256, 64), (256, 128), sgd.Config(lr=0.1)
 POINTS = [Point(layout, pooling) for layout in ("table_wise", "row_wise", "column_wise") for pooling in (1, 10)]

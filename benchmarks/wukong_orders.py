@@ -30,7 +30,7 @@ from _peers.cells import cells
 from _peers.stats import paired, spread
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate

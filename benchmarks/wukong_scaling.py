@@ -22,9 +22,9 @@ from _peers.cells import cells
 from _peers.stats import paired, spread
 from _peers.streams import RECIPES, stream
 
+from sparrow.analysis.scaling import Point, draw, law, scale, sizes
 from sparrow.models import ModelConfig, dcnv2, dlrm, wukong
-from sparrow.training import Run
-from sparrow.training.scaling import Point, draw, law, scale, sizes
+from sparrow.trained.run import Run
 
 SMALLEST: dict[str, ModelConfig] = {
     "wukong": wukong.Config(layers=1, n_f=4, n_l=4, k=4, mlp=(32,), top=(64,), bottom=(32,), compressed=2),

@@ -13,13 +13,13 @@ from sparrow.core.errors import UserError
 if TYPE_CHECKING:
     from sparrow.core.batch import Batch, KeyedJagged
     from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
-    from sparrow.training import fit
+    from sparrow.training.fit import fit
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "EmbeddingTables", "Feature", "KeyedJagged", "TableSpec", "UserError", "__version__", "fit"]
 
 _HOMES = {"Batch": "core", "KeyedJagged": "core", "EmbeddingTables": "embeddings"}
-_HOMES |= {"Feature": "embeddings", "TableSpec": "embeddings", "fit": "training"}
+_HOMES |= {"Feature": "embeddings", "TableSpec": "embeddings", "fit": "training.fit"}
 
 
 def __getattr__(name: str) -> Any:  # preparing a log should not wait for torch

@@ -22,7 +22,7 @@ PROGRAM = """
     absent = ["numpy", "pyarrow", "safetensors", "tyro", "rich"]
     assert not any(importlib.util.find_spec(name) for name in absent), "the environment is not bare"
     from sparrow.embeddings import Direct
-    from sparrow.data.schema import Column, Schema, Table
+    from sparrow.features.schema import Column, Schema, Table
     from sparrow.kernels.rules import rowwise_adagrad
     from sparrow.losses import binary_cross_entropy
     from sparrow.models.dlrm import DLRM, Config

@@ -19,8 +19,8 @@ from _peers import click_log, process
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparrow import data
-from sparrow.training import restore
-from sparrow.training.restore import tables_of
+from sparrow.trained.build import tables_of
+from sparrow.trained.scorer import restore
 
 HERE = Path(__file__).parent
 BATCH, EPOCHS, DIM = 4096, 2, 16

@@ -31,12 +31,12 @@ def sorted_by_sparrow(log: Path, out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from sparrow.data.clustered import clustered
-    from sparrow.data.intime import in_time_order
-    from sparrow.data.parts import PartWriter
-    from sparrow.data.schema import Schema
-    from sparrow.data.spool import ahead
+    from sparrow.core.ahead import ahead
+    from sparrow.data.batches.parts import PartWriter
+    from sparrow.data.preparation.sessions import clustered
+    from sparrow.data.preparation.time_order import in_time_order
     from sparrow.features.quantile import Ordered
+    from sparrow.features.schema import Schema
 
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         times, in_order, last = Ordered(Path(folder) / "times", np.int64), True, 0
@@ -62,7 +62,7 @@ def sorted_by_sparrow(log: Path, out: Path) -> None:
 def prepared(log: Path, out: Path) -> None:
     """The whole of prepare."""
     from sparrow import data
-    from sparrow.data.schema import Schema
+    from sparrow.features.schema import Schema
 
     data.prepare([log], out / "out", schema=Schema.load(log.parent / "schema.toml"))
 

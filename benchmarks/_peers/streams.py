@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparrow import data
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from box import ready
 
-from sparrow.training import Run
+from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
 from sparrow.training.ranks import Ranks
 

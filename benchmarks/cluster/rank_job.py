@@ -30,16 +30,16 @@ import torch.distributed as dist
 from box import ready
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.data.loader import Share
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.distributed.codecs import cast
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.models import dlrm
 from sparrow.sharding import ShardedTables
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Data, Loop, Run, Sharding
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
-from sparrow.training.restore import tables_of
-from sparrow.training.run import Data, Loop, Run, Sharding
 from sparrow.training.step import Outcome, Step
 
 TABLES, LISTS, LENGTH, NUMBERS, DIM = 26, 6, 10, 13, 16  # the last LISTS features have LENGTH ids a sample, others one

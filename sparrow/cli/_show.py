@@ -66,7 +66,7 @@ class TrainView:
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """The trainer's listener."""
-        from sparrow.training.labels import by_label
+        from sparrow.trained.labels import by_label
 
         if event == "begin":
             self.labels = values["labels"]
@@ -81,7 +81,7 @@ class TrainView:
             err.print(values["text"], markup=False, soft_wrap=True)
 
     def _progress(self, values: dict[str, Any]) -> None:
-        from sparrow.training.labels import of_first
+        from sparrow.trained.labels import of_first
 
         text = f"{values['examples_per_s']:,.0f} examples/s"
         if "ne" in values:

@@ -32,11 +32,11 @@ def compare(
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; the runs' own unless told.
     """
+    from sparrow.analysis.compare import HEADER, lines, to_html
+    from sparrow.analysis.compare import compare as run
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
     from sparrow.core.files import write_text
-    from sparrow.training.compare import HEADER, lines, to_html
-    from sparrow.training.compare import compare as run
 
     sides = [[name for name in side.split(",") if name] for side in (a, b)]
     if not all(sides):

@@ -33,7 +33,8 @@ def evaluate(
     from sparrow.core.files import to_json, write_text
     from sparrow.metrics import evaluate as measure
     from sparrow.metrics import evaluate_labels
-    from sparrow.training import check_schema, restore
+    from sparrow.trained.build import check_schema
+    from sparrow.trained.scorer import restore
 
     found = restore(run_dir, which=checkpoint, device=device)
     dataset = logs.open(data or found.run.data.path)

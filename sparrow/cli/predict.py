@@ -33,13 +33,13 @@ def predict(
         batch_size: Rows scored at a time.
         overwrite: Replace an existing OUT.
     """
-    from sparrow import training
     from sparrow.cli import _show
+    from sparrow.trained import predict as scoring
 
     notes: list[str] = []
     kept = [name for name in keep.split(",") if name]
     with _show.progress_bar() as progress:
-        rows = training.predict(
+        rows = scoring.predict(
             run_dir, inputs, out, keep=kept, which=checkpoint, device=device, batch_size=batch_size,
             overwrite=overwrite, progress=progress, note=notes.append,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import tyro
 from sparrow.core.config import write_toml
 
 if TYPE_CHECKING:
-    from sparrow.data import Repeats
+    from sparrow.data.batches.repeats import Repeats
 
 
 def prepare(
@@ -72,15 +72,18 @@ def prepare(
     from sparrow import data
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
-    from sparrow.data.inferred import infer_log
-    from sparrow.data.schema import Schema, Source, Split, clustered_by
+    from sparrow.data.batches.repeats import repeats
+    from sparrow.data.logs.inference import infer_log
+    from sparrow.data.logs.read import open_log
+    from sparrow.features.schema import Schema, Source, Split, clustered_by
+    from sparrow.features.transforms import Transforms
 
     if schema and like:
         raise UserError("--schema and --like: both say what the columns are; give one of them")
-    given: data.Transforms | Schema | None = Schema.load(schema) if schema else None
+    given: Transforms | Schema | None = Schema.load(schema) if schema else None
     if like:
-        given = data.Transforms.load(like)
-    known = given.schema if isinstance(given, data.Transforms) else given
+        given = Transforms.load(like)
+    known = given.schema if isinstance(given, Transforms) else given
     before = known.split if known else Split()
     if like and before.by == "file":  # its files are not this log's
         before = replace(before, by=None, valid_files=(), test_files=())
@@ -96,14 +99,12 @@ def prepare(
             raise UserError(
                 "--like with --cluster-by, --order-by or --cluster-hours: columns stay as they were; give --schema"
             )
-        given = clustered_by(
-            known or infer_log(data.open_log(inputs, source), label), cluster_by, order_by, cluster_hours
-        )
-    now = given.schema if isinstance(given, data.Transforms) else given
+        given = clustered_by(known or infer_log(open_log(inputs, source), label), cluster_by, order_by, cluster_hours)
+    now = given.schema if isinstance(given, Transforms) else given
     if suggest_groups and not (now and now.cluster):
         raise UserError("--suggest-groups: sessions must stand together for it; say by what, with --cluster-by")
     if infer_only:
-        print((now if now and cluster_by else infer_log(data.open_log(inputs, source), label)).to_toml(), end="")
+        print((now if now and cluster_by else infer_log(open_log(inputs, source), label)).to_toml(), end="")
         return
     if out is None:
         raise UserError("--out: missing; name the folder for the prepared log")
@@ -119,7 +120,7 @@ def prepare(
         table.add_row(name, f"{rows:,}", *(f"{made.label_means[name][label]:.4f}" if rows else "" for label in labels))
     _show.out.print(table)
     if suggest_groups:
-        _suggest(data.repeats(data.open(out)))
+        _suggest(repeats(data.open(out)))
     _show.out.print(
         f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
     )

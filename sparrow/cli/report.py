@@ -31,8 +31,8 @@ def report(
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; the run's own unless told.
     """
+    from sparrow.analysis.report import report as write
     from sparrow.cli import _show
-    from sparrow.training.report import report as write
 
     with _show.progress_bar() as progress:
         path = write(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
-    from sparrow.training.scaling import Law
+    from sparrow.analysis.scaling import Law
 
 
 def scale(
@@ -34,12 +34,12 @@ def scale(
         seeds: Runs of each size, with the run's seed and those after it; the law is fitted to all of them.
         out: The picture.
     """
+    from sparrow.analysis.scaling import Point, digits, draw, law
+    from sparrow.analysis.scaling import scale as run
+    from sparrow.analysis.scaling import sizes as family_of
     from sparrow.cli import _show
     from sparrow.core.errors import UserError, require
-    from sparrow.training import Run
-    from sparrow.training.scaling import Point, digits, draw, law
-    from sparrow.training.scaling import scale as run
-    from sparrow.training.scaling import sizes as family_of
+    from sparrow.trained.run import Run
 
     require(least=2, most=20, sizes=sizes)
     require(least=1, seeds=seeds)

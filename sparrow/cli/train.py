@@ -37,11 +37,12 @@ def main(arguments: Sequence[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         _help([a for a in arguments if a not in ("-h", "--help")])
     known, rest = parse(Arguments, arguments, "train", unknown=True)
+    from sparrow.analysis.picture import draw
     from sparrow.cli import _show
     from sparrow.distributed import Lobby, leads, said
-    from sparrow.training import Run, train
-    from sparrow.training.labels import by_label, of_first
-    from sparrow.training.picture import draw
+    from sparrow.trained.labels import by_label, of_first
+    from sparrow.trained.run import Run
+    from sparrow.training import train
 
     given = overrides(rest)
     if known.run.is_file() and known.run.suffix != ".toml":
@@ -129,7 +130,7 @@ def _help(arguments: Sequence[str]) -> None:
     """tyro's help, then every setting with the value it would have, and what the settings mean."""
     from sparrow.cli import _show
     from sparrow.core.config import Family
-    from sparrow.training import Run
+    from sparrow.trained.run import Run
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether a value is due

@@ -1,4 +1,8 @@
-"""Click log -> prepared log -> batches. The schema needs no package; the rest is loaded, with pyarrow, when used."""
+"""Click log -> prepared log -> batches.
+
+`logs` reads raw logs and infers a schema, `preparation` makes a prepared log of them, `batches` reads what that wrote.
+What is named here is loaded when it is used: opening a prepared log loads neither of the first two.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparrow.data._rows import batches
-    from sparrow.data.groups import Repeats, repeats
-    from sparrow.data.inferred import infer
-    from sparrow.data.loader import Dataset, Loader, open
-    from sparrow.data.prepared import Prepared, prepare
-    from sparrow.data.read import open_log, table_log
-    from sparrow.data.synthetic import Generated, generate
-    from sparrow.data.transformed import Transforms
+    from sparrow.data.batches.dataset import Dataset, open
+    from sparrow.data.logs.synthetic import generate
+    from sparrow.data.preparation.job import prepare
 
-# No file bears the name of what it exports here: importing it would put the module in the function's place.
 _HOMES = {
-    "Dataset": "loader",
-    "Loader": "loader",
-    "Generated": "synthetic",
-    "Prepared": "prepared",
-    "Repeats": "groups",
-    "Transforms": "transformed",
-    "batches": "_rows",
-    "generate": "synthetic",
-    "infer": "inferred",
-    "open": "loader",
-    "open_log": "read",
-    "prepare": "prepared",
-    "repeats": "groups",
-    "table_log": "read",
+    "Dataset": "batches.dataset",
+    "open": "batches.dataset",
+    "generate": "logs.synthetic",
+    "prepare": "preparation.job",
 }
-
-__all__ = [
-    "Dataset",
-    "Generated",
-    "Loader",
-    "Prepared",
-    "Repeats",
-    "Transforms",
-    "batches",
-    "generate",
-    "infer",
-    "open",
-    "open_log",
-    "prepare",
-    "repeats",
-    "table_log",
-]
+__all__ = ["Dataset", "generate", "open", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import nn
 
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models._inputs import History
 from sparrow.models._offset import Offset

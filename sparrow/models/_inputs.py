@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
-from sparrow.data.schema import Schema
 from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Hashed, TableSpec
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import CausalTransformer, NumericEmbedding
 

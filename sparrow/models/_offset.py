@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.models._inputs import tasks
 
 

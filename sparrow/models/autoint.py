@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks

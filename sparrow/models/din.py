@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, Jagged, UserError
 from sparrow.core.errors import suggest
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, NumericEmbedding, require_sizes
 from sparrow.models._inputs import History, Ids, tasks

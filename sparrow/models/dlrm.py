@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.interactions import DotInteraction
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, require_sizes, to_compute

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from sparrow.core import Batch
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.interactions import FactorizationMachine
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import require_sizes

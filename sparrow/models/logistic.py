@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models._inputs import pooled, tables_for, tasks
 

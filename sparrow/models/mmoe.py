@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from sparrow.core.errors import require
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.models import ple
 from sparrow.models._inputs import History

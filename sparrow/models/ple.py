@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks

@@ -15,11 +15,10 @@ import torch
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
-from sparrow.data import Dataset
-from sparrow.data.schema import Schema
-from sparrow.data.transformed import is_numbered
-from sparrow.features import hash_ids
-from sparrow.features.hashing import mix
+from sparrow.data.batches.dataset import Dataset
+from sparrow.features.hashing import hash_ids, mix
+from sparrow.features.schema import Schema
+from sparrow.features.transforms import is_numbered
 from sparrow.features.vocabulary import FIRST, UNKNOWN
 
 LEAST = 0.01  # a smaller share is not worth it

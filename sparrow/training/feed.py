@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from sparrow.data.loader import Loader, Share
+from sparrow.data.batches.loader import Loader, Share
 from sparrow.training.dropout import Dropout
 
 

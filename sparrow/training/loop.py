@@ -19,19 +19,19 @@ from torch import Tensor
 from sparrow import checkpoint, data, kernels
 from sparrow.core import Chunk, UserError
 from sparrow.core.files import to_json, write_text
-from sparrow.data.loader import Loader, Share
+from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
 from sparrow.layers import lacks_bf16
 from sparrow.metrics import Streaming, evaluate_labels, folded, merged
 from sparrow.sharding import summary
+from sparrow.trained.build import identity, load_optimizer, load_weights, of_whole_log, scoring, tables_of
+from sparrow.trained.labels import first_label, of_first, together
+from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.labels import first_label, of_first, together
 from sparrow.training.preflight import resolved, threads_given_back, with_threads
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
-from sparrow.training.restore import identity, load_optimizer, load_weights, of_whole_log, scoring, tables_of
-from sparrow.training.run import Run
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
 from sparrow.training.saver import Saver

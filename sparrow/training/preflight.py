@@ -17,15 +17,15 @@ from sparrow import sharding
 from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
-from sparrow.data import Dataset
-from sparrow.data.schema import Schema, Table
+from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Direct, TableSpec, unallocated
+from sparrow.features.schema import Schema, Table
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.sharding.plan import Grid
+from sparrow.trained.build import tables_of, within_memory
+from sparrow.trained.run import Run
 from sparrow.training.dropout import default_shares
-from sparrow.training.restore import tables_of, within_memory
-from sparrow.training.run import Run
 
 PROBE_ROWS = 256
 DENSE = "dense weights, gradients and optimizer"

@@ -16,15 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from sparrow import kernels, sharding
 from sparrow.core import Batch, UserError
 from sparrow.core.config import flatten, to_dict
-from sparrow.data.schema import Schema
 from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
+from sparrow.features.schema import Schema
 from sparrow.losses import judged
 from sparrow.sharding import Layout, ShardedTables
 from sparrow.sharding.plan import Grid
+from sparrow.trained.build import AnyTables, build, tables_of
+from sparrow.trained.run import Run
 from sparrow.training.again import Again
-from sparrow.training.restore import AnyTables, build, tables_of
-from sparrow.training.run import Run
 
 MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
 """Settings that ranks may have each for itself: names under which they see the same files (what those hold is

@@ -16,11 +16,11 @@ from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.core.config import flatten, to_dict
 from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view
-from sparrow.data import Dataset
-from sparrow.data.schema import Schema
+from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
-from sparrow.training.restore import check_schema
-from sparrow.training.run import Run
+from sparrow.features.schema import Schema
+from sparrow.trained.build import check_schema
+from sparrow.trained.run import Run
 
 MADE = ("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html")
 LOCK = ".lock"

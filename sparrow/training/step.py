@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparrow.data.loader import Share
+from sparrow.data.batches.loader import Share
 from sparrow.layers import computing
+from sparrow.trained.build import AnyTables
+from sparrow.trained.run import Run
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
-from sparrow.training.restore import AnyTables
-from sparrow.training.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

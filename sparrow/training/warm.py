@@ -12,11 +12,12 @@ import torch
 from torch.optim import Optimizer
 
 from sparrow.core import UserError
-from sparrow.data import Dataset, Transforms
+from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
+from sparrow.features.transforms import Transforms
 from sparrow.features.vocabulary import FIRST, UNKNOWN, Vocabulary
-from sparrow.training.restore import identity, load_optimizer, tables_of
-from sparrow.training.run import Run
+from sparrow.trained.build import identity, load_optimizer, tables_of
+from sparrow.trained.run import Run
 from sparrow.training.rundir import RunDir
 
 _SAME = ("model", "labels", "features", "dense columns", "table rule", "dense optimizer")  # tables may differ

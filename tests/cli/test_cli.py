@@ -24,7 +24,7 @@ from sparrow import data
 from sparrow.cli import EXTRAS, main
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
-from sparrow.data.prepared import VERSION
+from sparrow.data.batches.parts import VERSION
 from sparrow.features.vocabulary import UNKNOWN
 from sparrow.losses import probabilities
 
@@ -102,7 +102,7 @@ def test_predictions_are_the_evaluated_scores(here: Path, trained: Path) -> None
     import torch
 
     from sparrow import data
-    from sparrow.training import restore
+    from sparrow.trained.scorer import restore
 
     assert main(["predict", str(trained), "log.parquet", "--out", "scores.parquet", "--batch-size", "256"]) == 0
     scores = pq.read_table("scores.parquet")["score"].to_numpy()

@@ -12,8 +12,9 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data.clipped import Clipped
-from sparrow.data.schema import Column, Schema, Split
+from sparrow.data.preparation.job import Prepared
+from sparrow.features.clipped import Clipped
+from sparrow.features.schema import Column, Schema, Split
 
 KINDS = {
     "label": Column(kind="label"),
@@ -33,7 +34,7 @@ def raw(rows: int, high: float) -> pa.Table:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> data.Prepared:
+def out(tmp_path: Path) -> Prepared:
     pq.write_table(raw(300, 20), tmp_path / "train.parquet")
     later = raw(100, 20).to_pydict()
     later["x"][7], later["long"][40], later["long"][9], later["plain"][9] = 1e12, -1e9, 1e9, 1e9
@@ -42,11 +43,11 @@ def out(tmp_path: Path) -> data.Prepared:
     return data.prepare([tmp_path / "train.parquet"], tmp_path / "out", schema=schema)
 
 
-def rows_of(made: data.Prepared, part: str) -> pa.Table:
+def rows_of(made: Prepared, part: str) -> pa.Table:
     return pq.read_table(made.out / part / "part-00000.parquet")
 
 
-def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: data.Prepared) -> None:
+def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: Prepared) -> None:
     assert {(c.low, c.high) for c in out.schema.columns.values() if c.transform in ("standard", "log")} == {(-5, 20)}
     valid = {name: np.array(rows_of(out, "valid")[name]) for name in out.schema.dense}
     train = {name: np.array(rows_of(out, "train")[name]) for name in out.schema.dense}
@@ -60,7 +61,7 @@ def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: data.Prepared
     ]
 
 
-def test_rows_to_score_are_clipped_alike(out: data.Prepared) -> None:
+def test_rows_to_score_are_clipped_alike(out: Prepared) -> None:
     transforms = data.open(out.out).transforms
     rows = {
         "x": [20.0, 1e30, None],
@@ -81,7 +82,7 @@ def test_rows_to_score_are_clipped_alike(out: data.Prepared) -> None:
     assert found["x"][2] == found["whole"][2] == 0  # as the mean, where training never had one missing
 
 
-def test_only_columns_with_missing_numbers_have_one_beside_them(out: data.Prepared) -> None:
+def test_only_columns_with_missing_numbers_have_one_beside_them(out: Prepared) -> None:
     assert out.schema.dense == ("x", "x:missing", "long", "plain", "whole")
     table = rows_of(out, "train")
     assert table["x:missing"].to_pylist() == [float(i % 7 == 3) for i in range(300)]
@@ -90,11 +91,11 @@ def test_only_columns_with_missing_numbers_have_one_beside_them(out: data.Prepar
     assert batch.dense_BC[:, 1].tolist() == [float(i % 7 == 3) for i in range(16)]
 
 
-def test_a_schema_that_is_passed_back_stays(out: data.Prepared, tmp_path: Path) -> None:
+def test_a_schema_that_is_passed_back_stays(out: Prepared, tmp_path: Path) -> None:
     """With the column, without it (which is how to do without), and with a range that somebody wrote."""
     split = Split(by="ratio", valid=0, test=0)
 
-    def again(schema: Schema, name: str) -> data.Prepared:
+    def again(schema: Schema, name: str) -> Prepared:
         return data.prepare([tmp_path / "train.parquet"], tmp_path / name, schema=schema, split=split)
 
     assert again(out.schema, "a").schema.columns == out.schema.columns

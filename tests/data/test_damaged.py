@@ -20,8 +20,8 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data.read import Log, open_log, types_for
-from sparrow.data.schema import Column, Schema, Source, Split, Table
+from sparrow.data.logs.read import Log, open_log, types_for
+from sparrow.features.schema import Column, Schema, Source, Split, Table
 
 Mode = Literal["stop", "repair"]
 MODES: tuple[Mode, ...] = ("stop", "repair")

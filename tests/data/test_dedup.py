@@ -20,11 +20,14 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import clustered, engine, intime, parts
-from sparrow.data.runs import begins, bits, first_equal, mixed
-from sparrow.data.schema import Cluster, Column, Schema, Split, Table
-from sparrow.features import hash_ids
+from sparrow.data.batches import parts
+from sparrow.data.batches.dataset import Dataset
+from sparrow.data.batches.repeats import repeats
+from sparrow.data.preparation import engine, sessions, time_order
+from sparrow.features.hashing import hash_ids
 from sparrow.features.quantile import Ordered
+from sparrow.features.runs import RUN, begins, bits, first_equal, mixed
+from sparrow.features.schema import Cluster, Column, Schema, Split, Table
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
@@ -74,20 +77,20 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def dataset(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> data.Dataset:
+def dataset(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """In many row groups."""
     monkeypatch.setattr(parts, "GROUP_ROWS", 64)
     data.prepare([log], tmp_path / "out", schema=SCHEMA)
     return data.open(tmp_path / "out")
 
 
-def everything(dataset: data.Dataset, split: str = "train") -> list[dict[str, Any]]:
+def everything(dataset: Dataset, split: str = "train") -> list[dict[str, Any]]:
     """All rows of a part, as a reader of Parquet finds them: columns of groups repeated."""
     folder = dataset.path / split
     table = pq.read_table(folder / parts.ROWS)
     for group, names in dataset.schema.groups.items():
         runs = pq.read_table(folder / parts.group_file(group))
-        at = np.repeat(np.arange(runs.num_rows), runs[parts.RUN].to_numpy())
+        at = np.repeat(np.arange(runs.num_rows), runs[RUN].to_numpy())
         for name in parts.columns_of(dataset.schema, group):
             table = table.append_column(name, runs[name].take(pa.array(at)))
         assert names
@@ -130,12 +133,12 @@ def test_runs_are_those_of_a_loop(rows: list[tuple[int, list[int], float]]) -> N
 
 
 def test_equal_fingerprints_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparrow.data.runs.mixed", lambda x: np.zeros(len(x), np.uint64))
+    monkeypatch.setattr("sparrow.features.runs.mixed", lambda x: np.zeros(len(x), np.uint64))
     columns = [bits(pa.array([1, 2, 1, 2]))]
     assert first_equal(columns, 4).tolist() == [0, 1, 0, 3]  # what differs from the first of its print is by itself
 
 
-def test_the_file_has_the_log_by_hour_session_and_time(dataset: data.Dataset, log: Path) -> None:
+def test_the_file_has_the_log_by_hour_session_and_time(dataset: Dataset, log: Path) -> None:
     want = []
     plain = pq.read_table(log).to_pylist()
     for part in ("train", "valid"):
@@ -150,7 +153,7 @@ def test_the_file_has_the_log_by_hour_session_and_time(dataset: data.Dataset, lo
     assert len(want) == len(plain)
 
 
-def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
+def test_a_group_is_stored_once_for_a_run(dataset: Dataset) -> None:
     rows = everything(dataset)
     for group in dataset.schema.groups:
         names = parts.columns_of(dataset.schema, group)
@@ -165,14 +168,12 @@ def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
             assert file.metadata.row_group(i).num_rows == want
             runs += want
             stored = file.read_row_group(i)
-            at_N = np.repeat(np.arange(stored.num_rows), stored[parts.RUN].to_numpy())
+            at_N = np.repeat(np.arange(stored.num_rows), stored[RUN].to_numpy())
             each_N = np.zeros(stored.num_rows, np.int64)  # bytes of a stored row: numbers, and where a list ends
             for name, column in zip(stored.column_names, stored.columns, strict=True):
                 is_list = pa.types.is_large_list(column.type)
                 width = (column.type.value_type if is_list else column.type).bit_width // 8
-                each_N += (
-                    8 + width * pc.list_value_length(column).to_numpy() if is_list else width * (name != parts.RUN)
-                )
+                each_N += 8 + width * pc.list_value_length(column).to_numpy() if is_list else width * (name != RUN)
             saved += each_N[at_N].sum() - each_N.sum() - 4 * stored.num_rows
         assert dataset.manifest["runs"]["train"][group] == runs < len(rows)
         assert dataset.manifest["saved_bytes"]["train"][group] == saved
@@ -181,7 +182,7 @@ def test_a_group_is_stored_once_for_a_run(dataset: data.Dataset) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 10_000])
-def test_expanded_is_the_batch_without(dataset: data.Dataset, shuffle: bool, batch_size: int) -> None:
+def test_expanded_is_the_batch_without(dataset: Dataset, shuffle: bool, batch_size: int) -> None:
     one, other = (dataset.loader(batch_size, shuffle=shuffle, seed=3, dedup=d) for d in ("on", "off"))  # type: ignore[arg-type]
     for _ in range(2):
         stored = 0
@@ -205,7 +206,7 @@ def test_unique_rows_are_unique(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_no_request_is_split_and_no_row_is_lost(dataset: data.Dataset, shuffle: bool) -> None:
+def test_no_request_is_split_and_no_row_is_lost(dataset: Dataset, shuffle: bool) -> None:
     loader = dataset.loader(10, shuffle=shuffle, seed=1)
     for _ in range(2):
         seen: list[float] = []
@@ -226,7 +227,7 @@ def test_no_request_is_split_and_no_row_is_lost(dataset: data.Dataset, shuffle: 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("dedup", ["on", "off"])
 def test_readers_divide_batches_between_requests(
-    dataset: data.Dataset, shuffle: bool, ranks: int, dedup: Literal["on", "off"]
+    dataset: Dataset, shuffle: bool, ranks: int, dedup: Literal["on", "off"]
 ) -> None:
     for batch_size in (12, 70):
         given: dict[str, Any] = {"shuffle": shuffle, "seed": 1, "dedup": dedup}
@@ -272,7 +273,7 @@ def test_a_run_of_more_rows_than_a_row_group_is_cut(tmp_path: Path, monkeypatch:
         same(on, off)
 
 
-def test_taken_up_at_any_batch(dataset: data.Dataset) -> None:
+def test_taken_up_at_any_batch(dataset: Dataset) -> None:
     whole = list(dataset.loader(9, shuffle=True, seed=5, dedup="on"))
     for at in range(len(whole)):
         again = dataset.loader(9, shuffle=True, seed=5, dedup="on")
@@ -286,8 +287,8 @@ def test_taken_up_at_any_batch(dataset: data.Dataset) -> None:
 def test_memory_holds_no_partition(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut by session, again and again, down to one session that is larger than memory."""
     data.prepare([log], tmp_path / "one", schema=SCHEMA)
-    monkeypatch.setattr(clustered, "HELD_BYTES", 500)
-    monkeypatch.setattr(clustered, "BITS", 1)
+    monkeypatch.setattr(sessions, "HELD_BYTES", 500)
+    monkeypatch.setattr(sessions, "BITS", 1)
     data.prepare([log], tmp_path / "other", schema=SCHEMA)
     for part in ("train", "valid"):
         assert everything(data.open(tmp_path / "one"), part) == everything(data.open(tmp_path / "other"), part)
@@ -298,8 +299,8 @@ def test_memory_holds_no_partition(log: Path, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("kind", ["one session", "late rows"])
 def test_memory_holds_little_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Rows that are put aside in small pieces must not keep all of the batches that they are pieces of."""
-    monkeypatch.setattr(clustered, "HELD_BYTES", 1 << 18)
-    monkeypatch.setattr(intime, "RANGE_BYTES", 1 << 18)
+    monkeypatch.setattr(sessions, "HELD_BYTES", 1 << 18)
+    monkeypatch.setattr(time_order, "RANGE_BYTES", 1 << 18)
     random, peak = np.random.default_rng(0), 0
 
     def batches() -> Iterator[tuple[int, pa.Table]]:
@@ -317,11 +318,11 @@ def test_memory_holds_little_of_a_log(tmp_path: Path, monkeypatch: pytest.Monkey
 
     before = pa.total_allocated_bytes()
     if kind == "one session":
-        found = clustered.clustered(batches(), "session", "ts", 0, tmp_path)
+        found = sessions.clustered(batches(), "session", "ts", 0, tmp_path)
     else:
         times = Ordered(tmp_path / "times", np.int64)
         times.add(np.arange(240_000))
-        found = intime.in_time_order(batches(), times, "ts", tmp_path)
+        found = time_order.in_time_order(batches(), times, "ts", tmp_path)
     count = 0
     for _, table in found:
         count += table.num_rows
@@ -357,8 +358,8 @@ def test_rows_without_a_session_are_alone(log: Path, tmp_path: Path) -> None:
     assert len({row["session"] for row in alone}) == len(alone)
 
 
-def test_suggested_groups_change_together(dataset: data.Dataset) -> None:
-    found = data.repeats(dataset)
+def test_suggested_groups_change_together(dataset: Dataset) -> None:
+    found = repeats(dataset)
     rows = everything(dataset)
     for name in ("user", "tags", "item"):
         behind = [(a, b) for a, b in itertools.pairwise(rows) if a["session"] == b["session"]]

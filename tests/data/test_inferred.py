@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import infer, open_log, prepare
-from sparrow.data.inferred import infer_log
-from sparrow.data.read import table_log
-from sparrow.data.schema import Column, Schema, Source
+from sparrow.data import prepare
+from sparrow.data.logs.inference import infer, infer_log
+from sparrow.data.logs.read import open_log, table_log
+from sparrow.features.schema import Column, Schema, Source
 
 
 def inferred(folder: Path, columns: dict, label: str | None = None) -> Schema:

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import Batch, UserError
-from sparrow.data import loader as loading
-from sparrow.data import parts
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.data.batches import loader as loading
+from sparrow.data.batches import parts
+from sparrow.data.batches.dataset import Dataset
+from sparrow.data.batches.loader import Loader
+from sparrow.features.rows import batches
+from sparrow.features.schema import Column, Schema, Split, Table
 
 ROWS = 1003
 SCHEMA = Schema(
@@ -44,7 +47,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> data.Dataset:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """1003 rows in row groups of 100."""
     folder = tmp_path_factory.mktemp("log")
     rng = np.random.default_rng(0)
@@ -73,7 +76,7 @@ def same(a: Batch, b: Batch) -> bool:
     return all(torch.equal(x, y) for x, y in pairs if x is not None and y is not None)
 
 
-def test_batches_hold_the_files_rows_in_order(dataset: data.Dataset) -> None:
+def test_batches_hold_the_files_rows_in_order(dataset: Dataset) -> None:
     loader = dataset.loader(64)
     batches = list(loader)
     assert len(batches) == len(loader) == 16
@@ -90,7 +93,7 @@ def test_batches_hold_the_files_rows_in_order(dataset: data.Dataset) -> None:
     assert batch.session_B.unique().numel() == len({int(row) // 5 for row in rows})  # type: ignore[union-attr]
 
 
-def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: data.Dataset) -> None:
+def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: Dataset) -> None:
     loader = dataset.loader(64, shuffle=True, seed=3)
     first, second = order(loader), order(loader)
     assert sorted(first) == sorted(second) == list(range(ROWS))
@@ -107,13 +110,11 @@ def test_shuffling_is_a_permutation_drawn_from_seed_and_epoch(dataset: data.Data
 
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.booleans(), st.floats(0, 2.2))
-def test_a_restored_loader_goes_on_bitwise(
-    dataset: data.Dataset, batch_size: int, shuffle: bool, position: float
-) -> None:
-    def make() -> data.Loader:
+def test_a_restored_loader_goes_on_bitwise(dataset: Dataset, batch_size: int, shuffle: bool, position: float) -> None:
+    def make() -> Loader:
         return dataset.loader(batch_size, shuffle=shuffle, seed=7)
 
-    def epochs(loader: data.Loader) -> Iterable[Batch]:
+    def epochs(loader: Loader) -> Iterable[Batch]:
         return itertools.chain.from_iterable(loader for _ in range(3))
 
     whole = list(epochs(make()))
@@ -129,7 +130,7 @@ def test_a_restored_loader_goes_on_bitwise(
     assert all(same(a, b) for a, b in zip(whole[stop:], left, strict=True))
 
 
-def test_what_was_seen_is_not_read_again(dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_seen_is_not_read_again(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[list[int]] = []
     plain = pq.ParquetFile.read_row_groups
 
@@ -145,7 +146,7 @@ def test_what_was_seen_is_not_read_again(dataset: data.Dataset, monkeypatch: pyt
     assert loader.state_dict() == {"epoch": 3, "batch": 0, "batch_size": 50}
 
 
-def test_the_reading_thread_ends_with_the_iteration(dataset: data.Dataset) -> None:
+def test_the_reading_thread_ends_with_the_iteration(dataset: Dataset) -> None:
     batches = iter(dataset.loader(10))
     next(batches)
     assert any(t.name.startswith("sparrow-loader") for t in threading.enumerate())
@@ -153,9 +154,7 @@ def test_the_reading_thread_ends_with_the_iteration(dataset: data.Dataset) -> No
     assert not any(t.name.startswith("sparrow-loader") for t in threading.enumerate())
 
 
-def test_an_error_in_the_reading_thread_reaches_the_caller(
-    dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_reading_thread_reaches_the_caller(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **named: object) -> pa.Table:
         raise OSError("the disk is gone")
 
@@ -164,7 +163,7 @@ def test_an_error_in_the_reading_thread_reaches_the_caller(
         list(dataset.loader(10))
 
 
-def test_misuse_is_said(dataset: data.Dataset) -> None:
+def test_misuse_is_said(dataset: Dataset) -> None:
     with pytest.raises(UserError, match=r"batch_size: 0 holds no rows"):
         dataset.loader(0)
     with pytest.raises(UserError, match=r"split: no part 'vaild'; did you mean 'valid'\?"):
@@ -173,19 +172,19 @@ def test_misuse_is_said(dataset: data.Dataset) -> None:
         dataset.loader(8).load_state_dict({"epoch": 0, "batch": 1, "batch_size": 9})
 
 
-def test_rows_of_one_window_are_shuffled_anew_each_epoch(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_rows_of_one_window_are_shuffled_anew_each_epoch(dataset: Dataset, tmp_path: Path) -> None:
     log = dataset.path.parent / "log.parquet"
     data.prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(valid=0, test=0))  # one row group
     loader = data.open(tmp_path / "out").loader(64, shuffle=True)
     assert order(loader) != order(loader)
 
 
-def test_a_part_without_rows(dataset: data.Dataset) -> None:
+def test_a_part_without_rows(dataset: Dataset) -> None:
     assert (dataset.rows("test"), len(dataset.loader(8, "test")), list(dataset.loader(8, "test"))) == (0, 0, [])
     assert dataset.rows() == ROWS
 
 
-def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path) -> None:
+def test_folders_that_are_no_prepared_logs(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not a prepared log \(no manifest\.json\)"):
         data.open(tmp_path)
     with pytest.raises(UserError, match=r"nowhere: not a prepared log \(it does not exist\)"):
@@ -207,30 +206,30 @@ def test_folders_that_are_no_prepared_logs(dataset: data.Dataset, tmp_path: Path
         data.open(tmp_path)
 
 
-def test_serving_gets_the_batches_of_training(dataset: data.Dataset) -> None:
+def test_serving_gets_the_batches_of_training(dataset: Dataset) -> None:
     raw = pq.read_table(dataset.path.parent / "log.parquet")
-    served = list(data.batches(dataset.schema, dataset.transforms.transform(raw, training=False), 100))
+    served = list(batches(dataset.schema, dataset.transforms.transform(raw, training=False), 100))
     trained = list(dataset.loader(100))
     assert len(served) == len(trained)
     assert all(same(a, b) for a, b in zip(served, trained, strict=True))
     features = dataset.transforms.transform(raw.select(["row", "tags", "code"]), training=False)
-    (batch,) = data.batches(dataset.schema, features, ROWS)
+    (batch,) = batches(dataset.schema, features, ROWS)
     assert (batch.labels_BT, batch.weights_B, batch.session_B) == (None, None, None)
 
 
 def test_only_dense_or_only_ids() -> None:
     table = pa.table({"x": pa.array([1.0, 2.0], pa.float32())})
-    (batch,) = data.batches(Schema(columns={"x": Column(kind="numeric")}), table, 9)
+    (batch,) = batches(Schema(columns={"x": Column(kind="numeric")}), table, 9)
     assert (batch.dense_BC.tolist(), batch.ids.keys) == ([[1.0], [2.0]], ())
     schema = Schema(columns={"c": Column(kind="categorical", table="c")}, tables={"c": Table()})
-    (batch,) = data.batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
+    (batch,) = batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
     assert (tuple(batch.dense_BC.shape), batch.ids.values_N.tolist()) == ((2, 0), [4, 5])
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.booleans(), st.integers(1, 7), st.integers(0, 40), st.booleans())
 def test_readers_divide_every_batch(
-    dataset: data.Dataset, batch_size: int, shuffle: bool, ranks: int, at: int, large: bool
+    dataset: Dataset, batch_size: int, shuffle: bool, ranks: int, at: int, large: bool
 ) -> None:
     """Each row of a batch is one reader's, whatever their number and wherever they take up the log."""
     with pytest.MonkeyPatch.context() as patch:
@@ -255,7 +254,7 @@ def test_readers_divide_every_batch(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_reader_reads_the_row_groups_of_its_rows(
-    dataset: data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
 ) -> None:
     """Of 64 row groups that are a window, with 4 readers: 16 each, and of the others what tells the batch's weight."""
     monkeypatch.setattr(loading, "SHUFFLED_GROUPS", 64)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow import data
-from sparrow.data import moments
-from sparrow.data.moments import Clock, Request
-from sparrow.data.schema import Column, Schema, Split, Table
-from sparrow.data.transformed import Transforms, typed
+from sparrow.data.preparation import moments
+from sparrow.data.preparation.moments import Clock, Request
+from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.transforms import Transforms, typed
 
 NAMED = {kind: Column(kind=kind) for kind in ("time", "group")} | {
     "word": Column(kind="categorical", table="word"),

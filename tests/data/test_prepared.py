@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data import parts, prepare
-from sparrow.data.schema import Column, Schema, Source, Split, Table
-from sparrow.features import hash_ids
+from sparrow.data import prepare
+from sparrow.data.batches import parts
+from sparrow.features.hashing import hash_ids
+from sparrow.features.schema import Column, Schema, Source, Split, Table
 from sparrow.features.vocabulary import UNKNOWN
 from sparrow.metrics import evaluate
 

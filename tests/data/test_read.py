@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import open_log
-from sparrow.data.read import CRITEO, Log, table_log, types_for
-from sparrow.data.schema import Column, Schema, Source, Table
+from sparrow.data.logs.read import CRITEO, Log, open_log, table_log, types_for
+from sparrow.features.schema import Column, Schema, Source, Table
 
 
 def write(path: Path, text: str) -> Path:
@@ -335,7 +334,7 @@ def test_a_table_is_a_log_too() -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, sparrow.data.read, sparrow.data.inferred, sparrow.features; assert 'torch' not in sys.modules"
+    code = "import sys, sparrow.data.logs.read, sparrow.data.logs.inference; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._peers.raw_logs import SETS
 from sparrow.data import prepare
-from sparrow.data.schema import Split
+from sparrow.features.schema import Split
 
 MAKE = SETS | {"globo": partial(SETS["globo"], every=50)}
 KNOWN = {  # rows, share of ones, features: numbers, those of them that are sometimes missing, ids and lists

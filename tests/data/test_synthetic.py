@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-import sparrow.data.synthetic as module
+import sparrow.data.logs.synthetic as module
 from sparrow.core import UserError
-from sparrow.data.synthetic import generate
+from sparrow.data.logs.synthetic import generate
 
 ROWS = 30_000
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
-from sparrow.data import Transforms, transformed
-from sparrow.data.schema import Column, Schema, Table
-from sparrow.features import hash_ids
+from sparrow.features import transforms as transforms_module
+from sparrow.features.hashing import hash_ids
+from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.transforms import Transforms
 from sparrow.features.vocabulary import UNKNOWN, Range, Vocabulary
 
 
@@ -160,7 +161,7 @@ def test_lists_converted_once_for_a_run_are_those_of_every_row(
     schema = Schema(columns={"x": column}, tables={"t": Table(encoding=encoding, rows=known.rows)})  # type: ignore[arg-type]
     transforms = Transforms(schema=schema, vocabularies={"t": known})
     found = transforms.transform(pa.table(raw).slice(1), training=False)
-    monkeypatch.setattr(transformed, "WORTH", math.inf)
+    monkeypatch.setattr(transforms_module, "WORTH", math.inf)
     plain = transforms.transform(pa.table(raw).slice(1), training=False)
     assert found.schema == plain.schema
     for name in plain.column_names:
@@ -177,8 +178,10 @@ def test_lists_are_converted_once_from_three_rows_for_two_on(
     texts: list[str], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted: list[int] = []
-    as_lists = transformed.as_lists
-    monkeypatch.setattr(transformed, "as_lists", lambda raw, *more: converted.append(len(raw)) or as_lists(raw, *more))
+    as_lists = transforms_module.as_lists
+    monkeypatch.setattr(
+        transforms_module, "as_lists", lambda raw, *more: converted.append(len(raw)) or as_lists(raw, *more)
+    )
     assert one("list", texts, table="t") == one("list", [[text] for text in texts], table="t")
     assert converted == [rows, len(texts)]  # lists that come as such are not compared
 
@@ -198,7 +201,7 @@ def test_an_id_is_hashed_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Vocabulary, "rows_of", counted)
     hashed: list[int] = []
-    monkeypatch.setattr(transformed, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids))
+    monkeypatch.setattr(transforms_module, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids))
     schema = Schema(
         columns={"x": Column(kind="list", table="t"), "y": Column(kind="categorical", table="t")},
         tables={"t": Table(encoding="vocabulary", rows=2)},

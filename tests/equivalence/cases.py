@@ -26,10 +26,10 @@ from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSp
 from sparrow.kernels.rules import RowRule
 from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.sharding import Layout, ShardedTables, copies
-from sparrow.training import Run
+from sparrow.trained.build import load_weights
+from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
 from sparrow.training.ranks import Ranks
-from sparrow.training.restore import load_weights
 from sparrow.training.rundir import RunDir
 
 ROWS, DIMS = (50, 7, 33), (8, 12, 5)
@@ -259,7 +259,7 @@ def scored(kind: str, rows: int = 400) -> dict[str, Tensor]:
             found["sessions"].fill_(-7)
         case "groups by the ranks":  # all are the same number modulo 2, 3, 4 and 5
             found["sessions"] *= -60
-        case "rows without a group":  # each is alone, see `sparrow.data.transformed`
+        case "rows without a group":  # each is alone, see `sparrow.features.transforms`
             found["sessions"][::2] = -1 - torch.arange(rows)[::2]
         case "a NaN":
             found["scores"][3, 0] = torch.nan

@@ -14,11 +14,13 @@ import torch
 from sparrow import data
 from sparrow.core import Batch
 from sparrow.core.config import Family, to_dict
-from sparrow.data.schema import Column
 from sparrow.distributed import World
+from sparrow.features.schema import Column
 from sparrow.losses import binary_cross_entropy
-from sparrow.training import Run, train
-from sparrow.training.restore import restore, tables_of
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
 from tests.data.test_dedup import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool

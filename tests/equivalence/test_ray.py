@@ -18,8 +18,11 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data import parts
-from sparrow.data.schema import Cluster, Column, Schema, Source, Split, Table
+from sparrow.data.batches import parts
+from sparrow.data.logs.read import table_log
+from sparrow.data.preparation.job import Prepared
+from sparrow.features.schema import Cluster, Column, Schema, Source, Split, Table
+from sparrow.features.transforms import Transforms
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'sparrow-rec[ray]')")
 pytest.importorskip("daft", reason="daft is not installed (pip install 'sparrow-rec[ray]')")
@@ -88,7 +91,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def both(files: list[str], tmp_path: Path, rows: int = ROWS, **settings: Any) -> data.Prepared:
+def both(files: list[str], tmp_path: Path, rows: int = ROWS, **settings: Any) -> Prepared:
     """Prepared on this machine and on the cluster, and the same."""
     here, there = (data.prepare(files, tmp_path / str(address), ray=address, **settings) for address in (None, "local"))
     assert digests(there.out) == digests(here.out)
@@ -145,7 +148,7 @@ def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
 
 def test_grown_from_another_log(tmp_path: Path) -> None:
     before = data.prepare(cut(made().slice(0, 4000), tmp_path / "before"), tmp_path / "first", schema=SCHEMA)
-    like = data.Transforms.load(before.out)
+    like = Transforms.load(before.out)
     grown = both(cut(made(1), tmp_path / "log"), tmp_path, schema=like, grow=True)
     assert (grown.schema.tables["word"].rows or 0) > (like.schema.tables["word"].rows or 0)
 
@@ -162,7 +165,7 @@ def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:
     assert told[0] == told[1] and "3.parquet, row 500" in told[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     with pytest.raises(UserError, match="in memory"):
-        data.prepare(data.table_log(made()), tmp_path / "out", schema=SCHEMA, ray="local")
+        data.prepare(table_log(made()), tmp_path / "out", schema=SCHEMA, ray="local")
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparrow.training import Run
+from sparrow.trained.run import Run
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.data.schema import Column
 from sparrow.distributed import World
-from sparrow.training import restore
+from sparrow.features.schema import Column
+from sparrow.trained.scorer import restore
 from tests.data.test_dedup import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool

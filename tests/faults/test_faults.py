@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sparrow import checkpoint
-from sparrow.training.restore import load_weights
+from sparrow.trained.build import load_weights
 from tests.faults.job import Job
 from tests.faults.training import EVERY, Training
 from tests.pace import Deadline, slowness

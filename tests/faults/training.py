@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import checkpoint
-from sparrow.training import Run
+from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
 from tests.faults.job import Job
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparrow.features import hash_ids
+from sparrow.features.hashing import hash_ids
 
 ALL = (1 << 64) - 1
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import as_ids, as_lists, hash_ids
+from sparrow.features.hashing import hash_ids
+from sparrow.features.ids import as_ids, as_lists
 
 
 def row_of(i: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import Statistics, as_numbers, tamed, transform, untamed
+from sparrow.features.numeric import Statistics, as_numbers, tamed, transform, untamed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import hash_ids, vocabulary
+from sparrow.features import vocabulary
+from sparrow.features.hashing import hash_ids
 from sparrow.features.vocabulary import BEFORE, EMPTY, FIRST, UNKNOWN, Counts, Range, Vocabulary
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import NumericEmbedding, computing

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.data.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.kernels.rules import sgd
 from sparrow.losses import probabilities
 from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, gdcn, masknet, mmoe, ple, wukong

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.core.config import Family
-from sparrow.data.schema import Column, Schema, Table
 from sparrow.embeddings import EmbeddingTables
+from sparrow.features.schema import Column, Schema, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import Head, computing
 from sparrow.losses import binary_cross_entropy, judged, probabilities

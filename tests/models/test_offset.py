@@ -15,9 +15,10 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.metrics import evaluate_labels
-from sparrow.training import Data, Loop, Run, Trainer, train
+from sparrow.trained.run import Data, Loop, Run
+from sparrow.training import Trainer, train
 from tests.models.test_models import MODELS, SCHEMA, named
 
 BOTH = dataclasses.replace(SCHEMA, columns={**SCHEMA.columns, "buy": Column(kind="label")})

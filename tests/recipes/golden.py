@@ -26,7 +26,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # as a script
 
-from sparrow.training import Run, train  # noqa: E402
+from sparrow.trained.run import Run  # noqa: E402
+from sparrow.training import train  # noqa: E402
 from tests.recipes import logs  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden.json"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow import data
-from sparrow.data.schema import Schema
-from sparrow.training import Run
+from sparrow.features.schema import Schema
+from sparrow.trained.run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 DAY_MS = 86_400_000

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparrow import kernels
-from sparrow.training import Run, train
+from sparrow.trained.run import Run
+from sparrow.training import train
 from tests.recipes import golden, logs
 
 RECIPES = sorted(p.stem for p in logs.RECIPES.glob("*.toml") if not p.name.endswith(".schema.toml"))

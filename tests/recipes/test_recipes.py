@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparrow.core.config import Family
-from sparrow.data.schema import Schema
-from sparrow.training import Run
+from sparrow.features.schema import Schema
+from sparrow.trained.run import Run
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,13 +14,13 @@ from scipy.stats import ttest_ind
 from test_report import Page, a_run
 
 from sparrow import data
+from sparrow.analysis.compare import _difference, _verdict, compare, lines, to_html
 from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.data.schema import Schema
+from sparrow.features.schema import Schema
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import logistic
 from sparrow.training import train
-from sparrow.training.compare import _difference, _verdict, compare, lines, to_html
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.data.schema import Column, Schema, Split, Table
 from sparrow.features.hashing import mix
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.features.vocabulary import UNKNOWN
-from sparrow.training import Run, Trainer, dropout, train
+from sparrow.trained.run import Run
+from sparrow.training import Trainer, dropout, train
 from sparrow.training.dropout import Dropout, default_shares
 from tests.data.test_dedup import SCHEMA as GROUPED
 from tests.data.test_dedup import made

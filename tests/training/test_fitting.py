@@ -10,8 +10,8 @@ import pytest
 import sparrow
 from sparrow import cli, data
 from sparrow.core import UserError
-from sparrow.data.schema import Column, Schema, Split, Table
-from sparrow.training.predict import predict
+from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.trained.predict import predict
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from sparrow import data
+from sparrow.analysis import picture
+from sparrow.analysis.scaling import scale
 from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.metrics import evaluate
-from sparrow.training import Run, Trainer, picture, preflight, restore, runlog, train
-from sparrow.training.labels import by_label, of_first, together
+from sparrow.trained.labels import by_label, of_first, together
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import Trainer, preflight, runlog, train
 from sparrow.training.preflight import resolved
-from sparrow.training.scaling import scale
 
 SMALL = {"data.batch_size": 100, "model.dim": 4, "model.bottom": [8], "model.top": [8], "threads": 1, "log.every": 3}
 KINDS: Any = {"clicked": "label", "bought": "label", "request": "group", "guess": "baseline"}

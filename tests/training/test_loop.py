@@ -22,8 +22,8 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
-from sparrow.data.loader import Share
-from sparrow.data.schema import Column, Schema, Split
+from sparrow.data.batches.loader import Share
+from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
@@ -31,8 +31,10 @@ from sparrow.models import Offset, dcnv2, dlrm, logistic
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
-from sparrow.training import Checkpoints, Data, Log, Loop, Run, Schedule, Trainer, profiling, restore, runlog, train
-from sparrow.training.restore import build, scoring
+from sparrow.trained.build import build, scoring
+from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run, Schedule
+from sparrow.trained.scorer import restore
+from sparrow.training import Trainer, profiling, runlog, train
 
 
 def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
@@ -154,7 +156,8 @@ KILLED = """
     import os, random, signal, sys, threading, time
     from pathlib import Path
     from sparrow import checkpoint
-    from sparrow.training import Run, train  # imported once; each life is a fork of this process
+    from sparrow.trained.run import Run# imported once; each life is a fork of this process
+    from sparrow.training import train
 
     toml, lives = sys.argv[1], int(sys.argv[2])
     def die():

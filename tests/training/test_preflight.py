@@ -13,12 +13,13 @@ import torch
 from sparrow import data
 from sparrow.core import UserError
 from sparrow.core.memory import available_bytes
+from sparrow.data.batches.dataset import Dataset
 from sparrow.kernels.rules import adam
 from sparrow.models import dcnv2, dlrm, logistic, wukong
-from sparrow.training import Data, Run, preflight
+from sparrow.trained.build import build, tables_of
+from sparrow.trained.run import Data, Run, Sharding
+from sparrow.training import preflight
 from sparrow.training.preflight import resolved
-from sparrow.training.restore import build, tables_of
-from sparrow.training.run import Sharding
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,8 @@ import sys
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
 from sparrow.models import dcnv2
-from sparrow.training import Data, Run, Loop, preflight, train
+from sparrow.trained.run import Data, Run, Loop
+from sparrow.training import preflight, train
 from sparrow.training.preflight import resolved
 keep_freed_memory()
 model = dcnv2.Config(dim=96, deep=(1024, 1024))
@@ -106,7 +108,7 @@ def test_refused_with_a_change_that_helps(
         preflight.check_fits(smaller, log)
 
 
-def with_large_tables(prepared: Path) -> data.Dataset:
+def with_large_tables(prepared: Path) -> Dataset:
     log = data.open(prepared)
     tables = {n: dataclasses.replace(t, encoding="hash", rows=10_000_000) for n, t in log.schema.tables.items()}
     return dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
@@ -167,7 +169,8 @@ import dataclasses, sys
 from sparrow import data
 from sparrow.core.config import Family
 from sparrow.models import History
-from sparrow.training import Data, Run, preflight
+from sparrow.trained.run import Data, Run
+from sparrow.training import preflight
 log = data.open({str(prepared)!r})
 lists = tuple(n for n, c in log.schema.columns.items() if c.kind == "list")
 for name in (family := Family("sparrow.models")).names():

@@ -19,19 +19,22 @@ from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss, roc_auc_score
 
 from sparrow import data
+from sparrow.analysis.compare import compare
+from sparrow.analysis.importance import importance
+from sparrow.analysis.report import _in_words, reliability, report
+from sparrow.analysis.scores import Rows
+from sparrow.analysis.slices import slices
+from sparrow.analysis.usage import usage
 from sparrow.cli import main
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.data.schema import Column, Schema, Split, Table
+from sparrow.data.batches.dataset import Dataset
+from sparrow.features.schema import Column, Schema, Split, Table
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import dlrm, logistic
-from sparrow.training import Data, Log, Loop, Run, restore, train
-from sparrow.training.compare import compare
-from sparrow.training.importance import importance
-from sparrow.training.report import _in_words, reliability, report
-from sparrow.training.scored import Rows
-from sparrow.training.slices import slices
-from sparrow.training.usage import usage
+from sparrow.trained.run import Data, Log, Loop, Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
 
 SECTIONS = ("Verdict", "Learning", "Calibration", "By slice", "Feature importance", "Time of a step", "Tables")
 
@@ -352,7 +355,7 @@ def test_features_of_one_raw_column_move_together() -> None:
 
 
 @pytest.fixture(scope="module")
-def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[data.Dataset, dict[str, Any]]:
+def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str, Any]]:
     rng, rows, path = np.random.default_rng(0), 2000, tmp_path_factory.mktemp("sliced")
     columns = {
         "label": rng.integers(0, 2, rows),
@@ -385,7 +388,7 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[data.Dataset, dict
     return data.open(path / "prepared"), test
 
 
-def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[data.Dataset, dict[str, Any]]) -> None:
+def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[Dataset, dict[str, Any]]) -> None:
     dataset, raw = sliced
     names, at_N = slices(dataset, "test", "item")
     log = pq.read_table(dataset.path.parent / "log.parquet")
@@ -433,7 +436,7 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [4, 2, 2, 0, 3, 2, 2]})
     pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
-    dataset = data.Dataset(tmp_path, schema, {})
+    dataset = Dataset(tmp_path, schema, {})
     names, at_N = slices(dataset, "test", "v")
     assert names == ["no. 1 by frequency", "missing", "unknown", "no. 3 by frequency"]
     assert at_N.tolist() == [0, 0, 0, 1, 1, 3, 2]

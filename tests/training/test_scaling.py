@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparrow import data
+from sparrow.analysis.scaling import Point, law, scale, sizes
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.core.config import to_dict, write_toml
-from sparrow.data.schema import Column, Schema, Split
+from sparrow.features.schema import Column, Schema, Split
 from sparrow.models import dcnv2, deepfm, dlrm, wukong
-from sparrow.training import Run
-from sparrow.training.scaling import Point, law, scale, sizes
+from sparrow.trained.run import Run
 
 
 @pytest.fixture(scope="module")

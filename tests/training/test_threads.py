@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from sparrow.models import dlrm
-from sparrow.training import Data, Loop, Run, preflight, train
+from sparrow.trained.run import Data, Loop, Run
+from sparrow.training import preflight, train
 
 MODEL = dlrm.Config(dim=4, bottom=(8,), top=(8,))
 

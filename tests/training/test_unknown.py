@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow import data
-from sparrow.data.schema import Column, Schema, Split, Table
-from sparrow.training import Run, train
+from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.trained.run import Run
+from sparrow.training import train
 from tests.data.test_moments import explored
 
 

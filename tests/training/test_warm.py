@@ -15,15 +15,18 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.data import Transforms
-from sparrow.data.schema import Column, Schema, Split, Table
-from sparrow.features import hash_ids
+from sparrow.features.hashing import hash_ids
+from sparrow.features.rows import batches
+from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.transforms import Transforms
 from sparrow.kernels.rules import sgd
 from sparrow.models import dcnv2, dlrm
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
-from sparrow.training import Checkpoints, Data, Log, Loop, Run, Trainer, restore, train
-from sparrow.training.restore import tables_of
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run
+from sparrow.trained.scorer import restore
+from sparrow.training import Trainer, train
 from sparrow.training.warm import warm_start
 
 SCHEMA = Schema(
@@ -193,7 +196,7 @@ def test_before_a_step_it_predicts_what_the_first_run_did(world: World, tmp_path
     trainer, _ = world.begun("grown", tmp_path / "warm")
     table = trainer.dataset.transforms.transform(raw, training=False)
     with torch.no_grad():
-        got = torch.cat([trainer.score(b) for b in data.batches(trainer.dataset.schema, table, 8192)])
+        got = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
     torch.testing.assert_close(got.numpy(), restore(world.first_run).score_rows(raw), rtol=0, atol=0)
 
 
@@ -209,7 +212,7 @@ def test_a_log_with_another_share_of_negatives(world: World, tmp_path: Path, kep
     raw = pq.read_table(world.root / "one.parquet")
     table = trainer.dataset.transforms.transform(raw, training=False)
     with torch.no_grad():
-        got = torch.cat([trainer.score(b) for b in data.batches(trainer.dataset.schema, table, 8192)])
+        got = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
     torch.testing.assert_close(got.numpy(), restore(world.first_run).score_rows(raw), rtol=1e-5, atol=0)
     moved = [text for text in said if "negatives" in text]
     assert moved == (["0.25 of the negatives are kept, 1 were there: logits move by +1.386"] if kept < 1 else [])

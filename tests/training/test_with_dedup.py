@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from sparrow import data
+from sparrow.analysis.report import report
 from sparrow.core import KeyedJagged
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.metrics import evaluate
-from sparrow.training import Run, restore, train
-from sparrow.training.report import report
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
 from tests.data.test_dedup import SCHEMA, made
 
 

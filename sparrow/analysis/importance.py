@@ -1,0 +1,95 @@
+"""Which features a model leans on: permutation importance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch, KeyedJagged
+from sparrow.core.progress import Progress
+from sparrow.features.schema import Schema
+from sparrow.metrics import evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """How much worse a model gets without a column: rise of NE and fall of AUC, means over the repeats.
+
+    ne_spread, auc_spread: their standard deviations over the repeats, NaN for a single one.
+    """
+
+    column: str
+    ne: float
+    auc: float
+    ne_spread: float
+    auc_spread: float
+
+
+def importance(
+    score: Callable[[Batch], Tensor],
+    whole: Batch,
+    schema: Schema,
+    *,
+    batch_size: int,
+    label: int = 0,
+    repeats: int = 3,
+    seed: int = 0,
+    told: Progress = lambda what, done, total: None,
+) -> list[Importance]:
+    """Shuffle one column's values across the rows, score again, and measure the loss; the largest rise of NE first.
+
+    whole: the rows to shuffle, with labels, of which number `label` is judged. A list moves as a whole; features made
+    from one column of the raw log move together. Labels, weights and all other columns stay, so each repeat has the
+    columns' own distributions.
+    Source: Breiman 2001, Random forests, section 10; Fisher et al. 2019 (model reliance).
+    """
+    columns: dict[str, list[str]] = {}
+    for name in schema.dense + schema.sparse:
+        columns.setdefault(schema.columns[name].source or name, []).append(name)
+    random = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(whole.batch_size, generator=random) for _ in range(repeats)]
+    base = evaluate(score, _batches(whole, schema, batch_size), label=label)
+    found = []
+    for done, (column, features) in enumerate(columns.items()):
+        told("importance", done, len(columns))
+        shuffled = [_batches(whole, schema, batch_size, order_N, features) for order_N in orders]
+        worse = [evaluate(score, batches, label=label) for batches in shuffled]
+        ne = torch.tensor([values["ne"] - base["ne"] for values in worse], dtype=torch.float64)
+        auc = torch.tensor([base["auc"] - values["auc"] for values in worse], dtype=torch.float64)
+        spreads = [float(values.std()) if repeats > 1 else float("nan") for values in (ne, auc)]
+        found.append(
+            Importance(
+                column=column, ne=float(ne.mean()), auc=float(auc.mean()), ne_spread=spreads[0], auc_spread=spreads[1]
+            )
+        )
+    return sorted(found, key=lambda one: -one.ne)
+
+
+def _batches(
+    whole: Batch, schema: Schema, batch_size: int, order_N: Tensor | None = None, moved: Collection[str] = ()
+) -> Iterator[Batch]:
+    """The rows in order; row i has the `moved` features of row order_N[i]."""
+    ids = whole.ids.expanded()
+    for rows_B in torch.arange(whole.batch_size).split(batch_size):
+        others_B = rows_B if order_N is None else order_N[rows_B]
+        dense_BC = whole.dense_BC[rows_B]
+        for c, name in enumerate(schema.dense):
+            if name in moved:
+                dense_BC[:, c] = whole.dense_BC[others_B, c]
+        parts = [replace(ids[key], inverse_B=others_B if key in moved else rows_B).expanded() for key in ids.keys]
+        none = (torch.empty(0, dtype=torch.int64),)
+        weights = [part.weights_N for part in parts if part.weights_N is not None]
+        yield Batch(
+            dense_BC=dense_BC,
+            ids=KeyedJagged(
+                keys=ids.keys,
+                values_N=torch.cat([part.values_N for part in parts] or none),
+                lengths=torch.cat([part.lengths_B for part in parts] or none),
+                weights_N=torch.cat(weights) if weights else None,
+            ),
+            labels_BT=None if whole.labels_BT is None else whole.labels_BT[rows_B],
+            weights_B=None if whole.weights_B is None else whole.weights_B[rows_B],
+        )

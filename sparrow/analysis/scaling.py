@@ -1,0 +1,224 @@
+"""A family of growing models, trained one by one: quality against floating-point operations (Wukong's scaling law)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparrow import checkpoint, data
+from sparrow.analysis import picture
+from sparrow.core import Batch
+from sparrow.core.config import Family, flatten, to_dict
+from sparrow.core.errors import UserError
+from sparrow.core.files import whole
+from sparrow.trained.labels import of_first
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training.loop import train
+from sparrow.training.preflight import resolved
+
+Told = Callable[[str], None]
+
+# Student's t, two-sided 95 %, by degrees of freedom; the last for all beyond
+_T95 = (
+    math.nan,
+    12.71,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.16,
+    2.145,
+    2.131,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One size of a family. flops: of one example, forward, matrix products; ne: of what `measured` names."""
+
+    family: str
+    flops: float
+    weights: int
+    ne: float
+    auc: float
+    measured: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """NE = a * flops^b (the form of Wukong's figure 1). margin: of b, 95 % (Student's t); NaN for two points."""
+
+    a: float
+    b: float
+    margin: float
+
+    def at(self, flops: float) -> float:
+        """NE."""
+        return self.a * float(flops) ** self.b
+
+    def doubled(self, flops: float) -> tuple[float, float]:
+        """What twice so many would change NE by, and the margin of that."""
+        here = self.at(flops)
+        return here * (2**self.b - 1), here * 2**self.b * math.log(2) * self.margin
+
+    def __str__(self) -> str:
+        return f"{self.at(1e9):.4g} GFLOP^{self.b:.4f}"
+
+
+def sizes(run: Run, count: int, seeds: int = 1) -> list[Run]:
+    """The run's size and `count - 1` larger ones, each with the run's seed and the `seeds - 1` after it.
+
+    All seeds of a size stand together, the smallest size first; every run has a folder of its own below the run's.
+    UserError for a model that does not say how it grows.
+    """
+    name = Family("sparrow.models").name_of(run.model)
+    if not _grows(name):
+        known = filter(_grows, Family("sparrow.models").names())
+        raise UserError(f"model.name: {name!r} does not say how it grows; use one of {', '.join(known)}")
+    runs = []
+    model: Any = run.model
+    for size in range(count):
+        for seed in range(run.seed, run.seed + seeds):
+            place = f"{run.run_dir}/size-{size}" + (f"-seed-{seed}" if seed != run.seed else "")
+            runs.append(replace(run, run_dir=place, model=model, seed=seed))
+        larger = model.larger()
+        if larger == model:
+            raise UserError(f"model.name: {name!r} without hidden layers cannot grow; give it some")
+        model = larger
+    return runs
+
+
+def _grows(name: str) -> bool:
+    return "larger" in vars(Family("sparrow.models").config(name, "model.name"))
+
+
+def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
+    """Train what is not trained yet, and measure all: on the valid part, or the last fifth of a stream without one.
+
+    A run that was stopped is taken up again. told: hears of each run that begins.
+    """
+    points = []
+    for run in runs:
+        place = Path(run.run_dir)
+        _check_same(run, place)
+        finished = _results(place)
+        if finished is None:
+            if told is not None:
+                told(run.run_dir)
+            finished = train(run, resume=(place / "checkpoints").is_dir())
+        if finished["stopped_by"]:
+            raise UserError(f"{place}: stopped by {finished['stopped_by']}; the same command goes on from there")
+        points.append(_point(run, finished))
+    return points
+
+
+def law(points: Sequence[Point]) -> Law:
+    """Least squares on the logarithms; UserError for fewer than two sizes."""
+    x, y = (np.log([getattr(p, name) for p in points]) for name in ("flops", "ne"))
+    if len(set(x.tolist())) < 2:
+        raise UserError("scale: a law needs two sizes or more; give --sizes 2 or more")
+    b, log_a = np.polyfit(x, y, 1)
+    free = len(x) - 2
+    left = math.sqrt(float(((y - log_a - b * x) ** 2).sum()) / free) if free else math.nan
+    error = left / math.sqrt(float(((x - x.mean()) ** 2).sum()))
+    return Law(a=math.exp(log_a), b=float(b), margin=error * _T95[min(free, len(_T95) - 1)])
+
+
+def flops(model: torch.nn.Module, batch: Batch) -> float:
+    """Floating-point operations of the matrix products that score an example of a batch."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(batch)
+    return counter.get_total_flops() / batch.batch_size
+
+
+def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
+    """NE over GFLOP an example, a point a run and the law of each family; False where matplotlib is not installed."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, MaxNLocator
+    except ModuleNotFoundError:
+        return False
+    with matplotlib.rc_context(picture.STYLE):
+        figure = Figure(figsize=(6.4, 4), layout="constrained")
+        axis = figure.subplots()
+        for name, points in families.items():
+            x = np.array([p.flops for p in points])
+            (line,) = axis.plot(x / 1e9, [p.ne for p in points], "o", label=name)
+            fitted, along = law(points), np.geomspace(x.min(), x.max(), 50)
+            axis.plot(along / 1e9, [*map(fitted.at, along)], color=line.get_color(), linewidth=1, label=str(fitted))
+        axis.set_xscale("log")
+        low, high = axis.get_xlim()
+        wide = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
+        axis.xaxis.set_major_locator(wide if high > 10 * low else MaxNLocator(5))
+        axis.xaxis.set_major_formatter(lambda x, _: digits(x))  # the default writes formulas, which the style leaves
+        axis.xaxis.set_minor_formatter(lambda x, _: "")
+        axis.set_xlabel("GFLOP an example, forward")
+        axis.set_title("normalised entropy", loc="left")
+        axis.legend()
+        with whole(path) as partial:
+            figure.savefig(partial, dpi=130, format="png")
+    return True
+
+
+def digits(number: float) -> str:
+    """Three significant ones, without an exponent."""
+    return np.format_float_positional(number, precision=3, fractional=False, trim="-")
+
+
+def _check_same(run: Run, place: Path) -> None:
+    """UserError when a folder holds a run of other settings, or of another log."""
+    if not (place / "run.toml").is_file():
+        return
+    dataset = data.open(run.data.path)
+    before, now = (flatten(to_dict(one)) for one in (Run.load(place / "run.toml"), resolved(run, dataset)))
+    for name in sorted(before.keys() | now.keys()):
+        if name != "threads" and before.get(name) != now.get(name):
+            what = f"{name} {before.get(name)!r}, it is {now.get(name)!r} now"
+            raise UserError(f"{place}: was trained with {what}; delete it or give another run_dir")
+    saved = checkpoint.latest(place / "checkpoints")
+    if saved is not None and checkpoint.load(place / "checkpoints", saved).state.get("data") != dataset.fingerprint:
+        raise UserError(f"{place}: was trained on another log than {dataset.path}; delete it or give another run_dir")
+
+
+def _results(place: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((place / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return None if found["stopped_by"] else found
+
+
+def _point(run: Run, results: dict[str, Any]) -> Point:
+    found = restore(run.run_dir, device="cpu")  # where the counted batch is
+    dataset = data.open(run.data.path)
+    part, measured = results["valid"], "valid"
+    if not dataset.rows("valid"):
+        if not results["progressive"]:
+            raise UserError(f"{run.run_dir}: neither a valid part nor progressive validation to measure by")
+        part, measured = results["progressive"][-1], "last fifth of the stream"
+    if part["ne"] is None or math.isnan(part["ne"]):  # a NaN is null in the file
+        what = "the valid part" if measured == "valid" else f"the {measured}"
+        raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
+    measured += of_first(dataset.schema.labels)
+    return Point(
+        family=Family("sparrow.models").name_of(run.model), measured=measured,
+        flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
+        weights=sum(p.numel() for p in found.model.parameters()),
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""A column of a prepared log -> slices of its rows, named as people know the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.batches.dataset import Dataset
+from sparrow.features.numeric import untamed
+from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.times import ticks_per_second
+from sparrow.features.vocabulary import FIRST
+
+Array = npt.NDArray[np.int64]
+
+MOST = 8  # slices of a column
+LEAST = 10  # rows of an id that gets a slice of its own where there are more ids than slices
+
+
+def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
+    """Names of a column's slices, and the slice of each row [N] of a part, in the log's order.
+
+    Ids: the most frequent values of LEAST rows or more, and the rest together. Numbers and times: quantiles. Lists: by
+    their length.
+    UserError for a column that the prepared log does not keep.
+    """
+    kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
+    if name not in kept:
+        why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
+        raise UserError(f"--by: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
+    column = kept[name]
+    values = dataset.column(name, split)
+    if column.kind == "list":
+        return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g} ids")
+    if column.boundaries is not None:
+        return _numbers(values.to_numpy().astype(np.float64), _bucket(column.boundaries), least="")
+    if column.kind in ("categorical", "group", "session"):
+        return _ids(values, _decoder(dataset.schema, column))
+    x_N = values.to_numpy().astype(np.float64)
+    if column.kind == "time":
+        return _numbers(x_N, _as_time)
+    return _numbers(_raw(x_N, column), lambda x: f"{x:.4g}")
+
+
+def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[str], Array]:
+    ids_N = np.maximum(values.to_numpy(), 0)  # rows without a group have numbers of their own, below 0
+    distinct, at_N, counts = np.unique(ids_N, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    top = order
+    if len(order) > MOST:
+        top = order[: MOST - 1][counts[order[: MOST - 1]] >= LEAST]
+    place = np.full(len(distinct), len(top), np.int64)
+    place[top] = np.arange(len(top))
+    names = [decode(int(distinct[i])) for i in top]
+    rest = f"{len(order) - len(top):,} others" if len(top) else f"{len(order):,} ids, each in < {LEAST} rows"
+    return names + ([rest] if len(top) < len(order) else []), place[at_N]
+
+
+def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
+    table = schema.tables[column.table] if column.table else Table(encoding="hash")
+    if table.encoding in ("range", "vocabulary"):
+
+        def named(i: int) -> str:
+            low = (table.low or 0) - FIRST
+            known = f"no. {i - FIRST + 1} by frequency" if table.encoding == "vocabulary" else str(i + low)
+            return ("missing", "unknown")[i] if i < FIRST else known
+
+        return named
+    return lambda i: f"#{i:016x}"[:9] if i else "missing"  # a hash does not tell its value
+
+
+def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:
+    """Names of a quantile column's rows: that of missing numbers, and FIRST + k - 1 for the k-th bucket."""
+    ends = ["missing", *(f"≤ {end:.4g}" for end in boundaries), f"> {boundaries[-1]:.4g}" if boundaries else "any"]
+    return lambda row: ends[max(int(row) - FIRST + 1, 0)]
+
+
+def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+    """A numeric column's values as they were before it was standardised; missing ones have become the mean."""
+    if column.kind != "numeric" or column.transform in ("none", "missing"):
+        return x_N
+    assert column.mean is not None
+    assert column.std is not None
+    x_N = (untamed(x_N) if column.transform == "standard" else x_N) * column.std + column.mean
+    return np.sign(x_N) * np.expm1(np.abs(x_N)) if column.transform == "log" else x_N
+
+
+def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], least: str = "≤ ") -> tuple[list[str], Array]:
+    """Slices that hold about equally many rows, named by the greatest of each, or one for each of a few values."""
+    edges = np.unique(x_N)
+    few = len(edges) <= MOST
+    if not few:
+        edges = np.unique(np.quantile(x_N, np.linspace(0, 1, MOST + 1)[1:], method="higher"))
+    return [("" if few else least) + say(edge) for edge in edges], np.searchsorted(edges, x_N)
+
+
+def _as_time(t: float) -> str:
+    """Seconds, milliseconds or microseconds since 1970 as a date, told by their size; other numbers as they are."""
+    unit = ticks_per_second(t)
+    return datetime.fromtimestamp(t / unit, UTC).strftime("%Y-%m-%d %H:%M") if unit else f"{t:,.0f}"

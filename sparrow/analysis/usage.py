@@ -1,0 +1,107 @@
+"""What a model's tables cost, and how a log's ids use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import EmbeddingTables
+from sparrow.features.schema import Schema
+from sparrow.trained.build import tables_of
+from sparrow.trained.scorer import Restored
+
+# Ids that mean a missing value and an unknown one, by encoding; a hash knows every value.
+NO_VALUE = {"vocabulary": (0, 1), "range": (0, 1), "hash": (0, None)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableUse:
+    """A table: its size, optimizer state and touched bits included in bytes_state, and lookups of each row [R]."""
+
+    name: str
+    columns: tuple[str, ...]
+    dim: int
+    bytes_weight: int
+    bytes_state: int
+    hits_R: Tensor
+
+    @property
+    def share_never(self) -> float:
+        """Share of the rows that no training row looked up."""
+        return float((self.hits_R == 0).double().mean())
+
+    def share_of_top(self, share: float) -> float:
+        """Share of the lookups that go to the most used `share` of the rows (one at least); NaN without lookups."""
+        top = self.hits_R.topk(max(1, round(share * self.hits_R.numel()))).values
+        total = int(self.hits_R.sum())
+        return int(top.sum()) / total if total else float("nan")
+
+
+@dataclass(kw_only=True)
+class ColumnUse:
+    """An id column in one part, counted: rows and ids, rows without a value, unknown ids, ids on untrained rows."""
+
+    rows: int = 0
+    ids: int = 0
+    missing: int = 0
+    unknown: int = 0
+    untrained: int = 0
+
+
+def usage(
+    found: Restored, dataset: Dataset, parts: tuple[str, ...], told: Progress
+) -> tuple[list[TableUse], dict[str, dict[str, ColumnUse]]]:
+    """Read the training part and then the other `parts`: tables, and column -> part -> how its ids fare.
+
+    Memory: 8 bytes a row of the tables.
+    """
+    modules = [t for t in tables_of(found.model) if isinstance(t, EmbeddingTables) and t.features]
+    records = {record.spec.name: record for tables in modules for record in tables.all_records()}
+    hits = {name: torch.zeros(record.rows, dtype=torch.int64) for name, record in records.items()}
+    columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}
+    for part in ("train", *parts) if modules else ():
+        done, total = 0, dataset.rows(part)
+        for batch in dataset.loader(1 << 14, split=part, dedup="off"):
+            for tables in modules:
+                _count(tables, batch.to(found.run.device), found.schema, hits, columns, part)
+            done += batch.batch_size
+            told(f"counted {part}", done, total)
+    uses = []
+    for name, record in records.items():
+        sizes = {field: tensor.numel() * tensor.element_size() for field, tensor in record.fields.items()}
+        uses.append(
+            TableUse(
+                name=name, dim=record.spec.dim, bytes_weight=sizes.pop("weight"), bytes_state=sum(sizes.values()),
+                columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == name),
+                hits_R=hits[name],
+            )
+        )  # fmt: skip
+    return uses, columns
+
+
+def _count(
+    tables: EmbeddingTables, batch: Batch, schema: Schema, hits: dict[str, Tensor],
+    columns: dict[str, dict[str, ColumnUse]], part: str,
+) -> None:  # fmt: skip
+    ids = batch.ids
+    handle = tables.prepare(ids)
+    for feature in tables.features:
+        k = ids.keys.index(feature.name)
+        low, high = ids.bounds[k], ids.bounds[k + 1]
+        slots_N, values_N = handle.bags.slots_N[low:high].long().cpu(), ids.values_N[low:high]
+        missing, unknown = NO_VALUE[schema.tables[feature.table].encoding or "hash"]
+        use = columns[feature.name].setdefault(part, ColumnUse())
+        use.rows += batch.batch_size
+        use.ids += high - low
+        use.missing += int((ids[feature.name].lengths_B == 0).sum())
+        use.missing += 0 if missing is None else int((values_N == missing).sum())
+        use.unknown += 0 if unknown is None else int((values_N == unknown).sum())
+        if part == "train":
+            hits[feature.table].index_add_(0, slots_N, torch.ones_like(slots_N))
+        use.untrained += 0 if part == "train" else int((hits[feature.table][slots_N] == 0).sum())
+    tables.release(handle)

@@ -1,0 +1,178 @@
+"""A prepared log, opened: what its manifest counts, its columns, and batches of its parts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparrow.core import Batch, UserError
+from sparrow.core.errors import suggest
+from sparrow.data.batches.loader import Loader
+from sparrow.data.batches.parts import PARTS, ROWS, VERSION, group_file, opened, pays, read_groups, sha256
+from sparrow.features.clipped import Clipped
+from sparrow.features.rows import Rows
+from sparrow.features.runs import RUN
+from sparrow.features.schema import Column, Schema
+from sparrow.features.transforms import Transforms
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared log: path, its fitted schema, and what its manifest counts."""
+
+    path: Path
+    schema: Schema
+    manifest: Mapping[str, Any]
+
+    def rows(self, split: str = "train") -> int:
+        """Rows of train, valid or test."""
+        return int(self.manifest["rows"][_known(split)])
+
+    def clipped(self) -> Clipped:
+        """Numbers of the log, of all its parts, that lay beyond training's range."""
+        return Clipped({name: tuple(found) for name, found in self.manifest["clipped"].items()})
+
+    def log_odds(self) -> list[float]:
+        """Of each label among the training rows, negatives that are left out apart, by their weights: what a loss sees.
+
+        The empirical logit, log of (ones + 1/2) over (zeros + 1/2), which is finite for labels that are all alike too.
+        """
+        rows, rates = self.rows(), self.manifest["base_rate"]
+        counts = [(rates[label] * rows + 0.5, (1 - rates[label]) * rows + 0.5) for label in self.schema.labels]
+        return [math.log(ones / zeros) for ones, zeros in counts]
+
+    @cached_property
+    def transforms(self) -> Transforms:
+        """What the rows passed through, to save beside a model; UserError for a damaged vocabulary."""
+        return Transforms.load(self.path)
+
+    def loader(
+        self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0,
+        dedup: Literal["auto", "on", "off"] = "auto", rank: int = 0, ranks: int = 1,
+    ) -> Loader:  # fmt: skip
+        """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1.
+
+        dedup: whether batches have equal rows of groups once, with an inverse index; auto where it `pays`. rank, ranks:
+        which of how many readers this is.
+        """
+        groups = self.schema.groups if dedup != "off" else ()
+        unique = [group for group in groups if dedup == "on" or self.pays(group, ranks)]
+        return Loader(
+            self.schema,
+            self._part(split),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            unique=unique,
+            rank=rank,
+            ranks=ranks,
+        )
+
+    def factor(self, group: str) -> float:
+        """Training rows for every run of equal rows of a group: how often less its features are stored, and about how
+        often less looked up (RecD's dedupe factor, for batches that hold whole sessions).
+        """
+        return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
+
+    def pays(self, group: str, ranks: int = 1) -> bool:
+        """Whether a group's equal rows are looked up once by so many readers, unless told."""
+        return pays(self.schema, group, self.factor(group), ranks)
+
+    def first(self, rows: int, split: str = "train") -> Batch:
+        """The first rows of a part, as many as there are at most."""
+        if not self.rows(split):
+            raise UserError(f"{self._part(split)}: no rows; prepare the log with some for it")
+        with opened(self._part(split), self.schema) as parquet:
+            meta = parquet[None].parquet.metadata
+            ends = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+            first = Rows(self.schema, [read_groups(parquet, list(range(int((ends < rows).sum()) + 1))[: len(ends)])])
+        return first.batch(np.arange(min(rows, len(first))))
+
+    def column(self, name: str, split: str) -> pa.ChunkedArray:
+        """One of the part's columns, a row each."""
+        group = next((group for group, names in self.schema.groups.items() if name in names), None)
+        file, wanted = (ROWS, [name]) if group is None else (group_file(group), [RUN, name])
+        return self.rows_of({group: pq.read_table(self._part(split) / file, columns=wanted)})[name]
+
+    def rows_of(self, tables: Mapping[str | None, pa.Table]) -> pa.Table:
+        """What `read_groups` gave as one table, in which runs are repeated for each of their rows."""
+        columns: dict[str, pa.ChunkedArray] = {}
+        for table in tables.values():
+            if RUN in table.column_names:
+                table = table.take(pa.array(np.repeat(np.arange(table.num_rows), table[RUN].to_numpy())))
+            columns |= dict(zip(table.column_names, table.columns, strict=True))
+        return pa.table({name: column for name, column in columns.items() if name != RUN})
+
+    def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
+        """Every baseline column with batches whose one dense column it is and whose label is the log's first.
+
+        To be measured like a model's scores.
+        """
+        first = self.schema.labels[:1]
+        kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("group", "weight") or n in first}
+        for name in self.schema.of_kind("baseline"):
+            columns = {**kept, name: Column(kind="numeric")}
+            yield (
+                name,
+                Loader(
+                    replace(self.schema, columns=columns, tables={}, groups={}, cluster=None),
+                    self._part(split),
+                    batch_size,
+                ),
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this prepared log from any other: a digest of its manifest, which knows every file's."""
+        return sha256(self.path / "manifest.json")
+
+    def _part(self, split: str) -> Path:
+        return self.path / _known(split)
+
+
+def open(prepared_dir: str | Path) -> Dataset:
+    """Open what `prepare` wrote; UserError when it is no prepared log, of another version, or was edited."""
+    path = Path(prepared_dir)
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        version = manifest["version"]
+    except (FileNotFoundError, NotADirectoryError):
+        former = next(iter(path.parent.glob(f".{path.name}.*/old")), None)  # --overwrite, killed between two renames
+        remedy = f"move {former} back to {path}" if former else "make one with `sparrow prepare`"
+        lacks = "no manifest.json" if path.exists() else "it does not exist"
+        raise UserError(f"{path}: not a prepared log ({lacks}); {remedy}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
+    if version != VERSION:
+        raise UserError(f"{path}: prepared in format {version}, this Sparrow reads {VERSION}; prepare the log again")
+    try:
+        digest, vocabularies = manifest["schema_sha256"], manifest["vocabulary_sha256"]
+        _ = [(int(manifest["rows"][part]), manifest["label_mean"][part].items()) for part in PARTS]
+        _ = [float(manifest["base_rate"][label]) for label in manifest["label_mean"]["train"]]
+        _ = [(manifest["runs"][part].items(), manifest["saved_bytes"][part].items()) for part in PARTS]
+        _ = [manifest["clipped"].items(), *(manifest["unknown_ids"][part].items() for part in PARTS)]
+        names = ("schema.toml", *vocabularies, *manifest["parts_sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path / 'manifest.json'}: damaged; prepare the log again") from None
+    for file in names:
+        if not (path / file).is_file():
+            raise UserError(f"{path / file}: missing; prepare the log again")
+    if sha256(path / "schema.toml") != digest:
+        remedy = "prepare the log again with the edited one (--schema)"
+        raise UserError(f"{path / 'schema.toml'}: changed since the log was prepared; {remedy}")
+    return Dataset(path, Schema.load(path / "schema.toml"), manifest)
+
+
+def _known(split: str) -> str:
+    if split not in PARTS:
+        raise UserError(f"split: no part {split!r}{suggest(split, PARTS)}")
+    return split

@@ -1,0 +1,250 @@
+"""Prepared log -> batches, in a seeded order that can be taken up again at any batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sparrow.core import Batch, UserError
+from sparrow.core.ahead import ahead
+from sparrow.data.batches.parts import File, opened, read_groups, request
+from sparrow.features.rows import Int64s, Rows, joined
+from sparrow.features.runs import begins
+from sparrow.features.schema import Schema
+from sparrow.features.transforms import weights_of
+
+SHUFFLED_GROUPS, PLAIN_GROUPS = 64, 16  # row groups of a window, of which two are in memory at a time
+STRATA = 64
+BATCHES_AHEAD = 2  # so that a thread which the system keeps waiting for some milliseconds keeps nobody else waiting
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A reader's rows of a batch; samples and mass, the sum of the weights, are those of the whole batch."""
+
+    batch: Batch
+    samples: int
+    mass: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """What a window has of a batch: whether the batch begins here, and the places of this reader's rows of it."""
+
+    begins: bool
+    places: Int64s
+    samples: int
+    mass: float
+
+
+class Loader:
+    """Batches of one part: iterate for the rest of the current epoch; the next iteration is the next epoch.
+
+    Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order: the file's, or with shuffle one
+    drawn from (seed, epoch): row groups in random order, and rows at random within windows of them, so that about as
+    many rows of every batch are from each of STRATA parts of the window. Of a clustered log sessions are what is put
+    in random order, and each end of a batch moves to the beginning of its request (one of more than batch_size rows is
+    cut), so that a batch has up to twice as many rows, or fewer. unique: groups of features whose equal rows a batch
+    has once.
+
+    rank, ranks: the batches are those of one reader, whose rows the ranks divide among them. Within a window each one
+    has a stretch of nearly as many rows of a batch as any other's, in the order of the file and of whole requests, and
+    only row groups in which it has rows are read.
+    One thread reads a window ahead, another cuts batches; they end with the iteration, also an abandoned one.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        folder: Path,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        unique: Collection[str] = (),
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
+        self.schema, self.batch_size = schema, batch_size
+        self._folder, self._shuffle, self._seed = folder, shuffle, seed % (1 << 64)  # numpy takes no negative seed
+        self._unique, self._rank, self._ranks = unique, rank, ranks
+        with opened(folder, schema) as parquet:
+            meta = parquet[None].parquet.metadata
+            self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
+        rows = int(self._group_rows.sum())
+        self._batches = -(-rows // batch_size)
+        self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
+        self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
+        self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
+        self._columns += self._leading
+        self._epoch = self._next = 0
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return self._batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (share.batch for share in self.shares())
+
+    def shares(self) -> Iterator[Share]:
+        """This rank's rows of each batch, with the number of rows and the weight of the whole batch."""
+        if self._next < self._batches:
+            windows = ahead(self._windows(), "sparrow-loader")
+            for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
+                self._next += 1
+                yield share
+        self._epoch, self._next = self._epoch + 1, 0
+
+    def bytes_ahead(self) -> int:
+        """About the memory that an iteration takes: what it reads of two windows, as Parquet counts it, and a group."""
+        with opened(self._folder, self.schema) as parquet:
+            metas = [file.parquet.metadata for file in parquet.values()]
+            sizes = [sum(m.row_group(i).total_byte_size for m in metas) for i in range(metas[0].num_row_groups)]
+        groups = min(self._window_groups(), len(sizes))
+        if self._ranks > 1:  # a stretch of each batch, and of one that is shuffled the same stretch
+            batches = 1 if self._shuffle else -(-groups * int(self._group_rows.max(initial=0)) // self.batch_size)
+            groups = min(groups, -(-groups // self._ranks) + batches)  # a stretch may begin within a group
+        return max(sizes, default=0) * (1 + 2 * groups)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the current epoch has no batch left."""
+        return self._next >= self._batches
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader stands: the epoch and the next batch of it."""
+        return {"epoch": self._epoch, "batch": self._next, "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where `state_dict` was taken; UserError for another batch size, whose batches are cut elsewhere."""
+        if state["batch_size"] != self.batch_size or not 0 <= state["batch"] <= self._batches:
+            raise UserError(
+                f"batch_size: {self.batch_size} over {self._batches} batches cannot take up {dict(state)}; "
+                "keep the data and the batch size of the run"
+            )
+        self._epoch, self._next = state["epoch"], state["batch"]
+
+    def _window_groups(self) -> int:
+        """Row groups of a window; fewer where they are larger than `prepare` makes them now."""
+        rows, groups = (1 << 18, SHUFFLED_GROUPS) if self._shuffle else (1 << 16, PLAIN_GROUPS)
+        return min(groups, max(1, rows // int(self._group_rows.max(initial=1))))
+
+    def _windows(self) -> Iterator[tuple[Rows, list[_Piece]]]:
+        """The epoch's rows from the next batch on, a window at a time. Windows before are not read."""
+        order, size, low = np.arange(len(self._group_rows)), self._window_groups(), 0
+        if self._shuffle:
+            order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
+        with opened(self._folder, self.schema) as parquet:
+            for first in range(0, len(order), size):
+                groups = order[first : first + size]
+                high = low + int(self._group_rows[groups].sum())
+                if self._next * self.batch_size < high:
+                    random = np.random.default_rng((self._seed, self._epoch, first)) if self._shuffle else None
+                    yield self._window(parquet, groups, low, random)
+                low = high
+
+    def _window(
+        self, parquet: Mapping[str | None, File], groups: Int64s, low: int, random: np.random.Generator | None
+    ) -> tuple[Rows, list[_Piece]]:
+        """Some row groups, the first row of which is number `low` of the epoch: this reader's rows, and its batches."""
+        if self._ranks == 1:
+            rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
+        else:
+            names = (*self._leading, *self.schema.of_kind("weight"))
+            lead = Rows(self.schema, [read_groups({None: parquet[None]}, groups.tolist(), names)] if names else [])
+        sizes = self._group_rows[groups]
+        pieces = self._pieces(int(sizes.sum()), lead, low, random)
+        if self._ranks > 1:
+            at = np.concatenate([piece.places for piece in pieces])
+            group_of = np.searchsorted(np.cumsum(sizes), at, "right")
+            read = np.unique(group_of)
+            rows = Rows(self.schema, [read_groups(parquet, groups[read].tolist(), self._columns)], self._unique)
+            unread = sizes.copy()
+            unread[read] = 0
+            at -= np.cumsum(unread)[group_of]
+            ends = np.cumsum([len(piece.places) for piece in pieces])
+            pieces = [replace(piece, places=mine) for piece, mine in zip(pieces, np.split(at, ends[:-1]), strict=True)]
+        return rows, pieces
+
+    def _pieces(self, count: int, lead: Rows, low: int, random: np.random.Generator | None) -> list[_Piece]:
+        """What a window of so many rows has of each batch. lead: tells where requests begin, and weights."""
+        places, begin_N, requests = self._order(count, lead, random)
+        weight_N = lead.column("weight") if self.schema.role("weight") else None
+        wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size))
+        edges = wanted * self.batch_size - low
+        if requests is not None:
+            edges = requests[np.searchsorted(requests, edges, "right") - 1]
+        found, bounds = [], [0, *edges.tolist(), count]
+        for i, (first, last) in enumerate(itertools.pairwise(bounds)):
+            of_piece, samples = places[first:last], last - first
+            if not i and (not samples or self._next >= -(-low // self.batch_size)):
+                continue  # of a batch before the next one
+            if self._ranks > 1:
+                of_piece = self._mine(of_piece if random is None else np.sort(of_piece), begin_N)
+            mass = float(samples) if weight_N is None else float(weight_N[places[first:last]].sum(dtype=np.float64))
+            found.append(_Piece(i > 0, of_piece, samples, mass))
+        return found
+
+    def _mine(self, places: Int64s, begin_N: npt.NDArray[np.bool_] | None) -> Int64s:
+        """This rank's stretch of a window's rows of a batch, whose ends move to the beginning of their request."""
+        ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
+        if begin_N is not None:
+            starts = np.flatnonzero(begin_N[places])
+            starts = np.concatenate([[0], starts[starts > 0], [len(places)]])
+            ends = starts[np.searchsorted(starts, ends, "right") - 1]
+        return places[ends[0] : ends[1]]
+
+    def _order(
+        self, count: int, lead: Rows, random: np.random.Generator | None
+    ) -> tuple[Int64s, npt.NDArray[np.bool_] | None, Int64s | None]:
+        """The places of a window's rows in this epoch's order; which rows begin a request in the file; and where in
+        that order a batch may begin.
+        """
+        places, cluster = np.arange(count), self.schema.cluster
+        if cluster is None:
+            return (places if random is None else _mixed(count, random)), None, None
+        if random is not None:
+            kind = self.schema.columns[cluster.by].kind
+            session = np.append(np.flatnonzero(begins([(lead.column(kind), None)], count)), count)
+            chosen = _mixed(len(session) - 1, random)
+            lengths = np.diff(session)[chosen]
+            places = np.repeat(session[chosen] - np.cumsum(lengths) + lengths, lengths) + places
+        columns = [(lead.column(self.schema.columns[name].kind), None) for name in self._leading]
+        begin_N = begins(columns, count)
+        starts = np.flatnonzero(begin_N[places])
+        lengths = np.diff(starts, append=count)
+        pieces = -(-lengths // self.batch_size)
+        within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        return places, begin_N, np.repeat(starts, pieces) + within * self.batch_size
+
+
+def _mixed(count: int, random: np.random.Generator) -> Int64s:
+    """A permutation; any stretch of it has about as many from each of STRATA equal parts of the numbers."""
+    apiece = -(-count // STRATA)
+    mixed = random.permuted(np.arange(STRATA * apiece).reshape(STRATA, apiece), axis=1).T.ravel()
+    return mixed[mixed < count]
+
+
+def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
+    """The batches that begin in these windows."""
+    held: list[Share] = []  # of one batch
+    for rows, pieces in windows:
+        for piece in pieces:
+            if piece.begins and held:
+                yield _joined(held)
+                held = []
+            held.append(Share(rows.batch(piece.places), piece.samples, piece.mass))
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[Share]) -> Share:
+    batches = [share.batch for share in held if share.batch.batch_size] or [held[0].batch]
+    return Share(joined(batches), sum(share.samples for share in held), sum(share.mass for share in held))

@@ -1,0 +1,194 @@
+"""A part of a prepared log on disk: rows, and beside them groups of features once for every run of equal rows.
+
+part-00000.parquet holds the columns of no group; group-NAME.parquet those of one, with the rows of each run in column
+`:rows`. All files have the same row groups, so that a reader can take one of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparrow.core.errors import UserError
+from sparrow.features.runs import RUN, begins, bits
+from sparrow.features.schema import Schema
+from sparrow.features.transforms import weights_of
+
+VERSION = 7  # of a prepared log's format
+PARTS = ("train", "valid", "test")
+ROWS = "part-00000.parquet"
+GROUP_ROWS, GROUP_BYTES = 1 << 12, 1 << 20  # of a row group, at most: small, so that many readers can divide a batch
+PAYS = 1.1  # rows for a run of equal ones, from which on they are looked up once
+
+
+def group_file(group: str) -> str:
+    """The file of a group."""
+    return f"group-{quote(group, safe='')}.parquet"
+
+
+def files(schema: Schema) -> tuple[str, ...]:
+    """Every file of a part."""
+    return (ROWS, *map(group_file, schema.groups))
+
+
+def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
+    """Whether looking a group's equal rows up once takes less time. factor: rows for a run of equal ones.
+
+    One process looks ids up as fast as it finds out which of them repeat, unless they are lists; between ranks a
+    vector less travels for each (measured: docs/dedup.md).
+    """
+    lists = any(schema.columns[name].kind == "list" for name in schema.groups[group])
+    return factor >= PAYS and (lists or ranks > 1)
+
+
+def columns_of(schema: Schema, group: str) -> list[str]:
+    """A group's columns, weights of lists included."""
+    return [
+        name
+        for feature in schema.groups[group]
+        for name in (feature, weights_of(feature))
+        if name == feature or schema.columns[feature].weights
+    ]
+
+
+def request(schema: Schema) -> list[str]:
+    """Columns whose change begins another request: the group that GAUC ranks within, or a session's rows of a time."""
+    group, session, time = (schema.role(kind) for kind in ("group", "session", "time"))
+    return [name for name in ((group,) if group else (session, time)) if name]
+
+
+class PartWriter:
+    """Writes one part in row groups of at most GROUP_ROWS and GROUP_BYTES, of whole requests where it is clustered.
+
+    runs, saved: of each group, so far: runs, and bytes that rows beyond a run's first would take as numbers.
+    """
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        folder.mkdir()
+        self._folder, self._groups = folder, {group: columns_of(schema, group) for group in schema.groups}
+        self._request = request(schema) if schema.cluster else []
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._held: list[pa.Table] = []
+        self._rows = self._bytes = 0
+        self.runs, self.saved = dict.fromkeys(schema.groups, 0), dict.fromkeys(schema.groups, 0)
+
+    def add(self, table: pa.Table) -> None:
+        """Take in rows; the first call fixes the columns, also when it brings none."""
+        if not self._writers:
+            for name, part in self._parts(table.slice(0, 0)).items():
+                self._writers[name] = pq.ParquetWriter(
+                    self._folder / name, part.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
+                )
+        self._held.append(table)
+        self._rows, self._bytes = self._rows + table.num_rows, self._bytes + int(_sizes(table).sum())
+        if self._rows > GROUP_ROWS or self._bytes > GROUP_BYTES:
+            self._write(all_of_it=False)
+
+    def _write(self, *, all_of_it: bool) -> None:
+        table = pa.concat_tables(self._held).combine_chunks()
+        ends, at, total = np.cumsum(_sizes(table)), 0, table.num_rows
+        while at < total:
+            before = ends[at - 1] if at else 0
+            fit = max(int(np.searchsorted(ends, before + GROUP_BYTES, "right")) - at, 1)
+            rows = min(GROUP_ROWS, fit, total - at)
+            if at + rows == total and not all_of_it:
+                break  # more of its rows may come
+            if self._request and at + rows < total:
+                head = table.slice(at, rows + 1)
+                starts = np.flatnonzero(begins([bits(head[name]) for name in self._request], rows + 1))[1:]
+                rows = int(starts[-1]) if len(starts) else rows  # a request of more rows is cut
+            for name, part in self._parts(table.slice(at, rows)).items():
+                self._writers[name].write_table(part, row_group_size=GROUP_ROWS)
+            at += rows
+        self._held, self._rows = [table.slice(at)], total - at
+        self._bytes = int(ends[-1] - (ends[at - 1] if at else 0)) if total else 0
+
+    def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
+        """File -> what it gets of some rows."""
+        found = {}
+        for group, names in self._groups.items():
+            first = np.flatnonzero(begins([bits(table[name]) for name in names], table.num_rows))
+            rows = table.select(names)
+            runs = rows.take(pa.array(first))
+            lengths = np.diff(first, append=table.num_rows).astype(np.int32)
+            found[group_file(group)] = runs = runs.add_column(0, RUN, pa.array(lengths))
+            self.runs[group] += len(first)
+            self.saved[group] += int(_sizes(rows).sum()) - int(_sizes(runs).sum())
+        apart = {name for names in self._groups.values() for name in names}
+        return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
+
+    def close(self, *, whole: bool) -> None:
+        """Write what is held, if the log came `whole`, and close the files."""
+        try:
+            if whole and self._writers:
+                self._write(all_of_it=True)
+        finally:
+            for writer in self._writers.values():
+                writer.close()
+
+
+def _sizes(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes [N] of each row as numbers."""
+    sizes_N = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        if pa.types.is_large_list(column.type):
+            sizes_N += 8 + column.type.value_type.bit_width // 8 * pc.list_value_length(column).to_numpy()
+        else:
+            sizes_N += column.type.bit_width // 8
+    return sizes_N
+
+
+class File(NamedTuple):
+    """An open file of a part."""
+
+    path: Path
+    parquet: pq.ParquetFile
+
+
+@contextmanager
+def opened(folder: Path, schema: Schema) -> Iterator[dict[str | None, File]]:
+    """A part's files by group, None for the columns of no group, which come first; UserError for a damaged one."""
+    with ExitStack() as stack:
+        found = {}
+        for group, name in zip((None, *schema.groups), files(schema), strict=True):
+            with _told(path := folder / name):
+                parquet = stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
+            found[group] = File(path, parquet)
+        yield found
+
+
+def read_groups(
+    files: Mapping[str | None, File], numbers: Sequence[int], columns: Sequence[str] | None = None
+) -> dict[str | None, pa.Table]:
+    """Group -> the wanted columns of row groups, by default all; UserError for a damaged file."""
+    found = {}
+    for group, file in files.items():
+        names = file.parquet.schema_arrow.names
+        wanted = names if columns is None else [name for name in names if name in columns or name == RUN]
+        with _told(file.path):
+            found[group] = file.parquet.read_row_groups(list(numbers), wanted, use_threads=False)
+    return found
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0]}); prepare the log again") from None
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

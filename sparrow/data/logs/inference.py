@@ -1,0 +1,376 @@
+"""A first schema for a log, guessed from its beginning; notes say where a person should look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.logs.looks import digits_lost, list_of, numbers_in, stands_for_none, time_of
+from sparrow.data.logs.read import Log, open_log
+from sparrow.features.ids import as_ids, as_lists, is_text
+from sparrow.features.numeric import as_numbers
+from sparrow.features.schema import Column, Schema, Table
+
+LABELS = (
+    *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
+    *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like"),
+)
+RATINGS = ("rating", "ratings", "rate", "stars", "score")
+GROUPS = ("request_id", "impression_id", "query_id", "session_id", "request", "query", "session", "sess_id")
+TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
+WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
+YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
+OUTCOME = "looks like an outcome"
+TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
+
+_ID_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "id ids idx index code type category cat class group user item article ad advertiser campaign creative product "
+        "sku brand shop seller store site app publisher page channel slot position device os browser model country "
+        "region state city zip language lang referrer environment gender hour weekday dow month",
+    )
+)
+_DECLARED = (":token", ":float", ":token_seq", ":float_seq")
+_FEW = 64
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A column of the sample: its name's words, values present (flat, for lists) and those that are distinct.
+
+    declared: the type that a header such as user_id:token states (RecBole's atomic files), or "". spelled: for text
+    that is a list, its separator and weights. bare: the column as it stands in the sample.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    declared: str
+    type: pa.DataType
+    values: pa.Array
+    distinct: pa.Array
+    rows: int
+    bare: pa.Array
+    spelled: tuple[str | None, str | None] | None = None
+
+    @property
+    def is_id(self) -> bool:
+        return bool(self.words) and self.words[-1] in _ID_WORDS
+
+    @property
+    def is_list(self) -> bool:
+        return self.spelled is not None or _is_list(self.type)
+
+    @property
+    def is_number(self) -> bool:
+        return pa.types.is_integer(self.type) or pa.types.is_floating(self.type) or pa.types.is_decimal(self.type)
+
+    @property
+    def called(self) -> str:
+        return "_".join(self.words)
+
+
+def infer(inputs: Sequence[str | Path], label: str | None = None, rows: int = 100_000) -> Schema:
+    """A schema from a log's first `rows` rows at most; unsure guesses carry notes, tables and numbers are unfitted.
+
+    inputs: see `open_log`. label: the label's column, when its name does not say so. Raises UserError when there is
+    no label, or when the column has not two values and is no rating.
+    """
+    return infer_log(open_log(inputs), label, rows)
+
+
+def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema:
+    """`infer` for a log that is open."""
+    sample = log.sample(rows)
+    if not sample.num_rows:
+        raise UserError(f"{log.name}: no rows; give a log with at least one")
+    try:
+        return _inferred(log, label, {name: _look(name, sample[name]) for name in sample.column_names})
+    except UserError as error:
+        raise log.located(error, 0) from None
+
+
+def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
+    columns = _labels(seen, label)
+    columns |= _times(s for s in seen.values() if s.name not in columns)
+    for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
+        note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
+        columns[name] = Column(kind="ignore" if i else "group", note=note)
+    if log.source.format == "criteo":
+        columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
+        columns |= {n: Column(kind="categorical", table=n) for n in seen if n[0] == "C"}
+    repair = log.source.bad_rows == "repair"
+    columns |= {name: _feature(s, repair) for name, s in seen.items() if name not in columns}
+    columns = {name: columns[name] for name in seen}  # in the log's order
+    _pair_weights(columns, seen)
+    _share_tables(columns, seen)
+    tables = {c.table: Table() for c in columns.values() if c.table is not None}
+    return Schema(columns=columns, tables=tables, source=log.source)
+
+
+def _look(name: str, column: pa.ChunkedArray) -> _Seen:
+    stem, _, declared = name.rpartition(":") if name.endswith(_DECLARED) else (name, "", "")
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", stem).lower())
+    bare = values = column.combine_chunks()
+    kind, spelled = values.type, None
+    if is_text(kind) and values.null_count < len(values):
+        spelled = (None, None) if declared == "token_seq" else list_of(values.drop_null()) if not declared else None
+    if spelled is not None:
+        values = as_lists(values, name, int, None, *spelled)[0]
+    elif _is_list(kind):
+        values = values.flatten()
+        values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    if pa.types.is_float16(values.type):
+        values = values.cast(pa.float32())
+    values = values.drop_null()
+    if pa.types.is_floating(values.type):
+        values = values.filter(pc.invert(pc.is_nan(values)))
+    distinct = values.unique() if not pa.types.is_nested(values.type) else values
+    return _Seen(name, tuple(words), declared, kind, values, distinct, len(column), bare, spelled)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
+    """The label's column and those that look like labels too, which are ignored: a model cannot know them before."""
+    two = [s.name for s in seen.values() if len(s.distinct) <= 2 and not s.is_list]
+    named = [name for word in LABELS for name in two if seen[name].called == word]
+    rated = [s.name for s in seen.values() if s.words[-1:] and s.words[-1] in RATINGS and _scale(s)]
+    if label is not None and label not in seen:
+        raise UserError(f"label: no column {label!r}{suggest(label, seen)}")
+    wide = [s.name for s in seen.values() if s.called in LABELS[:4]]
+    chosen = label or next(iter([*named, *rated, *wide]), None)
+    if chosen is None:
+        candidates = [name for name in two if len(seen[name].distinct) == 2]
+        remedy = "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not clicked"
+        if candidates:
+            remedy = f"with --label NAME name one of the columns of two values: {', '.join(candidates)}"
+        raise UserError(f"label: no column is named like one (label, click, target, ...); {remedy}")
+    found = seen[chosen]
+    if len(found.distinct) <= 2 and not found.is_list:
+        settings: dict[str, Any] = _positive(found)
+    elif chosen in rated:
+        scale, least = sorted(found.distinct.to_pylist()), _scale(found)
+        note = f"a rating of {scale[0]:g} to {scale[-1]:g}: from {least:g} on counts as 1, the upper 40 % of the scale"
+        settings = {"threshold": least, "note": note}
+    else:
+        remedy = "name a column of two values, add one to the log, or give it a threshold in a schema"
+        raise UserError(f"label: column {chosen!r} has {len(found.distinct)} values where a label has two; {remedy}")
+    note = f"{OUTCOME}, unknown before {chosen}; make it kind 'label' to train both"
+    others = {name: Column(kind="ignore", note=note) for name in named if name != chosen}
+    return {chosen: Column(kind="label", **settings)} | others
+
+
+def _scale(seen: _Seen) -> float | None:
+    """The least of a rating's upper 40 %, when it has 3 to 20 distinct numbers."""
+    if not seen.is_number or not 3 <= len(seen.distinct) <= 20:
+        return None
+    scale = sorted(float(x) for x in seen.distinct.to_pylist())
+    return scale[-max(1, round(0.4 * len(scale)))]
+
+
+def _positive(seen: _Seen) -> dict[str, str]:
+    """What counts as 1 where the values are not 0 and 1: a word for yes, else the rarer text; the larger number."""
+    values = seen.distinct.to_pylist()
+    if len(values) < 2 or set(values) == {0, 1}:
+        return {}
+    counts = {str(v["values"]): v["counts"] for v in pc.value_counts(seen.values).to_pylist()}
+    yes = [v for v in counts if v.strip().lower() in YES]
+    positive = str(max(values)) if seen.is_number else yes[0] if yes else min(counts, key=lambda v: counts[v])
+    return {"positive": positive, "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1"}
+
+
+def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
+    """The time column, with its format, and others that tell times, which are ignored."""
+    found: dict[str, tuple[str | None, str | None]] = {}
+    listed = [s for s in seen if not s.is_list and len(s.values)]
+    for s in sorted(listed, key=lambda s: s.called not in TIMES):
+        named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
+        if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
+            found[s.name] = (None, None)
+        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", "%Y%m%d", "%Y%m%d%H")):
+            found[s.name] = look
+        elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
+            look = time_of(s.values)
+            found[s.name] = look if look and look[0] != "%s" else (None, None)
+        elif pa.types.is_floating(s.type) and named:
+            whole = pc.all(pc.equal(s.values, pc.round(s.values))).as_py()
+            found[s.name] = (None, None) if whole else ("%s", "numbers with a fraction, taken for seconds since 1970")
+    columns: dict[str, Column] = {}
+    for name, (format, note) in found.items():
+        first = next(iter(columns), None)
+        if first is None:
+            columns[name] = Column(kind="time", format=format, note=note)
+        else:
+            columns[name] = Column(kind="ignore", note=f"time is {first}")
+    return columns
+
+
+def _groups(seen: Iterable[_Seen]) -> list[str]:
+    named = {s.called: s.name for s in seen if not pa.types.is_floating(s.type) and not s.is_list}
+    return [named[name] for name in GROUPS if name in named]
+
+
+def _feature(seen: _Seen, repair: bool) -> Column:
+    name, count = seen.name, len(seen.distinct)
+    if name == TRUTH:
+        return Column(kind="baseline", note="the probability that the log was drawn from")
+    if seen.is_list:
+        return _list(seen)
+    if pa.types.is_nested(seen.type):
+        return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
+    if _is_row_number(seen):
+        return Column(kind="ignore", note="numbers the rows")
+    if count == 0 or (count == 1 and len(seen.values) == seen.rows):
+        return Column(kind="ignore", note="one value" if count else "no values")
+    if count == seen.rows >= 1000 and (seen.is_id or not (seen.is_number or _text(seen, repair).kind == "numeric")):
+        return Column(kind="ignore", note="every row has another value")
+    if seen.declared == "token":
+        return Column(kind="categorical", table=name, note="by its header")
+    if not seen.is_number:
+        return _text(seen, repair)
+    if seen.called in WEIGHTS and pc.min(seen.values).as_py() >= 0 and len(seen.values) == seen.rows:
+        return Column(kind="weight", note="by its name, of the sample")
+    if seen.words[-1:] in (("id",), ("ids",)) and not pa.types.is_integer(seen.type):
+        as_ids(seen.bare, name, lambda i: i)  # refuses what lost digits or has a fraction
+        return Column(kind="categorical", table=name, note="whole floats, by the name ids")
+    if pa.types.is_integer(seen.type) and not seen.declared:
+        if seen.is_id:
+            return Column(kind="categorical", table=name, note="an integer, by its name an id or code")
+        if count <= min(_FEW, seen.rows // 100):
+            return Column(kind="categorical", table=name, note=f"an integer of {count} values")
+        if _spread(seen.values) >= 2.0**31:
+            return Column(
+                kind="categorical", table=name, note="an integer, spread as hashes are; numeric if it measures"
+            )
+        return _numeric(seen, "an integer; categorical if it is a code")
+    if not seen.is_id and _spread(seen.values) >= 2.0**53:
+        return _numeric(seen, "beyond 2^53; if these are ids they have lost digits: write them as integers or strings")
+    if "propensity" in seen.words:
+        return _numeric(seen, "a propensity? ignore it unless it is known when a model is asked")
+    return _numeric(seen, "by its name an id; write ids as integers or strings" if seen.is_id else None)
+
+
+def _spread(values: pa.Array) -> float:
+    """The largest of whole numbers spread evenly up to it, as ids are but neither counts nor times; else 0."""
+    x_N = np.abs(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    top = float(x_N.max(initial=0.0))
+    even = np.median(x_N) >= top / 16 and np.ptp(x_N) >= top / 2 and (x_N == np.round(x_N)).all()
+    return top if len(x_N) and even else 0.0
+
+
+def _list(seen: _Seen) -> Column:
+    kind = seen.values.type
+    if seen.declared == "float_seq" or (len(seen.distinct) and not (pa.types.is_integer(kind) or is_text(kind))):
+        return Column(kind="ignore", note=f"a list of {kind}; ids are integers or strings")
+    if seen.spelled is None:
+        return Column(kind="list", table=seen.name)
+    separator, weights = seen.spelled
+    at = "as JSON" if separator == "json" else f"cut at {separator!r}" if separator else "cut at white space"
+    note = f"text that looks like a list, {at}; categorical if it is one value"
+    note = f"text that looks like a list of id:weight, {at}" if weights else note
+    return Column(kind="list", table=seen.name, separator=separator, weights=weights, note=note)
+
+
+def _text(seen: _Seen, repair: bool) -> Column:
+    name, count = seen.name, len(seen.distinct)
+    if not (is_text(seen.type) or pa.types.is_boolean(seen.type)):
+        return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
+    note = None
+    if seen.called in TIMES:
+        note = "by its name a time, but its texts have no format in common; mend them to split by it"
+    elif is_text(seen.type):
+        share, odd, numbers = numbers_in(seen.values)
+        if repair and share >= 0.9 and len(odd):
+            other = odd[0].as_py()
+            return Column(kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing")
+        if share and not seen.is_id and stands_for_none(odd, seen.values):
+            column = _spelled(seen, odd, numbers)
+            if column.kind == "numeric":
+                return column
+        if lost := digits_lost(seen.values):
+            note = f"ids of many digits, but {lost}, which has lost them; write ids in full"
+        elif share >= 0.9 and len(odd):
+            note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
+        elif count > 100 and count > 0.5 * len(seen.values):
+            note = f"text of {count} values in {len(seen.values)} rows; ignore it if it is prose"
+    return Column(kind="categorical", table=name, note=note)
+
+
+def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array) -> Column:
+    """What a column of text would be as numbers, with its odd texts missing."""
+    if not len(odd) and pa.types.is_integer(numbers.type):
+        return Column(kind="ignore")  # somebody made text of them: they are names
+    of_numbers = replace(seen, type=numbers.type, values=numbers, distinct=numbers.unique(), bare=numbers)
+    column, missing = _feature(of_numbers, repair=False), tuple(odd.to_pylist())
+    if not missing or column.kind != "numeric":
+        return column
+    cells = f"{len(seen.values) - len(numbers):,} of {seen.rows:,} cells"
+    most = f"{', '.join(map(repr, missing[:3]))}{', ...' if len(missing) > 3 else ''}"
+    note = f"text of numbers, but for {cells}: {most}, taken for missing; categorical if these mean something"
+    return replace(column, missing=missing, note=note)
+
+
+def _is_row_number(seen: _Seen) -> bool:
+    """Whether a column without a meaning of its own counts the rows, as what pandas writes as its index."""
+    if not pa.types.is_integer(seen.type) or len(seen.values) < seen.rows:
+        return False
+    unnamed = not seen.words or seen.words[0] == "unnamed"
+    steps = np.diff(seen.values.to_numpy(zero_copy_only=False))
+    return bool((unnamed or seen.rows >= 1000) and (steps == 1).all())
+
+
+def _numeric(seen: _Seen, note: str | None) -> Column:
+    size = np.abs(as_numbers(seen.values, seen.name, 0))
+    heavy = size.max() > 100 and size.max() > 10 * np.nanmedian(size)
+    return Column(kind="numeric", transform="log" if heavy else "standard", note=note)
+
+
+def _pair_weights(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
+    """Take a list of numbers named after a list of ids, and as long in every row, for the weights of the ids."""
+    for name in [n for n, c in columns.items() if c.kind == "list" and c.weights is None and _is_list(seen[n].type)]:
+        for other, theirs in seen.items():
+            suffix = theirs.called.removeprefix(seen[name].called)
+            if not _is_list(theirs.type) or suffix not in ("_weights", "_weight", "_scores", "_score"):
+                continue
+            lengths = [pc.list_value_length(s.bare).fill_null(0) for s in (seen[name], theirs)]
+            if lengths[0].equals(lengths[1]) and columns[other].kind in ("ignore", "list"):
+                columns[name] = replace(columns[name], weights=other, note=f"weighted by {other}, by its name")
+                columns[other] = Column(kind="ignore", note=f"the weights of {name}")
+
+
+def _share_tables(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
+    """Give a list the table of the column whose ids it repeats: by its values or, where some are shared, its name."""
+    singles = [name for name, c in columns.items() if c.kind == "categorical"]
+    for name in [n for n, c in columns.items() if c.kind == "list"]:
+        ids, best, best_score = seen[name].distinct, None, 0.0
+        for other in singles:
+            theirs = seen[other].distinct
+            if not len(ids) or (seen[name].spelled is None and is_text(ids.type) != is_text(theirs.type)):
+                continue
+            mine, others = _comparable(ids), _comparable(theirs)
+            both = pc.sum(pc.is_in(mine, value_set=others)).as_py()
+            score = both / (len(mine) + len(others) - both)  # Jaccard: dense small integers overlap by accident
+            strong = both >= 0.5 * len(ids) and score >= 0.2
+            if (strong or (both and other.lower() in name.lower())) and score > best_score:
+                best, best_score = other, score
+        if best is not None:
+            note = f"shares the table of {best}, whose ids it repeats"
+            columns[name] = replace(columns[name], table=columns[best].table, note=note)
+        singles.append(name)
+
+
+def _comparable(ids: pa.Array) -> pa.Array:
+    """Ids as the bytes that are hashed, so that 12 is the same in text and out of it."""
+    ids = as_ids(ids, "", lambda i: i)
+    return (ids if is_text(ids.type) else ids.cast(pa.large_string())).cast(pa.large_binary())

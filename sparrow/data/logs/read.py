@@ -1,0 +1,337 @@
+"""Raw logs as streams of record batches: text of any dialect, Parquet and tables in memory, from disks and stores."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.logs.files import File, find, first_line
+from sparrow.data.logs.repair import Repairs, Tally, repaired
+from sparrow.data.logs.text import CRITEO, dialect, line_numbers, text_batches
+from sparrow.features.schema import Column, Schema, Source
+
+__all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_for"]
+
+_BATCH_ROWS, _BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet, at most
+_BLOCK_BYTES = 1 << 22
+_BEGINNING_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """Files of one raw log in order, or a table; types: of its columns, as far as they can be known without a schema.
+
+    columns: of each file. beginning: the rows that text's types were found out from, or the table. rows: in all, or 0
+    when only reading tells. repairs: of the last pass, filled while it runs.
+    """
+
+    files: tuple[File, ...]
+    source: Source
+    columns: tuple[tuple[str, ...], ...]
+    types: dict[str, pa.DataType]
+    rows: int
+    beginning: pa.Table | None = None
+    repairs: Repairs = field(default_factory=Repairs, compare=False)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return str(self.files[0]) if self.files else "the table"
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """The log's rows in order, some 10^4 at a time, with the columns of `types`.
+
+        Text is read as these types; Parquet and tables give what they hold, `self.types`. Raises UserError for a
+        malformed file, a value that is not of its column's type, a file without the column, and one that changed
+        since the log was opened. With `source.bad_rows` "repair", lines of a wrong number of cells are left out and
+        text that does not convert is missing; `self.repairs` counts both.
+        """
+        self.repairs.clear()
+        for file, columns in zip(self.files, self.columns, strict=True):
+            for name in types:
+                if name not in columns:
+                    raise UserError(f"{file}: no column {name!r}, which other files have{suggest(name, columns)}")
+        if not self.files and self.beginning is not None:
+            for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
+                yield self._as_held(batch, types, "the table")
+        for file, columns in zip(self.files, self.columns, strict=True):
+            self.repairs.starts.append(self.repairs.rows)
+            try:
+                file.check()
+                if self.source.format == "parquet":
+                    for batch in _parquet_batches(file, list(types)):
+                        yield self._as_held(batch, types, str(file))
+                else:
+                    yield from text_batches(file, self.source, columns, types, _BLOCK_BYTES, self.repairs)
+            except UserError:
+                file.check()  # a file that is being written explains most of what can be wrong with it
+                raise
+            file.check()
+
+    def sample(self, rows: int) -> pa.Table:
+        """At most the first `rows` rows with all columns, read as `types`."""
+        if self.beginning is not None:
+            return self.beginning.slice(0, rows)
+        kept: list[pa.RecordBatch] = []
+        for batch in self.batches(self.types):
+            kept.append(batch.slice(0, rows - sum(b.num_rows for b in kept)))
+            if sum(b.num_rows for b in kept) >= rows:
+                break
+        empty = [pa.field(name, kind) for name, kind in self.types.items()]
+        return pa.Table.from_batches(kept) if kept else pa.schema(empty).empty_table()
+
+    def notes(self) -> list[str]:
+        """What the last pass repaired or passed over, a line each, with the place where it happened first."""
+        notes: list[str] = []
+        for file in self.files or ("the table",):
+            cells = {name: tally for (where, name), tally in self.repairs.cells.items() if where == str(file)}
+            left_out = self.repairs.lines.get(str(file))
+            rows = {tally.row for tally in (*cells.values(), *([left_out] if left_out else []))}
+            place = "row"
+            if isinstance(file, File) and self.source.format != "parquet":
+                place, numbers = "line", line_numbers(file, self.source, rows) if rows else {}
+            else:
+                numbers = {row: row for row in rows}
+            if left_out:
+                where = f"first at {place} {numbers[left_out.row]}: {left_out.text}"
+                notes.append(f"{file}: {left_out.count:,} lines left out (wrong number of cells), {where}")
+            for name, tally in cells.items():
+                where = f"first at {place} {numbers[tally.row]}: {tally.text}"
+                notes.append(f"{file}: {tally.count:,} cells of {name!r} taken for missing, {where}")
+            if spare := self.repairs.breaks.get(str(file)):
+                notes.append(f"{file}: {spare:,} lines are blank or lie within a quoted cell; they are no rows")
+        return notes
+
+    def located(self, error: UserError, row0: int) -> UserError:
+        """An error about a row, with the file and the line that the row is at; row0: what it calls the first one."""
+        named = re.search(r", row (\d+):", str(error))
+        if not named or not self.files:
+            return error
+        row = int(named[1]) - row0
+        start, i = max((start, i) for i, start in enumerate(self.repairs.starts) if start <= row)
+        file, place = self.files[i], f"row {row - start}"
+        if self.source.format != "parquet" and str(file) not in self.repairs.lines:
+            number = row - start + 1 + self.source.header
+            place = f"line {line_numbers(file, self.source, {number})[number]}"
+        return UserError(f"{file}, {place}: {error}")
+
+    def _as_held(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], where: str) -> pa.RecordBatch:
+        """A batch of Parquet or of a table with the log's types, its text repaired if it is to be."""
+        columns = {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                columns[name] = column.cast(self.types[name]) if column.type != self.types[name] else column
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise UserError(f"{where}: column {name!r}: {first_line(error)}; write all files alike") from None
+        first = self.repairs.rows - (self.repairs.starts[-1] if self.repairs.starts else 0)
+        self.repairs.rows += batch.num_rows
+        batch = pa.RecordBatch.from_pydict(columns)
+        if self.source.bad_rows == "repair":
+            given, (batch, bad) = batch, repaired(batch, {n: t for n, t in types.items() if not pa.types.is_nested(t)})
+            for name, places in bad.items():
+                value = str(given.column(name)[places[0]].as_py())
+                self.repairs.cells.setdefault((where, name), Tally()).add(len(places), first + places[0], value)
+        return batch
+
+
+def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
+    """Find a log's files and how to read them.
+
+    inputs: files, glob patterns (matches in name order), folders (their files in name order) and URIs of object
+    stores, which can hold patterns too. source: how text is read; when None, or when it says Parquet and the files
+    are none, the dialect is found out, but delimiter, encoding and bad_rows are obeyed. Parquet and compressed files
+    are known by their first bytes.
+    Raises UserError for a file that is missing, empty or not like the first one.
+    """
+    files, told = find(inputs), source or Source()
+    kinds = [_kind(file, told) for file in files]
+    first = kinds[0][0]
+    for file, (other, names) in zip(files, kinds, strict=True):
+        if other != first:
+            remedy = "prepare them apart"
+            raise UserError(f"{file}: reads as {_words(other)} where {files[0]} is {_words(first)}; {remedy}")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{file}: two columns are named {twice!r}; rename one")
+    columns = tuple(names for _, names in kinds)
+    if first.format == "parquet":
+        types, rows = _parquet_types(files)
+        return Log(files=files, source=first, columns=columns, types=types, rows=rows)
+    beginnings = ((i, _beginning(file, first, columns[i])) for i, file in enumerate(files))
+    i, beginning = next(((i, table) for i, table in beginnings if table is not None), (0, None))
+    if beginning is None:
+        raise UserError(f"{files[0]}: no rows; give a log with at least one")
+    types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in beginning.schema}
+    beginning = beginning.cast(pa.schema(list(types.items())))
+    repairs = Repairs(starts=[0] * (i + 1))  # tells `located` which file the beginning is of
+    return Log(files=files, source=first, columns=columns, types=types, rows=0, beginning=beginning, repairs=repairs)
+
+
+def table_log(table: pa.Table, source: Source | None = None) -> Log:
+    """A log of the rows of a table in memory. source: its bad_rows is obeyed. UserError for columns of one name."""
+    names = table.column_names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"the table: two columns are named {twice!r}; rename one")
+    types = {f.name: _plain(f.type) for f in table.schema}
+    table = pa.table([table[name].cast(kind) for name, kind in types.items()], names=names)
+    source = Source(bad_rows=source.bad_rows) if source else Source()
+    return Log(files=(), source=source, columns=(), types=types, rows=table.num_rows, beginning=table)
+
+
+def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
+    """The log's columns that the schema needs, and how text is to be read for them.
+
+    Numbers as float64 and times that are no numbers as text; ids as int64 for a table of encoding "range", as strings
+    for "vocabulary" and "hash" (so "007" stays itself), and as the log's beginning suggests while the table has no
+    encoding yet.
+    """
+    types: dict[str, pa.DataType] = {}
+    for name, column in schema.columns.items():
+        wanted = {column.source or name: _text_type(column, schema, log.types.get(column.source or name))}
+        if column.weights not in (None, ":"):
+            wanted[str(column.weights)] = pa.string()
+        if column.missing and log.source.bad_rows == "stop":  # else these cells are repaired as any that do not fit
+            wanted = dict.fromkeys(wanted, pa.string())
+        for source, kind in wanted.items():
+            if column.kind == "ignore" or source not in log.types:
+                continue
+            if types.setdefault(source, kind) != kind:  # a column that serves twice
+                types[source] = pa.string() if pa.string() in (kind, types[source]) else log.types[source]
+    return types
+
+
+def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
+    encoding = schema.tables[column.table].encoding if column.table else None
+    if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
+        return pa.float64()
+    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
+        return kind  # pandas writes the id 12 as 12.0 where others are missing
+    if column.kind in ("group", "session", "list") or encoding in ("hash", "vocabulary") or pa.types.is_temporal(kind):
+        return pa.string()
+    return pa.int64() if encoding == "range" else kind
+
+
+def _kind(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
+    try:
+        if file.start(4) != b"PAR1":
+            return dialect(file, told)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: cannot be read: {first_line(error)}; check that it is whole") from None
+    with _parquet(file) as parquet:
+        return Source(bad_rows=told.bad_rows), tuple(parquet.schema_arrow.names)
+
+
+def _words(source: Source) -> str:
+    text = source.format if source.header or source.format in ("parquet", "criteo") else f"{source.format} (no header)"
+    text += f" with {source.delimiter!r}" if source.delimiter else ""
+    text += f" in {source.encoding}" if source.encoding != "utf-8" else ""
+    return f"{text} of {len(source.names)} columns" if source.names else text
+
+
+def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
+    """A text file's first rows, or None when it has none, in the types that they suggest.
+
+    Arrow takes integers beyond 2^63 for numbers, which would merge ids, and one cell as 1.42e+19 makes numbers of all;
+    a column with cells of more digits than a number keeps is read once more, as text.
+    """
+    try:
+        criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
+        known = criteo if source.format == "criteo" else None
+        few = (_BEGINNING_BYTES, Repairs(), _BEGINNING_BYTES + _BLOCK_BYTES)
+        first = next(text_batches(file, source, names, known, *few), None)
+        if first is None:
+            return None
+        table = pa.table(first)
+        huge = [f.name for f in first.schema if pa.types.is_floating(f.type) and _is_huge(first[f.name])]
+        if huge:
+            texts = next(text_batches(file, source, names, dict.fromkeys(huge, pa.string()), *few))
+            for name in huge:
+                if pc.any(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d{16,}\s*$")).as_py():
+                    table = table.set_column(table.column_names.index(name), name, texts[name])
+    except UserError:
+        file.check()
+        raise
+    return table
+
+
+def _is_huge(column: pa.Array) -> bool:
+    """Whether there are numbers beyond 2^53, where floats begin to merge integers."""
+    x_N = column.drop_null().to_numpy(zero_copy_only=False)
+    return bool(np.isfinite(x_N).any() and np.abs(x_N[np.isfinite(x_N)]).max() >= 2.0**53)
+
+
+def _parquet(file: File) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file.system.open_input_file(file.path), page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{file}: not a whole Parquet file: {first_line(error)}; write it again") from None
+
+
+def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
+    """The columns' types, wide enough for all files, and the rows of all."""
+    types: dict[str, pa.DataType] = {}
+    rows = 0
+    for file in files:
+        with _parquet(file) as parquet:
+            rows += parquet.metadata.num_rows
+            for f in parquet.schema_arrow:
+                fields = [pa.field(f.name, types.get(f.name, _plain(f.type))), pa.field(f.name, _plain(f.type))]
+                try:
+                    both = pa.unify_schemas([pa.schema([x]) for x in fields], promote_options="permissive")
+                except pa.ArrowException:
+                    words = f"{f.type} where earlier files have {types[f.name]}; write all files alike"
+                    raise UserError(f"{file}: column {f.name!r} is {words}") from None
+                types[f.name] = both.field(0).type
+    with _parquet(files[0]) as parquet:
+        return {name: types[name] for name in parquet.schema_arrow.names}, rows
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type that Sparrow reads a column as: dictionaries and views as what they stand for."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if kind == pa.string_view() or kind == pa.binary_view():
+        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
+    """How many of a row group's rows are read at a time: about _BATCH_BYTES of these columns, if the group is even."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    kept = [c for c in columns if any(f"{c.path_in_schema}.".startswith(f"{name}.") for name in names)]
+    size = sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in kept)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(size, 1)))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """In pieces of about _BATCH_BYTES: text that repeats is small in the file."""
+    pieces = min(-(-batch.nbytes // _BATCH_BYTES), batch.num_rows) or 1
+    edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
+    return (batch.slice(low, high - low) for low, high in itertools.pairwise(edges))
+
+
+def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
+    with _parquet(file) as parquet:
+        rows = parquet.metadata.num_rows
+        try:
+            for group in range(parquet.num_row_groups):  # one by one: Arrow fetches all that it is asked for at once
+                size = _batch_rows(parquet.metadata.row_group(group), names)
+                for batch in parquet.iter_batches(size, row_groups=[group], columns=names):
+                    batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
+                    rows -= batch.num_rows
+                    yield from _cut(batch)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{file}: damaged Parquet: {first_line(error)}; write it again") from None
+        if rows:
+            words = f"{abs(rows):,} rows too {'few' if rows > 0 else 'many'}"
+            raise UserError(f"{file}: damaged Parquet: {words}; write it again")

@@ -1,0 +1,103 @@
+"""What `bad_rows = "repair"` leaves out and takes for missing, counted; and the values that do not convert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.features.ids import is_text
+from sparrow.features.numeric import misfits
+
+GARBLED = "\ufdd0"  # stands for bytes that are not of a file's encoding; no text has this noncharacter
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass
+class Tally:
+    """How often something was repaired, and where first: the file's row, its header counted, and the text there."""
+
+    count: int = 0
+    row: int = 0
+    text: str = ""
+
+    def add(self, count: int, row: int, text: str) -> None:
+        """Count some more; the first ones' place is kept."""
+        if not self.count:
+            self.row, self.text = row, shorten(text)
+        self.count += count
+
+
+@dataclass
+class Repairs:
+    """What one pass over a log repaired. rows: that it gave; so rows + left_out are all that the files hold.
+
+    lines: by file, those left out for a wrong number of cells. cells: by file and column, those taken for missing.
+    breaks: by file, lines that are blank or lie within a quoted cell of the line before, and so make no row.
+    starts: of the files so far, in order, the rows that were given before them.
+    """
+
+    rows: int = 0
+    lines: dict[str, Tally] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    breaks: dict[str, int] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+
+    @property
+    def left_out(self) -> int:
+        """Rows of the files that the pass did not give."""
+        return sum(tally.count for tally in self.lines.values())
+
+    def clear(self) -> None:
+        """Begin a pass."""
+        self.rows = 0
+        for counts in (self.lines, self.cells, self.breaks, self.starts):
+            counts.clear()
+
+
+def repaired(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> tuple[pa.RecordBatch, dict[str, list[int]]]:
+    """The batch with its text columns as `types`, and by column the rows whose values did not fit, now missing.
+
+    Text is cut of white space before it is read as a number; numbers that float32 cannot hold do not fit either.
+    """
+    columns, bad = [], {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        kind = types.get(name, column.type)
+        if is_text(column.type):
+            column, wrong_N = converted(column, kind)
+            if wrong_N.any():
+                bad[name] = np.flatnonzero(wrong_N).tolist()
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names), bad
+
+
+def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """A text or binary array [N] as `kind`, with what does not convert missing, and bool [N], where that happened."""
+    encoded = column.dictionary_encode()  # each distinct value is looked at once
+    values, bad_U = _cast(encoded.dictionary, pa.string())
+    garbled_U = pc.match_substring(values, GARBLED).fill_null(False)
+    values, bad_U = pc.if_else(garbled_U, None, values), bad_U | garbled_U.to_numpy(zero_copy_only=False)
+    if not is_text(kind):
+        values, worse_U = _cast(pc.utf8_trim_whitespace(values), kind)
+        bad_U = bad_U | worse_U
+    if pa.types.is_floating(kind):
+        huge_U = pc.greater(pc.abs(values), _LARGEST).fill_null(False).to_numpy(zero_copy_only=False)
+        values, bad_U = pc.if_else(pa.array(huge_U), None, values), bad_U | huge_U
+    where = np.append(bad_U, False)  # the last one is for missing values
+    indices = encoded.indices.fill_null(len(bad_U)).to_numpy(zero_copy_only=False)
+    return values.take(encoded.indices), where[indices]
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    bad_U = np.zeros(len(values), bool)
+    bad_U[misfits(values, kind)] = True
+    return pc.if_else(pa.array(bad_U), None, values).cast(kind) if bad_U.any() else values.cast(kind), bad_U
+
+
+def shorten(text: str) -> str:
+    """A value as an error quotes it: on one line and not too long."""
+    text = text.replace(GARBLED, "\ufffd")
+    return repr(text if len(text) <= 40 else text[:37] + "...")

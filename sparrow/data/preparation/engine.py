@@ -1,0 +1,165 @@
+"""What goes through a log's rows in a preparation: an engine. `Local` is this machine; `on_ray.py` has the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from sparrow.core.ahead import ahead
+from sparrow.core.errors import UserError
+from sparrow.core.progress import Progress
+from sparrow.data.batches.parts import PARTS
+from sparrow.data.logs.read import Log, types_for
+from sparrow.data.preparation.fit import Cutter, Fitted, Fitter
+from sparrow.data.preparation.moments import Clock, hide
+from sparrow.data.preparation.sessions import clustered
+from sparrow.data.preparation.spool import Spool, gathered
+from sparrow.data.preparation.time_order import in_time_order
+from sparrow.features.clipped import Clipped
+from sparrow.features.quantile import Ordered
+from sparrow.features.schema import Schema
+from sparrow.features.transforms import NotIntegersError, typed
+
+SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet that is read, and of text that is converted, at a time
+
+
+class Engine(Protocol):
+    """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
+
+    ends: of each log's rows, counted on from log to log. times: of all rows, when there is a time. clipped: what
+    `ordered` did to numbers, once it has given all.
+    """
+
+    ends: list[int]
+    times: Ordered
+    clipped: Clipped
+
+    def read(self) -> None:
+        """Look at every row once. UserError for what is wrong with one."""
+
+    def fit(self, cutter: Cutter, fitter: Fitter) -> None:
+        """Let the fitter take in every row."""
+
+    def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+        """(part, its transformed rows) in the order in which they are to be written; each part comes at least once.
+
+        That is by time, then by row of the log. partition: of a clustered log, see `clustered`; 0 for one.
+        """
+
+    def notes(self) -> Iterator[str]:
+        """What reading repaired or passed over, a line each."""
+
+
+class Local:
+    """This machine: rows are read once and put aside as numbers; what memory does not hold is in `work`."""
+
+    def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, pool: Executor) -> None:
+        self._schema, self._logs, self._work, self._pool, self._told = schema, logs, work, pool, told
+        self.ends: list[int] = []
+        self.clipped = Clipped()
+        self._in_order = True
+
+    def read(self) -> None:
+        """See `Engine`."""
+        integers = whole_numbers(self._schema, self._logs[0])
+        while True:
+            self._spool = Spool(self._work / "rows", SPOOL_BYTES)
+            self.times = Ordered(self._work / "times", np.int64)
+            try:
+                self._read_as(integers)
+                break
+            except NotIntegersError as error:  # far into a column of text that began like integers
+                integers = integers - {str(error)}
+                self._spool.drop()
+                (self._work / "times").unlink(missing_ok=True)
+        for log, rows in zip(self._logs, np.diff([0, *self.ends]), strict=True):
+            assert rows == log.repairs.rows == (log.rows or rows), "rows were lost while the log was read"
+
+    def _read_as(self, integers: frozenset[str]) -> None:
+        schema, time = self._schema, self._schema.role("time")
+        self.ends, self._in_order, last = [], True, np.iinfo(np.int64).min
+        for log in self._logs:
+            for raw in ahead(raw_batches(schema, log, integers)):
+                rows = self._spool.rows
+                try:
+                    batch = typed(schema, raw, training=True, row0=rows, integers=integers, pool=self._pool)
+                except UserError as error:
+                    raise log.located(error, self.ends[-1] if self.ends else 0) from None
+                self._spool.add(batch)
+                if time is not None and batch.num_rows:
+                    t_N = batch.column(time).to_numpy()
+                    self._in_order &= bool(t_N[0] >= last and (np.diff(t_N) >= 0).all())
+                    last = t_N[-1]
+                    self.times.add(t_N)
+                self._told("read", self._spool.rows, log.rows if len(self._logs) == 1 else 0)
+            self.ends.append(self._spool.rows)
+            if schema.split.by == "file":
+                last = np.iinfo(np.int64).min
+
+    def fit(self, cutter: Cutter, fitter: Fitter) -> None:
+        """See `Engine`."""
+        rows, clock = 0, Clock(self._schema)
+        for batch in ahead(self._spool):
+            fitter.add(batch, cutter.parts(batch, rows), clock.moments(batch, rows))
+            rows += batch.num_rows
+            self._told("fit", rows, self._spool.rows)
+
+    def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
+        """See `Engine`."""
+        schema, time = fitted.transforms.schema, self._schema.role("time")
+        parted = ahead(self._parted(fitted, cutter))
+        if time is not None and not self._in_order:
+            parted = in_time_order(parted, self.times, time, self._work)
+        if schema.cluster:
+            parted = clustered(parted, schema.cluster.by, time or "", partition, self._work)
+        yield from parted
+        self._spool.drop()
+
+    def _parted(self, fitted: Fitted, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
+        """(part, its transformed rows), in the log's order."""
+        row0, clock, schema = 0, Clock(self._schema), fitted.transforms.schema
+        for batch in self._spool:
+            table = fitted.transforms.encoded(batch, self._pool, row0, self.clipped)
+            parts_N = cutter.parts(batch, row0)
+            table = hide(schema, table, fitted.since, clock.moments(batch, row0), parts_N == 0)
+            row0 += batch.num_rows
+            for part in range(len(PARTS)):
+                here_N = parts_N == part
+                yield part, table if here_N.all() else table.filter(pa.array(here_N))
+
+    def notes(self) -> Iterator[str]:
+        """See `Engine`."""
+        for log in self._logs:
+            yield from log.notes()
+
+
+def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
+    """What the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
+    return gathered(log.batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
+
+
+def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:
+    """The columns of `raw_batches`, as text is read."""
+    return types_for(schema, log) | {schema.columns[name].source or name: pa.string() for name in integers}
+
+
+def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:
+    """Columns of text to be taken for integers, as long as they are: what the log begins with suggests it."""
+    if not log.files or log.source.format == "parquet":
+        return frozenset()
+    sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]
+    return frozenset(
+        name
+        for name, column in schema.columns.items()
+        if column.kind == "categorical"
+        and not column.quantiles
+        and schema.tables[str(column.table)].encoding is None
+        and pa.types.is_integer(log.types[column.source or name])
+        and sources.count(column.source or name) == 1
+    )

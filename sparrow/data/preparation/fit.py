@@ -1,0 +1,390 @@
+"""Which part each row belongs to, and what a schema's values are fitted with: one pass over typed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError
+from sparrow.data.batches.parts import PARTS
+from sparrow.data.preparation.moments import order_of
+from sparrow.features.hashing import mix
+from sparrow.features.numeric import Statistics, squash
+from sparrow.features.quantile import Ordered, quantile_boundaries
+from sparrow.features.schema import Column, Schema, Table, missing_of
+from sparrow.features.transforms import Transforms, hashes
+from sparrow.features.vocabulary import BEFORE, EMPTY, FIRST, MIN_COUNT, Counts, Range, Vocabulary
+
+LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
+
+COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, in all tables together
+VOCABULARY_MOST = 5_000_000  # a larger one is made only for tables that ask for it; others are hashed
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Known = tuple[Vocabulary | Range, Int64s]  # with the moments after which rows are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutter:
+    """Which part (an index into PARTS, or LEFT_OUT) each row belongs to.
+
+    cuts: by time, the first times of valid and of test; by file, their first rows. By ratio the part is a function of
+    the seed and of the row's group, or session where no column is a group; a row without one has a part of its own.
+    """
+
+    schema: Schema
+    cuts: tuple[int, int] = (0, 0)
+
+    def parts(self, batch: pa.RecordBatch, row0: int) -> Int64s:
+        """Part of each typed row, int64 [N]; row0: the log's row of the batch's first one."""
+        split, time = self.schema.split, self.schema.role("time")
+        rows_N = np.arange(row0, row0 + batch.num_rows)
+        if split.by == "ratio":
+            shares = np.array([1 - split.valid - split.test, 1 - split.test])
+            keys_N, whole = rows_N, self.schema.split_key
+            if whole is not None:  # typed ids are above 0 where there is one
+                ids_N = batch.column(whole).to_numpy()
+                keys_N = np.where(ids_N > 0, ids_N, rows_N)
+            parts_N = np.searchsorted(shares, _uniform(split.seed, keys_N), side="right")
+        else:
+            by_N = rows_N if split.by == "file" else batch.column(str(time)).to_numpy()
+            parts_N = np.searchsorted(np.array(self.cuts, np.int64), by_N, side="right")
+        if split.negatives < 1:
+            kept_N = _uniform(split.seed + 1, rows_N) < split.negatives
+            negative_N = batch.column(self.schema.labels[0]).to_numpy() == 0
+            parts_N = np.where((parts_N == 0) & negative_N & ~kept_N, LEFT_OUT, parts_N)
+        return parts_N
+
+
+def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
+    """The first times of valid and of test."""
+
+    def first(share: float) -> int:
+        place = round(len(times) * (1 - share))
+        return np.iinfo(np.int64).max if place >= len(times) else int(times.at([place])[0])
+
+    return first(schema.split.valid + schema.split.test), first(schema.split.test)
+
+
+def _uniform(seed: int, keys_N: Int64s) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each row or group, drawn from the seed."""
+    start = mix(np.array([seed % (1 << 64)], np.uint64))
+    return mix(start ^ keys_N.astype(np.uint64)) / 2.0**64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """What was fitted. since: of each table, the moments after which its rows are known in training, int64 [2, rows];
+    a table is left out where that is so from the start.
+    """
+
+    transforms: Transforms
+    since: Mapping[str, Int64s]
+
+
+class _Ids:
+    """The ids of one table in training."""
+
+    def __init__(self, path: Path, table: Table, memory: int) -> None:
+        needed = 0 if table.encoding == "hash" else (table.min_count or MIN_COUNT) - 1
+        self.counts = Counts(path, needed, memory)
+        self.low, self.high, self.hashed = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), False
+
+    def widen(self, low: int, high: int, hashed: bool) -> None:
+        """There were integers of low..high, and perhaps others than integers."""
+        self.low, self.high, self.hashed = min(self.low, low), max(self.high, high), self.hashed or hashed
+
+    def add(self, coded: pa.DictionaryArray, ordinal_M: Int64s, moments_2O: Int64s) -> None:
+        """Take in coded ids [M]. ordinal_M: the places of their moments, -1 for rows that are not for training."""
+        train_M = pc.and_(pa.array(ordinal_M >= 0), coded.is_valid())
+        code_M = coded.indices.filter(train_M).to_numpy()
+        if not len(code_M):
+            return
+        ordinal_M = ordinal_M[train_M.to_numpy(zero_copy_only=False)]
+        code_E, ordinal_E, count_E = _entries(code_M, ordinal_M, self.counts.needed)
+        seen_U, code_E = np.unique(code_E, return_inverse=True)
+        distinct = coded.dictionary.take(pa.array(seen_U))
+        if distinct.type == pa.uint64():
+            self.hashed = True
+        else:
+            values_U = distinct.to_numpy()
+            self.widen(int(values_U.min()), int(values_U.max()), False)
+        self.counts.add(np.stack([hashes(distinct)[code_E], *moments_2O[:, ordinal_E], count_E]))
+
+    def fitted(self, name: str, table: Table, known: Vocabulary | Range | None) -> tuple[Table, Known | None]:
+        """The table with what it lacks, and which ids it knows. known: what is to be grown."""
+        encoding = table.encoding or ("hash" if table.rows else "range" if self._is_compact() else "vocabulary")
+        if encoding == "vocabulary":
+            old = known if isinstance(known, Vocabulary) else EMPTY
+            vocabulary, since, distinct = old.grown(self.counts)
+            if table.encoding or vocabulary.rows <= VOCABULARY_MOST:
+                table = replace(table, encoding=encoding, rows=vocabulary.rows, digest=vocabulary.digest)
+                return replace(table, min_count=self.counts.needed + 1, distinct=distinct), (vocabulary, since)
+            encoding = "hash"
+        distinct = self._distinct() if table.distinct is None or encoding == "range" else table.distinct
+        if encoding == "range":
+            old_range = known if isinstance(known, Range) else None
+            table = self._as_range(name, self._widened(table) if old_range else table, distinct)
+            assert table.low is not None
+            assert table.high is not None
+            old_range = old_range or Range(table.low, np.empty(0, np.int32))
+            return table, old_range.grown(self.counts, table.low, table.high)
+        rows = table.rows or max(16, 1 << (2 * distinct - 1).bit_length())
+        return replace(table, encoding="hash", rows=rows, distinct=distinct), None
+
+    def _widened(self, table: Table) -> Table:
+        """A range that reaches to the highest integer, unless that would leave most of it empty."""
+        assert table.low is not None
+        assert table.high is not None
+        rows = self.high - table.low + 1 + FIRST
+        if self.hashed or self.high <= table.high or rows > 4 * (table.high - table.low + self._distinct()) + 1000:
+            return table
+        return replace(table, high=self.high, rows=rows)
+
+    def _distinct(self) -> int:
+        return sum(int(seen.today_U.sum()) for seen in self.counts.seen())
+
+    def _is_compact(self) -> bool:
+        return not self.hashed and self.low <= self.high < self.low + 4 * self._distinct() + 1000
+
+    def _as_range(self, name: str, table: Table, distinct: int) -> Table:
+        low = self.low if table.low is None else table.low
+        high = self.high if table.high is None else table.high
+        if high < low:
+            remedy = "use encoding 'vocabulary' or 'hash', or give low and high"
+            raise UserError(f"tables.{name}: no integers in training to number; {remedy}")
+        rows = high - low + 1 + FIRST
+        if table.rows not in (None, rows):
+            remedy = f"{low}..{high} needs {rows}; leave rows out"
+            raise UserError(f"tables.{name}.rows: {table.rows} for encoding 'range', but {remedy}")
+        kept, min_count = distinct if table.distinct is None else table.distinct, self.counts.needed + 1
+        return replace(table, encoding="range", min_count=min_count, low=low, high=high, rows=rows, distinct=kept)
+
+
+class Fitter:
+    """Takes in a log's typed rows and gives what was fitted on those that are for training, negatives left out apart.
+
+    rows: of train, valid and test, int64 [3]; left_out: training rows left out; positives: int64 [3, labels].
+    given: what is fitted stays, except that with `grow` vocabularies and ranges get the new ids behind the old ones.
+    work: a folder for what memory should not hold. pool: its threads take a column each.
+    """
+
+    def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
+        self.given, self.grow, self._map = given, grow, pool.map if pool else map
+        schema = given.schema
+        self.rows, self.left_out = np.zeros(3, np.int64), 0
+        self.positives = np.zeros((3, len(schema.labels)), np.int64)
+        # of training: the weights of rows, and of those where a label is one
+        self._weights = {name: Statistics() for name in ("", *schema.labels)} if schema.role("weight") else {}
+        self._statistics = {name: Statistics() for name in schema.dense if schema.columns[name].transform != "missing"}
+        self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
+        wanted = [name for name, table in schema.tables.items() if self._is_wanted(name, table)]
+        memory = COUNTED_IDS // max(1, len(wanted))
+        self._ids = {name: _Ids(work / f"ids-{i}", schema.tables[name], memory) for i, name in enumerate(wanted)}
+        for name, known in given.vocabularies.items():
+            for rare in known.rare() if name in self._ids else ():
+                self._ids[name].counts.remember(*rare)
+        unfit = [n for n, c in schema.columns.items() if c.quantiles and c.boundaries is None]
+        self._values = {name: Ordered(work / f"values-{i}", np.float64) for i, name in enumerate(unfit)}
+
+    def add(self, batch: pa.RecordBatch, parts_N: Int64s, moments_2N: Int64s) -> None:
+        """Take in typed rows, with their parts and moments."""
+        self.rows += np.bincount(parts_N, minlength=len(PARTS) + 1)[: len(PARTS)]
+        self.left_out += int((parts_N == LEFT_OUT).sum())
+        for t, name in enumerate(self.given.schema.labels):
+            y_N = batch.column(name).to_numpy()
+            self.positives[:, t] += np.bincount(parts_N, y_N, minlength=4)[:3].astype(np.int64)
+        train_N = parts_N == 0
+        if train_N.any():
+            moments_2O, ordinal_N = order_of(moments_2N)
+            ordinal_N = np.where(train_N, ordinal_N, -1)
+            tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*self._statistics, *self._values)]
+            tasks += [partial(self._add_weights, label, batch, train_N) for label in self._weights]
+            tasks += [partial(self._add_ids, table, batch, ordinal_N, moments_2O) for table in self._ids]
+            list(self._map(lambda task: task(), tasks))
+
+    def state(self) -> Iterator[tuple[str, str, Int64s, Int64s]]:
+        """What was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
+        yield "rows", "", np.append(self.rows, self.left_out), self.positives.reshape(-1)
+        for kind, found in (("statistics", self._statistics), ("weights", self._weights)):
+            for name, moments in found.items():
+                limits = np.array([moments.low, moments.high]).view(np.int64)
+                yield kind, name, np.array([moments.count, *limits, *_limbs(moments.total)]), _limbs(moments.squares)
+        for name, values in self._values.items():
+            yield from (("values", name, run.view(np.int64), np.empty(0, np.int64)) for run in values.runs())
+        for name, ids in self._ids.items():
+            yield "range", name, np.array([ids.low, ids.high]), np.array([ids.hashed], np.int64)
+            yield from (("ids", name, entries[0], entries[1:].reshape(-1)) for entries in ids.counts.merged())
+
+    def absorb(self, kind: str, name: str, a: Int64s, b: Int64s) -> None:
+        """Take in an item of the `state` of a fitter of other rows; the order of items does not matter."""
+        if kind == "rows":
+            self.rows, self.left_out = self.rows + a[:-1], self.left_out + int(a[-1])
+            self.positives = self.positives + b.reshape(self.positives.shape)
+        elif kind in ("statistics", "weights"):
+            found = self._statistics if kind == "statistics" else self._weights
+            found[name].merge(Statistics(int(a[0]), _whole(a[3:]), _whole(b), *a[1:3].view(np.float64).tolist()))
+        elif kind == "values":
+            self._values[name].add(a.view(np.float64))
+        elif kind == "range":
+            self._ids[name].widen(int(a[0]), int(a[1]), bool(b[0]))
+        else:
+            self._ids[name].counts.add(np.vstack([a, b.reshape(3, -1)]))
+
+    def base_rates(self) -> dict[str, float]:
+        """Each label's share of ones among the training rows, by their weights where these are not all 0."""
+        if self._weights and self._weights[""].total:
+            whole = self._weights[""].total
+            return {label: float(Fraction(self._weights[label].total, whole)) for label in self.given.schema.labels}
+        labels = enumerate(self.given.schema.labels)
+        return {label: float(self.positives[0, t] / self.rows[0]) for t, label in labels}
+
+    def fitted(self) -> Fitted:
+        """What was given with what it lacked; UserError when the training part teaches nothing."""
+        self._check_labels()
+        schema = self.given.schema
+        columns, groups = self._columns()
+        found = dict(zip(self._ids, self._map(self._table, self._ids), strict=True))
+        tables = schema.tables | {name: table for name, (table, _) in found.items()}
+        tables |= {str(name): _of_buckets(columns, name) for name in self._bucketed}
+        made = {name: known for name, (_, known) in found.items() if known is not None}
+        vocabularies = {**self.given.vocabularies, **{name: known for name, (known, _) in made.items()}}
+        schema = replace(schema, columns=columns, tables=tables, groups=groups)
+        since = {name: since_2R for name, (_, since_2R) in made.items() if (since_2R > BEFORE).any()}
+        return Fitted(transforms=Transforms(schema=schema, vocabularies=vocabularies), since=since)
+
+    def _is_wanted(self, name: str, table: Table) -> bool:
+        if name in self._bucketed:
+            return False
+        if table.encoding == "hash":
+            return None in (table.rows, table.distinct)
+        return self.grow or name not in self.given.vocabularies
+
+    def _add_numbers(self, name: str, batch: pa.RecordBatch, train_N: Bools) -> None:
+        x_N = batch.column(name).to_numpy()[train_N]
+        if name in self._statistics:
+            self._statistics[name].add(squash(x_N, self.given.schema.columns[name].transform))
+            self._statistics[name].widen(x_N)
+        else:
+            self._values[name].add(x_N[~np.isnan(x_N)] + 0.0)  # -0 becomes 0
+
+    def _add_weights(self, label: str, batch: pa.RecordBatch, train_N: Bools) -> None:
+        w_N = batch.column(str(self.given.schema.role("weight"))).to_numpy().astype(np.float64)
+        self._weights[label].add(w_N[train_N & (batch.column(label).to_numpy() == 1) if label else train_N])
+
+    def _add_ids(self, table: str, batch: pa.RecordBatch, ordinal_N: Int64s, moments_2O: Int64s) -> None:
+        for name, column in self.given.schema.columns.items():
+            if column.table != table:
+                continue
+            values = batch.column(name)
+            if column.kind == "list":
+                ordinal_M = np.repeat(ordinal_N, values.value_lengths().to_numpy())
+                self._ids[table].add(values.flatten(), ordinal_M, moments_2O)
+            else:
+                self._ids[table].add(values, ordinal_N, moments_2O)
+
+    def _table(self, name: str) -> tuple[Table, Known | None]:
+        return self._ids[name].fitted(name, self.given.schema.tables[name], self.given.vocabularies.get(name))
+
+    def _check_labels(self) -> None:
+        rows, total, split = int(self.rows[0]), int(self.rows.sum()), self.given.schema.split
+        if not rows:
+            takes = f"valid takes {split.valid} and test {split.test} by {split.by}; lower them"
+            if split.by == "file":
+                takes = "those of valid_files and test_files take all; name others for training"
+            raise UserError(f"split: no row is left for training; of {total} rows {takes}")
+        for t, label in enumerate(self.given.schema.labels):
+            ones = int(self.positives[0, t])
+            if ones in (0, rows):
+                everywhere = int(self.positives[:, t].sum()) in (0, total)
+                which = f"all {total} rows" if everywhere else f"all {rows} training rows"
+                remedy = "a model needs both outcomes; check the label's column and its `positive`"
+                raise UserError(f"label {label!r}: {which} are {1 if ones else 0}; {remedy}")
+
+    def _columns(self) -> tuple[dict[str, Column], dict[str, tuple[str, ...]]]:
+        """All columns, each numeric one that is fitted and has missing values with one beside it that tells where."""
+        columns: dict[str, Column] = {}
+        groups = dict(self.given.schema.groups)
+        for name, column in self.given.schema.columns.items():
+            columns[name] = self._column(name, column)
+            beside = missing_of(name)
+            is_new = name in self._statistics and column.low is None and column.transform != "none"
+            if is_new and self._statistics[name].count < self.rows[0] and beside not in self.given.schema.columns:
+                source = column.source or name
+                columns[beside] = Column(kind="numeric", source=source, missing=column.missing, transform="missing")
+                for group, names in groups.items():
+                    groups[group] = (*names, beside) if name in names else names
+        return columns, groups
+
+    def _column(self, name: str, column: Column) -> Column:
+        is_fitted = column.boundaries is not None or None not in (column.mean, column.std)
+        numbers = len(self._values[name]) if name in self._values else None
+        if name in self._statistics:
+            numbers = self._statistics[name].count
+        if numbers == 0 and not is_fitted:
+            raise UserError(f"columns.{name}: missing in all {self.rows[0]} training rows; make it kind 'ignore'")
+        if name in self._values:
+            assert column.quantiles is not None
+            return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles))
+        if name not in self._statistics:
+            return column
+        moments, mean, std = self._statistics[name], column.mean, column.std
+        if column.transform == "none":
+            return column
+        if column.low is None and column.high is None and numbers:
+            column = replace(column, low=moments.low, high=moments.high)
+        return replace(
+            column,
+            transform=column.transform or "standard",
+            mean=moments.mean if mean is None else mean,
+            std=moments.std if std is None else std,
+        )
+
+
+def _entries(code_M: Int64s, ordinal_M: Int64s, needed: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Codes, moments and counts [E] of occurrences: each id's first moments, until there are `needed`, and the last."""
+    size, entries = int(code_M.max()) + 1, list[Int64s]()
+    have_U = np.zeros(size, np.int64)
+    while len(code_M):
+        late_M = have_U[code_M] >= needed
+        if late_M.any():  # all that is left of these ids
+            code, last_U = code_M[late_M], np.full(size, -1)
+            np.maximum.at(last_U, code, ordinal_M[late_M])
+            seen = np.flatnonzero(last_U >= 0)
+            entries.append(np.stack([seen, last_U[seen], np.bincount(code, minlength=size)[seen]]))
+            code_M, ordinal_M = code_M[~late_M], ordinal_M[~late_M]
+        first_U = np.full(size, np.iinfo(np.int64).max)
+        np.minimum.at(first_U, code_M, ordinal_M)
+        at_M = ordinal_M == first_U[code_M]
+        count_U = np.bincount(code_M[at_M], minlength=size)
+        seen = np.flatnonzero(count_U)
+        entries.append(np.stack([seen, first_U[seen], count_U[seen]]))
+        have_U += count_U
+        code_M, ordinal_M = code_M[~at_M], ordinal_M[~at_M]
+    code_E, ordinal_E, count_E = np.concatenate(entries, axis=1)
+    return code_E, ordinal_E, count_E
+
+
+def _limbs(x: int) -> Int64s:
+    """An integer of any size as some of 64 bits."""
+    return np.frombuffer(x.to_bytes(x.bit_length() // 64 * 8 + 8, "little", signed=True), np.int64)
+
+
+def _whole(limbs: Int64s) -> int:
+    return int.from_bytes(limbs.tobytes(), "little", signed=True)
+
+
+def _of_buckets(columns: Mapping[str, Column], table: str | None) -> Table:
+    """The table of columns that are cut into buckets: as many rows as the one with most needs."""
+    most = 1 + max(len(column.boundaries or ()) for column in columns.values() if column.table == table)
+    return Table(encoding="range", low=1, high=most, rows=most + FIRST, distinct=most)

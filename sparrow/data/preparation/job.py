@@ -1,0 +1,327 @@
+"""Raw log -> prepared log: read once, fitted on the training part, transformed, cut in parts and written as Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sparrow.core.errors import UserError
+from sparrow.core.files import cannot_write, refuse_existing
+from sparrow.core.progress import Progress
+from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, pays, sha256
+from sparrow.data.logs.files import find
+from sparrow.data.logs.inference import OUTCOME, infer_log
+from sparrow.data.logs.read import Log, Repairs, open_log
+from sparrow.data.preparation.engine import Engine, Local
+from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
+from sparrow.data.preparation.workplace import workplace
+from sparrow.features.clipped import Clipped
+from sparrow.features.quantile import Ordered
+from sparrow.features.schema import Schema, Source, Split
+from sparrow.features.times import ticks_per_second
+from sparrow.features.transforms import Transforms, is_numbered, vocabulary_file, weights_of
+from sparrow.features.vocabulary import MISSING, UNKNOWN
+
+Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that its table does not know, and all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What prepare made: the folder, its fitted schema, rows and mean labels per part, and what to look at.
+
+    rows: of each part, as written; left_out: training rows that split.negatives left out; label_means: part -> label ->
+    mean, NaN for a part without rows.
+    """
+
+    out: Path
+    schema: Schema
+    rows: dict[str, int]
+    left_out: int
+    label_means: dict[str, dict[str, float]]
+    notes: tuple[str, ...]
+
+
+def prepare(
+    inputs: Sequence[str | Path] | Log,
+    out: str | Path,
+    *,
+    schema: Schema | Transforms | None = None,
+    label: str | None = None,
+    split: Split | None = None,
+    source: Source | None = None,
+    grow: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    ray: str | None = None,
+) -> Prepared:
+    """Turn raw logs into a folder to train on: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
+
+    inputs: see `open_log`; or a log, such as a `table_log`. schema: inferred when None. A Schema is obeyed; what is
+    fitted in it stays, but vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they
+    are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
+    new rows for this log's new ids, behind the old ones. label: the label's column, for inference. split, source:
+    instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress: see `Progress`.
+    ray: the address of a Ray cluster whose machines read, transform and sort, a file each at a time; "auto" for the one
+    that Ray finds, "local" for one of this machine. They must see the log and `out` under the same names. The result is
+    the same to the bit.
+
+    Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
+    is a time. Memory: about 450 MiB with `return_freed_memory`, and 48 bytes an id of the vocabularies; disk beside
+    `out`: the log's size as numbers. The folder appears at once or not at all.
+    Raises UserError for what is wrong with the log or the schema, and, with nothing left behind, when it cannot be
+    written.
+    """
+    out = Path(out)
+    given = schema if isinstance(schema, Transforms) else Transforms(schema=schema) if schema else None
+    split = split or (given.schema.split if given else Split())
+    if grow and not isinstance(schema, Transforms):
+        raise UserError("grow: there is nothing to grow; give the transforms of a prepared log or of a run (--like)")
+    with workplace(out) as (work, notes):
+        _check_out(out, overwrite)
+        logs = _logs(inputs, source or (given.schema.source if given else None), split)
+        if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
+            raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
+        given = _complete(given, logs[0], label, split)
+        try:
+            with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
+                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None), ray=ray)
+                made = job.run(work / "new", grow)
+            if out.exists():
+                out.rename(work / "old")
+            (work / "new").rename(out)
+        except BaseException as error:
+            if (work / "old").exists() and not out.exists():
+                (work / "old").rename(out)
+            if isinstance(error, OSError):
+                raise cannot_write(out, error) from error
+            raise
+    return replace(made, out=out, notes=(*notes, *made.notes))
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """One preparation. logs: one, or those of train, valid and test."""
+
+    logs: list[Log]
+    given: Transforms
+    work: Path
+    pool: Executor
+    told: Progress
+    ray: str | None
+    writers: list[PartWriter] = field(default_factory=list)
+
+    def run(self, new: Path, grow: bool) -> Prepared:
+        """Write the whole folder `new`."""
+        schema = self.given.schema
+        engine = self._engine()
+        engine.read()
+        cuts = (0, 0)
+        if schema.split.by == "time":
+            cuts = time_cuts(schema, engine.times)
+        elif schema.split.by == "file":
+            cuts = (engine.ends[0], engine.ends[1])
+        cutter = Cutter(schema=schema, cuts=cuts)
+        fitter = Fitter(self.given, self.work, grow=grow, pool=self.pool)
+        engine.fit(cutter, fitter)
+        fitted = fitter.fitted()
+        schema = replace(fitted.transforms.schema, source=self.logs[0].source)
+        fitted = replace(fitted, transforms=replace(fitted.transforms, schema=schema))
+        assert fitter.rows.sum() + fitter.left_out == engine.ends[-1]
+        new.mkdir()
+        ordered = engine.ordered(fitted, cutter, _partition(schema, engine.times) if schema.cluster else 0)
+        unknown = self._write(new, schema, ordered, int(fitter.rows.sum()))
+        fitted.transforms.save(new)
+        _write_manifest(new, schema, fitter, self.writers, unknown, engine.clipped)
+        return Prepared(
+            out=new, schema=schema, left_out=fitter.left_out,
+            rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
+            label_means=_means(fitter, float("nan")),
+            notes=(
+                *engine.notes(), *_notes(schema, fitter, unknown), *engine.clipped.notes(schema),
+                *self._group_notes(int(fitter.rows[0])),
+            ),
+        )  # fmt: skip
+
+    def _engine(self) -> Engine:
+        if self.ray is None:
+            return Local(self.given.schema, self.logs, self.work, self.told, self.pool)
+        from sparrow.data.preparation.on_ray import OnRay
+
+        return OnRay(self.given.schema, self.logs, self.work, self.told, address=self.ray)
+
+    def _group_notes(self, rows: int) -> Iterator[str]:
+        """What storing groups once is worth, of the training rows."""
+        writer = self.writers[0]
+        for group, runs in writer.runs.items():
+            factor, saved = rows / max(runs, 1), writer.saved[group]
+            how = "once" if factor >= PAYS else f"for every row, as it pays from {PAYS} on"
+            if factor >= PAYS and not pays(self.given.schema, group, factor):
+                how = "for every row in one process, where such ids are cheap to look up, and once between ranks"
+            less = f"{saved / 2**20:.1f} MiB less in train, before compression"
+            yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; unless told, looked up {how}"
+
+    def _write(self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int) -> Unknown:
+        """The parts' files; returns how many ids are unknown."""
+        numbered = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
+        unknown, rows, whole = {part: dict.fromkeys(numbered, (0, 0)) for part in PARTS}, 0, False
+        self.writers = [PartWriter(new / part, schema) for part in PARTS]
+        try:
+            for part, table in ordered:
+                self.writers[part].add(table)
+                _count_unknown(schema, table, unknown[PARTS[part]])
+                if table.num_rows:
+                    rows += table.num_rows
+                    self.told("write", rows, total)
+            whole = True
+        finally:
+            for writer in self.writers:
+                writer.close(whole=whole)
+        assert rows == total, "rows were lost while they were written"
+        return unknown
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / "manifest.json").is_file():
+        raise UserError(f"{out}: exists and is not a prepared log; choose another folder")
+    refuse_existing(out, overwrite)
+
+
+def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Split) -> list[Log]:
+    """The log, or those of train, valid and test, read alike."""
+    held_out = [split.valid_files, split.test_files]
+    by_file = split.by == "file" or (split.by is None and any(held_out))
+    if any(held_out) and not by_file:
+        raise UserError(f"split.by: {split.by!r}, but files are named for valid or test; leave one of them out")
+    if isinstance(inputs, Log):
+        if by_file:
+            raise UserError("split.by: 'file' needs a log in files; write the tables to files, or split otherwise")
+        return [inputs]
+    if not by_file:
+        return [open_log(inputs, source)]
+    if not any(held_out):
+        raise UserError("split.by: 'file', but no files are named; give valid_files or test_files")
+    groups = [find(paths) if paths else () for paths in (inputs, *held_out)]
+    elsewhere = {file.resolve() for group in groups[1:] for file in group}
+    groups[0] = tuple(file for file in groups[0] if file.resolve() not in elsewhere)
+    if not groups[0]:
+        raise UserError("inputs: every file is named for valid or test; name others for training")
+    whole = open_log([file.name for group in groups for file in group], source)
+    logs, first = [], 0
+    for group in groups:
+        last = first + len(group)
+        beginning = whole.beginning if group else None  # a log without files, but with a table, is that table
+        log = replace(whole, files=whole.files[first:last], columns=whole.columns[first:last], beginning=beginning)
+        logs.append(replace(log, rows=0, repairs=Repairs()))
+        first = last
+    return logs
+
+
+def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:
+    """What is to be fitted: the schema, inferred if need be, with its split, and checked against the log's columns."""
+    given = given or Transforms(schema=infer_log(log, label))
+    schema = given.schema
+    for name, column in schema.columns.items():
+        needed = [column.source or name, *([column.weights] if column.weights not in (None, ":") else [])]
+        for source in needed if column.kind != "ignore" else []:
+            if source not in log.types:
+                has = f"it has {', '.join(log.types)}"
+                raise UserError(f"columns.{name}: no column {source!r} in {log.name}; {has}")
+        if column.weights and weights_of(name) in schema.columns:
+            raise UserError(f"columns.{name}: its weights are kept as {weights_of(name)!r}, which is taken; rename it")
+    if not schema.labels or (label is not None and label not in schema.labels):
+        named = ", ".join(schema.labels) or None
+        raise UserError(f"label: the schema's is {named}, {label or 'one'} is needed; give a column kind = 'label'")
+    if not (schema.dense or schema.sparse):
+        raise UserError("columns: no feature to learn from; make some numeric, categorical or list")
+    by = split.by or ("file" if split.valid_files or split.test_files else "time" if schema.role("time") else "ratio")
+    if by == "time" and schema.role("time") is None:
+        raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
+    return replace(given, schema=replace(schema, split=replace(split, by=by)))
+
+
+def _partition(schema: Schema, times: Ordered) -> int:
+    """How much of the time column is a partition; 0 for all of it, or where there is no time."""
+    assert schema.cluster is not None
+    if not schema.cluster.hours or not len(times):
+        return 0
+    time, last = schema.role("time"), float(times.at([len(times) - 1])[0])
+    if not (unit := ticks_per_second(last)):
+        looks = f"column {time!r} ends with {last:g}, which is no time since 1970"
+        raise UserError(f"cluster.hours: {looks}; give the column a format, or 0 hours")
+    return max(1, int(schema.cluster.hours * 3600 * unit))
+
+
+def _write_manifest(
+    folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter], unknown: Unknown, clipped: Clipped
+) -> None:
+    """What the folder holds, and the digests of its files."""
+    vocabularies = [vocabulary_file(schema, name) for name in schema.tables if is_numbered(schema, name)]
+    manifest = {
+        "version": VERSION,
+        "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
+        "label_mean": _means(fitter, None),
+        "unknown_ids": unknown,
+        "clipped": dict(sorted(clipped.found.items())),
+        "base_rate": fitter.base_rates(),
+        "schema_sha256": sha256(folder / "schema.toml"),
+        "runs": {part: writer.runs for part, writer in zip(PARTS, writers, strict=True)},
+        "saved_bytes": {part: writer.saved for part, writer in zip(PARTS, writers, strict=True)},
+        "parts_sha256": {f"{part}/{file}": sha256(folder / part / file) for part in PARTS for file in files(schema)},
+        "vocabulary_sha256": {name: sha256(folder / name) for name in vocabularies},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _means(fitter: Fitter, nothing: Any) -> dict[str, dict[str, Any]]:
+    """Part -> label -> mean, or `nothing` for a part without rows."""
+    return {
+        part: {
+            label: float(fitter.positives[p, t] / fitter.rows[p]) if fitter.rows[p] else nothing
+            for t, label in enumerate(fitter.given.schema.labels)
+        }
+        for p, part in enumerate(PARTS)
+    }
+
+
+def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int, int]]) -> None:
+    for name, (bad, all_ids) in unknown.items():
+        values = table[name].combine_chunks()
+        ids = (values.flatten() if schema.columns[name].kind == "list" else values).to_numpy()
+        unknown[name] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != MISSING).sum())
+
+
+def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
+    """What a person should look at, a line each."""
+    for name, column in schema.columns.items():
+        if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
+            yield f"{name}: {column.note}"
+    split = schema.split
+    by = {"time": f"by time (column {schema.role('time')})", "file": "by file", "ratio": "at random"}
+    if schema.split_key:
+        by["ratio"] += f", all rows of one {schema.split_key} in one part"
+    yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
+    if split.negatives < 1:
+        text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
+        yield f"{text}, rows without a click, of which {split.negatives:g} are kept; scores are corrected for it"
+    if split.by != "file":
+        asked = {"valid": split.valid, "test": split.test}
+        for p, part in enumerate(PARTS):
+            if asked.get(part) and not fitter.rows[p]:
+                yield f"{part}: no rows, though the split asks for {asked[part]}"
+    valid = [(bad / ids, name) for name, (bad, ids) in unknown["valid"].items() if ids and bad >= 0.01 * ids]
+    if valid:
+        most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid, reverse=True)[:6])
+        yield f"ids of valid that their tables do not know: {most}{', ...' if len(valid) > 6 else ''}"
+    learn = {schema.columns[name].table for name, (bad, _) in unknown["train"].items() if bad}
+    tables = dict.fromkeys(str(schema.columns[name].table) for name in unknown["train"])
+    if never := [name for name in tables if name not in learn]:
+        most = ", ".join(never[:6]) + (", ..." if len(never) > 6 else "")
+        yield f"tables without an unknown id in training, so that the row of unknown ids never learns: {most}"

@@ -1,0 +1,236 @@
+"""Transformed rows as numpy arrays, from which batches are gathered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from sparrow.core import Batch, KeyedJagged
+from sparrow.features.runs import RUN, Column, first_equal, first_of
+from sparrow.features.schema import Schema
+from sparrow.features.transforms import weights_of
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+
+CACHED = 1 << 12  # rows that are turned from columns to rows at a time: as many as a processor's cache holds
+
+
+class _Store:
+    """Some columns of some thousand rows (or runs), put behind one another."""
+
+    def __init__(self, schema: Schema, tables: Sequence[pa.Table], columns: Sequence[str]) -> None:
+        self.count = sum(table.num_rows for table in tables)
+        self.dense = [name for name in schema.dense if name in columns]
+        self.plain = [n for n in schema.sparse if n in columns and schema.columns[n].kind != "list"]
+        self.lists = [n for n in schema.sparse if n in columns and schema.columns[n].kind == "list"]
+        self.dense_NC = np.empty((self.count, len(self.dense)), np.float32)
+        is_wide = any(table[name].type == pa.int64() for name in self.plain for table in tables)
+        self.ids_NC = np.empty((self.count, len(self.plain)), np.int64 if is_wide else np.int32)
+        pieces: dict[str, list[Array]] = {}
+        first = 0
+        for table in tables:
+            for piece in table.to_batches(max_chunksize=CACHED):
+                last = first + piece.num_rows
+                for c, name in enumerate(self.dense):
+                    self.dense_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
+                for c, name in enumerate(self.plain):
+                    self.ids_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
+                first = last
+            for name, values in _others(schema, table, self.lists):
+                pieces.setdefault(name, []).append(values)
+        self.others = {name: np.concatenate(parts) for name, parts in pieces.items()}
+        self.starts = {n: np.concatenate([[0], np.cumsum(self.others[f"{n}:lengths"])]) for n in self.lists if pieces}
+
+    def contents(self) -> list[Column]:
+        """Every column, as `first_equal` takes them."""
+        plain = [self.ids_NC[:, c] for c in range(len(self.plain))]
+        numbers = [self.dense_NC[:, c].view(np.int32) for c in range(len(self.dense))]
+        found: list[Column] = [(values, None) for values in (*plain, *numbers)]
+        for name in self.lists:
+            found.append((self.others[name], self.starts[name]))
+            if weights_of(name) in self.others:
+                found.append((self.others[weights_of(name)].view(np.int32), self.starts[name]))
+        return found
+
+
+class Rows:
+    """Some thousand rows that `transform` made and a part's files hold, from which batches are gathered.
+
+    pieces: of each row group, group -> table, None for the columns of no group. Groups are stored once for each run.
+    unique: whether a batch has their equal rows once, with the inverse index (an IKJT, arXiv 2211.05239), else they are
+    repeated.
+    """
+
+    def __init__(
+        self, schema: Schema, pieces: Iterable[Mapping[str | None, pa.Table]], unique: Collection[str] = ()
+    ) -> None:
+        self._schema = schema
+        tables = list(pieces)
+        self._rows = _Store(schema, [piece[None] for piece in tables], _names(tables, None))
+        self._roles = _roles(schema, [piece[None] for piece in tables])
+        self._groups: dict[str, _Store] = {}
+        self._run_N: dict[str, Int64s] = {}  # of each row
+        self._first_R: dict[str, Int64s] = {}  # the first run that equals each
+        for group in schema.groups if tables else ():
+            if group in tables[0]:
+                runs = [piece[group] for piece in tables]
+                store = self._groups[group] = _Store(schema, runs, _names(tables, group))
+                lengths = np.concatenate([run[RUN].to_numpy() for run in runs])
+                self._run_N[group] = np.repeat(np.arange(store.count), lengths)
+                if group in unique:
+                    self._first_R[group] = first_equal(store.contents(), store.count)
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    def column(self, name: str) -> Array:
+        """A role's numbers [N]: label, weight, group, session or time."""
+        return self._roles[name]
+
+    def batch(self, at: Int64s) -> Batch:
+        """The rows at these places [B], in this order."""
+        sources = [(self._rows, at)]
+        inverse: dict[tuple[str, ...], torch.Tensor] = {}
+        dense_BC = self._rows.dense_NC[at]
+        if len(self._groups):
+            dense_BC = np.empty((len(at), len(self._schema.dense)), np.float32)
+            self._fill(dense_BC, self._rows, at)
+        for group, store in self._groups.items():
+            run_B = self._run_N[group][at]
+            self._fill(dense_BC, store, run_B)
+            keys = tuple(name for name in self._schema.sparse if name in (*store.plain, *store.lists))
+            if group in self._first_R and keys:
+                first_U, inverse_B = _unique(self._first_R[group][run_B], store.count)
+                sources.append((store, first_U))
+                inverse[keys] = torch.from_numpy(inverse_B)
+            else:
+                sources.append((store, run_B))
+        roles = {
+            kind: torch.from_numpy(self._roles[kind][at])
+            for kind in ("label", "weight", "group")
+            if kind in self._roles
+        }
+        return Batch(
+            dense_BC=torch.from_numpy(dense_BC), ids=self._ids(sources, inverse), labels_BT=roles.get("label"),
+            weights_B=roles.get("weight"), session_B=roles.get("group"),
+        )  # fmt: skip
+
+    def _fill(self, dense_BC: Array, store: _Store, at: Int64s) -> None:
+        for c, name in enumerate(store.dense):
+            dense_BC[:, self._schema.dense.index(name)] = store.dense_NC[at, c]
+
+    def _ids(
+        self, sources: Sequence[tuple[_Store, Int64s]], inverse: Mapping[tuple[str, ...], torch.Tensor]
+    ) -> KeyedJagged:
+        """The id features of rows of stores."""
+        any_weights = any(c.weights for c in self._schema.columns.values())
+        found: dict[str, tuple[Array, Array, Array | None]] = {}
+        whole: Array | None = None
+        for store, at in sources:
+            ids_CB = store.ids_NC[at].T.astype(np.int64, order="C")
+            ones = np.ones(len(at), np.int64)
+            found |= {name: (ids_CB[c], ones, None) for c, name in enumerate(store.plain)}
+            whole = ids_CB
+            for name in store.lists:
+                lengths = store.others[f"{name}:lengths"][at]
+                places = np.repeat(store.starts[name][at] - np.cumsum(lengths) + lengths, lengths)
+                places += np.arange(len(places))
+                weights = store.others.get(weights_of(name))
+                values = store.others[name][places].astype(np.int64, copy=False)
+                found[name] = (values, lengths, None if weights is None else weights[places])
+        each = [found[name] for name in self._schema.sparse]
+        values = [v for v, _, _ in each]
+        if whole is not None and len(sources) == 1 and len(whole) == len(values):
+            values = [whole.reshape(-1)]  # as it is
+        weights_M = [np.ones(len(v), np.float32) if w is None else w for v, _, w in each] if any_weights else []
+        return KeyedJagged(
+            keys=self._schema.sparse,
+            values_N=_joined(values, np.int64),
+            lengths=_joined([lengths for _, lengths, _ in each], np.int64),
+            weights_N=_joined(weights_M, np.float32) if any_weights else None,
+            inverse_B=inverse,
+            rows=tuple(len(lengths) for _, lengths, _ in each) if inverse else None,
+        )
+
+
+def _unique(first_B: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Distinct numbers below `count` in the order in which they first occur [U], and which of them each one is [B]."""
+    earliest_B = first_of(first_B, count)
+    new_B = earliest_B == np.arange(len(first_B))
+    return first_B[new_B], (np.cumsum(new_B) - 1)[earliest_B]
+
+
+def batches(schema: Schema, table: pa.Table, batch_size: int) -> Iterator[Batch]:
+    """Batches of a table that `transform` made, in order; the last one may be shorter."""
+    rows, count = Rows(schema, [{None: table}]), table.num_rows
+    return (rows.batch(np.arange(low, min(low + batch_size, count))) for low in range(0, count, batch_size))
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """The samples of some batches as one; what is unique in each stays in the order of the batches."""
+    if len(parts) == 1:
+        return parts[0]
+    first, each = parts[0], [part.ids[key] for key in parts[0].ids.keys for part in parts]
+    inverse: dict[tuple[str, ...], torch.Tensor] = {}
+    for group in first.ids.inverse_B:
+        before = itertools.accumulate((part.ids.stored(group[0]) for part in parts), initial=0)
+        inverse[group] = torch.cat([p.ids.inverse_B[group] + n for p, n in zip(parts, before, strict=False)])
+    return Batch(
+        dense_BC=torch.cat([part.dense_BC for part in parts]),
+        ids=KeyedJagged(
+            keys=first.ids.keys,
+            values_N=torch.cat([ids.values_N for ids in each] or [first.ids.values_N]),
+            lengths=torch.cat([ids.lengths_B for ids in each] or [first.ids.values_N]),
+            weights_N=_cat([ids.weights_N for ids in each]),
+            inverse_B=inverse,
+            rows=tuple(sum(p.ids.stored(key) for p in parts) for key in first.ids.keys) if inverse else None,
+        ),
+        labels_BT=_cat([part.labels_BT for part in parts]),
+        weights_B=_cat([part.weights_B for part in parts]),
+        session_B=_cat([part.session_B for part in parts]),
+    )
+
+
+def _cat(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None
+
+
+def _joined(parts: Sequence[Array], kind: type[np.generic]) -> torch.Tensor:
+    whole = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, kind), *parts])
+    return torch.from_numpy(whole)
+
+
+def _names(pieces: Sequence[Mapping[str | None, pa.Table]], group: str | None) -> Sequence[str]:
+    return pieces[0][group].column_names if pieces else ()
+
+
+def _others(schema: Schema, table: pa.Table, lists: Sequence[str]) -> Iterator[tuple[str, Array]]:
+    """Lists as values and lengths, and their weights."""
+    for name in lists:
+        yield name, pc.list_flatten(table[name]).to_numpy()
+        yield f"{name}:lengths", pc.list_value_length(table[name]).to_numpy().astype(np.int64)
+        if schema.columns[name].weights:
+            yield weights_of(name), pc.list_flatten(table[weights_of(name)]).to_numpy()
+
+
+def _roles(schema: Schema, tables: Sequence[pa.Table]) -> dict[str, Array]:
+    """What rows are by their roles, where the tables have it."""
+    names = tables[0].column_names if tables else ()
+    found = {}
+    for kind in ("weight", "group", "session", "time"):
+        role = schema.role(kind)
+        if role is not None and role in names:
+            found[kind] = np.concatenate([table[role].to_numpy() for table in tables])
+    if schema.labels and all(name in names for name in schema.labels):
+        labels = [[table[name].to_numpy() for name in schema.labels] for table in tables]
+        found["label"] = np.concatenate([np.stack(of_table, axis=1) for of_table in labels])
+    return found

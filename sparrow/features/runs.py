@@ -1,0 +1,100 @@
+"""Runs of equal rows: where they begin, and which of them are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+RUN = ":rows"  # how many rows a run has: a separator of ours, so that no column of a log is named so
+Column = tuple[Array, Int64s | None]
+"""Integers [N]; or those of lists [M], and where each list begins and the last one ends [N + 1]."""
+
+
+def mixed(x: Array) -> UInt64s:
+    """Another number for each int64 or uint64, which looks random (SplitMix64's finalizer, a bijection)."""
+    x = x.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def bits(column: pa.ChunkedArray | pa.Array) -> Column:
+    """A column's numbers as integers of their bits."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    starts = None
+    if pa.types.is_large_list(array.type):
+        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        starts, array = np.concatenate([[0], np.cumsum(lengths)]), array.flatten()
+    values = array.to_numpy(zero_copy_only=False)
+    return values.view(f"i{values.itemsize}"), starts
+
+
+def begins(columns: Sequence[Column], rows: int) -> npt.NDArray[np.bool_]:
+    """Where rows [N] differ from the one before in a column, number by number; the first one does."""
+    differs = np.zeros(rows, np.bool_)
+    differs[:1] = True
+    for values, starts in columns:
+        if starts is None:
+            differs[1:] |= values[1:] != values[:-1]
+            continue
+        lengths = np.diff(starts)
+        differs[1:] |= lengths[1:] != lengths[:-1]
+        row_M = np.repeat(np.arange(rows), lengths)
+        here = np.flatnonzero(~differs[row_M])  # of rows as long as the one before, whose numbers lie just before
+        differs[row_M[here[values[here] != values[here - lengths[row_M[here]]]]]] = True
+    return differs
+
+
+def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
+    """A number for each row [N], the same for equal rows and hardly ever for others."""
+    prints = np.zeros(rows, np.uint64)
+    for values, starts in columns:
+        if starts is None:
+            prints = mixed(prints ^ mixed(values.astype(np.int64)))
+            continue
+        lengths = np.diff(starts)
+        place = np.arange(len(values)) - np.repeat(starts[:-1], lengths)
+        factors = mixed(np.arange(-lengths.max(initial=0), 0)) | np.uint64(1)  # odd: one other number is another sum
+        each = np.append(np.uint64(0), np.cumsum(factors[place] * values.astype(np.uint64)))
+        prints = mixed(prints ^ (each[starts[1:]] - each[starts[:-1]]) ^ mixed(lengths))
+    return prints
+
+
+def first_of(numbers_N: Array, count: int) -> Int64s:
+    """For each of some numbers [N] below `count` the place where it first occurs."""
+    at_N, first = np.arange(len(numbers_N)), np.empty(count, np.int64)
+    first[numbers_N[::-1]] = at_N[::-1]  # of equal ones the last assignment stays
+    return first[numbers_N]
+
+
+def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
+    """For each row [N] the first one that equals it.
+
+    Found by fingerprint and then compared number by number; one of another content with the same fingerprint as an
+    earlier row's stands for itself.
+    """
+    coded = pa.array(fingerprints(columns, rows)).dictionary_encode()
+    found = first_of(coded.indices.to_numpy(), len(coded.dictionary))
+    again = np.flatnonzero(found != np.arange(rows))
+    for values, starts in columns:
+        earlier = found[again]
+        if starts is None:
+            same = values[again] == values[earlier]
+        else:
+            lengths = np.diff(starts)
+            same = lengths[again] == lengths[earlier]
+            counts = np.where(same, lengths[again], 0)
+            place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            here, there = (np.repeat(starts[of], counts) + place for of in (again, earlier))
+            same[np.repeat(np.arange(len(again)), counts)[values[here] != values[there]]] = False
+        found[again[~same]] = again[~same]
+        again = again[same]
+    return found

@@ -1,0 +1,361 @@
+"""Raw columns -> what the model is fed: the same two steps when a log is prepared and when a request is served.
+
+`typed` makes of raw columns what their kinds say, and needs nothing fitted. `Transforms` holds what was fitted and
+makes the model's numbers and ids of typed columns.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.features.clipped import Clipped
+from sparrow.features.hashing import hash_ids
+from sparrow.features.ids import as_ids, as_lists, is_text
+from sparrow.features.numeric import as_numbers, without
+from sparrow.features.numeric import transform as transform_numbers
+from sparrow.features.quantile import bucketize
+from sparrow.features.schema import ROLES, Column, Schema, missing_of
+from sparrow.features.times import as_times
+from sparrow.features.vocabulary import FIRST, MISSING, Range, Vocabulary
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
+REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Transforms:
+    """What turns raw rows into a model's: a fitted schema, and which ids each table knows that numbers them."""
+
+    schema: Schema
+    vocabularies: Mapping[str, Vocabulary | Range] = field(default_factory=dict)
+
+    def transform(
+        self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
+    ) -> pa.Table:
+        """Raw rows [N] -> a table [N] of feature columns in the schema's order.
+
+        label, weight, baseline and numeric columns become float32, time, group, session and hashed columns int64, other
+        categorical ones int32; lists are large lists of the same, and a list with weights has these in a column beside
+        it, named by `weights_of`. training: every column must be there and every label known; else only features
+        must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors. clipped: counts the
+        numbers beyond training's range.
+        Raises UserError for an absent column and for a value that does not fit its kind, naming column and row.
+        """
+        return self.encoded(typed(self.schema, batch, training=training, row0=row0), row0=row0, clipped=clipped)
+
+    def encoded(
+        self, batch: pa.RecordBatch, pool: Executor | None = None, row0: int = 0, clipped: Clipped | None = None
+    ) -> pa.Table:
+        """What `transform` gives, of rows that are typed. pool: its threads take a column each."""
+        work = {}
+        for name, values in zip(batch.schema.names, batch.columns, strict=True):
+            work[name] = values
+            beside = self.schema.columns.get(missing_of(name))
+            if beside is not None and beside.transform == "missing":  # else the log has a column of that name
+                work[missing_of(name)] = values
+            if clipped is not None and name in self.schema.dense:
+                clipped.add(name, self.schema.columns[name], _numpy(values), row0)
+        done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
+        return pa.table(dict(zip(work, done, strict=True)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write schema.toml and vocabulary/, of a file for each table that has one, instead of those in `folder`."""
+        folder = Path(folder)
+        shutil.rmtree(folder / "vocabulary", ignore_errors=True)
+        for name, vocabulary in self.vocabularies.items():
+            path = folder / vocabulary_file(self.schema, name)
+            path.parent.mkdir(exist_ok=True)
+            vocabulary.save(path)
+        self.schema.save(folder / "schema.toml")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Transforms:
+        """Read what `save` wrote: the folder of a prepared log or of a run. UserError when it is not whole."""
+        folder = Path(folder)
+        schema = Schema.load(folder / "schema.toml")
+        vocabularies: dict[str, Vocabulary | Range] = {}
+        for name, table in schema.tables.items():
+            path = folder / vocabulary_file(schema, name)
+            if table.encoding == "vocabulary":
+                vocabularies[name] = found = Vocabulary.load(path)
+                fits = (found.rows, found.digest) == (table.rows, table.digest)
+            elif is_numbered(schema, name):
+                vocabularies[name] = integers = Range.load(path, table.low or 0)
+                fits = len(integers.counts_I) + FIRST == table.rows
+            else:
+                continue
+            if not fits:
+                raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
+        return cls(schema=schema, vocabularies=vocabularies)
+
+    def _encoded(self, name: str, values: pa.Array) -> pa.Array:
+        column = self.schema.columns.get(name)
+        if column is None:  # the weights of a list
+            return values
+        if column.kind == "numeric":
+            kind = column.transform
+            if kind not in ("none", "missing") and (column.mean is None or column.std is None):
+                raise UserError(f"columns.{name}.mean: not fitted; {REFIT}")
+            limits = column.low, column.high
+            return pa.array(transform_numbers(_numpy(values), kind, column.mean, column.std, *limits))
+        if column.quantiles:
+            if column.boundaries is None:
+                raise UserError(f"columns.{name}.boundaries: not fitted; {REFIT}")
+            bucket_N = bucketize(_numpy(values), column.boundaries)
+            return pa.array(np.where(bucket_N, bucket_N - 1 + FIRST, MISSING).astype(np.int32))
+        if column.kind == "categorical":
+            return pa.array(self._rows(str(column.table), values))
+        if column.kind == "list":
+            rows = pa.array(self._rows(str(column.table), values.values))
+            return pa.LargeListArray.from_arrays(values.offsets, rows)
+        return values
+
+    def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
+        """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
+        table, distinct = self.schema.tables[name], coded.dictionary
+        if table.encoding in ("range", "vocabulary") and name in self.vocabularies:
+            is_range = table.encoding == "range"
+            rows_U = self.vocabularies[name].rows_of(_numpy(distinct) if is_range else hashes(distinct))
+        elif table.encoding == "hash":
+            rows_U = hashes(distinct)
+        else:
+            raise UserError(f"tables.{name}: not fitted; {REFIT}")
+        narrow = table.encoding != "hash" and (table.rows or 0) < 2**31
+        rows_U = np.append(rows_U, MISSING).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
+        return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
+
+
+def typed(
+    schema: Schema,
+    batch: pa.RecordBatch | pa.Table,
+    *,
+    training: bool,
+    row0: int = 0,
+    integers: Collection[str] = (),
+    pool: Executor | None = None,
+) -> pa.RecordBatch:
+    """Raw rows [N] as their kinds say, each column in one piece; arguments and errors are those of `transform`.
+
+    Numeric columns become float64, missing ones NaN. Ids are coded: a dictionary array, whose distinct values are
+    integers (int64) or hashes (uint64). integers: columns of text to be taken for integers; NotIntegersError when one
+    is not. pool: its threads take a column each.
+    """
+    names = []
+    for name, column in schema.columns.items():
+        optional = not training and column.kind in ROLES
+        is_made = column.kind == "ignore" or column.transform == "missing"  # the latter of the column that it tells of
+        if not is_made and not (optional and (column.source or name) not in batch.schema.names):
+            names.append(name)
+
+    def convert(name: str) -> dict[str, pa.Array]:
+        return _typed(schema, batch, name, training, row0, name in integers)
+
+    columns: dict[str, pa.Array] = {}
+    for made in (pool.map if pool else map)(convert, names):
+        columns |= made
+    return pa.RecordBatch.from_pydict(columns)
+
+
+class NotIntegersError(Exception):
+    """A column of text holds something else than integers as a computer writes them."""
+
+
+def weights_of(name: str) -> str:
+    """The prepared column with the weights of a list."""
+    return f"{name}:weights"
+
+
+def is_numbered(schema: Schema, table: str) -> bool:
+    """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
+    bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
+    return schema.tables[table].encoding in ("vocabulary", "range") and not bucketed
+
+
+def vocabulary_file(schema: Schema, table: str) -> str:
+    """The ids that a table knows, in the folder of the schema; numbered, as names can be anything."""
+    place = list(schema.tables).index(table)
+    return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
+
+
+def hashes(distinct: pa.Array) -> Int64s:
+    """Hashes int64 [U] of distinct ids, integers or hashes already."""
+    return _numpy(distinct).view(np.int64) if distinct.type == pa.uint64() else hash_ids(distinct)
+
+
+def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
+    """A feature's raw column in one piece; UserError with what there is, when it is absent."""
+    if source not in batch.schema.names:
+        has = suggest(source, batch.schema.names)
+        raise UserError(f"columns.{name}: no column {source!r} in the log{has}")
+    values = batch.column(source)
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: int) -> Floats:
+    """0/1 labels float64 [N] of a raw column, missing ones NaN (UserError when training)."""
+    if column.positive is not None and not _is_number(raw.type):
+        raw = pc.equal(raw.cast(pa.string()), column.positive)
+    elif not (_is_number(raw.type) or pa.types.is_boolean(raw.type) or pa.types.is_null(raw.type)):
+        remedy = f"set columns.{name}.positive to the value that counts as 1"
+        raise UserError(f"label {name!r}: {raw.type} where 0 and 1 are needed; {remedy}")
+    y_N = as_numbers(raw, name, row0)
+    if column.threshold is not None:
+        y_N = np.where(np.isnan(y_N), np.nan, y_N >= column.threshold)
+    elif column.positive is not None and _is_number(raw.type):
+        y_N = np.where(np.isnan(y_N), np.nan, y_N == _number(column.positive, name))
+    missing = np.flatnonzero(np.isnan(y_N))
+    if training and len(missing):
+        raise UserError(f"label {name!r}, row {row0 + missing[0]}: missing; leave rows without a label out of the log")
+    bad = np.flatnonzero(~((y_N == 0) | (y_N == 1) | np.isnan(y_N)))
+    if len(bad):
+        remedy = f"labels are 0 and 1; for others set columns.{name}.positive to the value that counts as 1"
+        raise UserError(f"label {name!r}, row {row0 + bad[0]}: {y_N[bad[0]]:g}; {remedy}, or .threshold to the least")
+    return y_N
+
+
+def _typed(
+    schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, training: bool, row0: int, integers: bool
+) -> dict[str, pa.Array]:
+    column = schema.columns[name]
+    raw = raw_column(batch, name, column.source or name)
+    if column.missing:
+        raw = without(raw, column.missing)
+    if column.kind == "label":
+        return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
+    if column.kind == "weight":
+        return {name: pa.array(_weights(raw, name, row0).astype(np.float32))}
+    if column.kind == "baseline":
+        return {name: pa.array(_probabilities(raw, name, row0).astype(np.float32))}
+    if column.kind == "time":
+        return {name: pa.array(as_times(raw, name, row0, column.format))}
+    if column.kind in ("group", "session"):
+        ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
+        ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
+        return {name: pa.array(ids_N)}
+    if column.kind == "numeric" or column.quantiles:
+        return {name: pa.array(as_numbers(raw, name, row0))}
+    table = schema.tables[str(column.table)]
+    hashed = not integers and table.encoding != "range" and _is_hashed(raw.type)
+    if column.kind == "categorical":
+        ids = as_ids(raw, name, lambda i: row0 + i)
+        return {name: _coded(ids, name, hashed=hashed, strict=integers)}
+    sources = [raw]
+    if column.weights not in (None, ":"):
+        sources.append(raw_column(batch, name, str(column.weights)))
+    begins_N = np.logical_or.reduce([_begins(source) for source in sources])
+    first_R = np.flatnonzero(begins_N)
+    if WORTH * len(first_R) > len(raw):
+        return _typed_lists(column, name, sources, hashed, lambda i: row0 + i)
+    once = [source.take(pa.array(first_R)) for source in sources]
+    lists = _typed_lists(column, name, once, hashed, lambda i: row0 + int(first_R[i]))
+    run_N = pa.array(np.cumsum(begins_N) - 1)
+    return {each: values.take(run_N) for each, values in lists.items()}
+
+
+def _begins(raw: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where text [N] differs from the one before; everywhere in what is not text, and converted as fast as compared."""
+    begins_N = np.ones(len(raw), np.bool_)
+    if is_text(raw.type) and len(raw):
+        one, other = raw.slice(1), raw.slice(0, len(raw) - 1)
+        missing = pc.and_(one.is_null(), other.is_null())
+        begins_N[1:] = ~pc.or_(pc.equal(one, other).fill_null(False), missing).to_numpy(zero_copy_only=False)
+    return begins_N
+
+
+def _typed_lists(
+    column: Column, name: str, sources: Sequence[pa.Array], hashed: bool, row_of: Callable[[int], int]
+) -> dict[str, pa.Array]:
+    """The lists, and their weights beside them. sources: the raw lists, and weights that have a column."""
+    raw, weights = sources[0], sources[1] if len(sources) > 1 else column.weights
+    ids, offsets, w_M = as_lists(raw, name, row_of, column.max_length, column.separator, weights)
+    lists = {name: pa.LargeListArray.from_arrays(offsets, _coded(ids, name, hashed=hashed, strict=False))}
+    if w_M is not None:
+        lists[weights_of(name)] = pa.LargeListArray.from_arrays(offsets, pa.array(w_M))
+    return lists
+
+
+def _is_hashed(kind: pa.DataType) -> bool:
+    """Whether ids of a raw type can be other than int64 in some batch, so that only their hashes are alike."""
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+        return _is_hashed(kind.value_type)
+    wide = kind == pa.uint64() or pa.types.is_decimal(kind)
+    return wide or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
+
+
+def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.DictionaryArray:
+    """Ids as an array of each distinct one, int64 or, hashed, uint64, and int32 places in it.
+
+    strict: NotIntegersError for text that is not what an integer's own text would be.
+    """
+    coded = ids.dictionary_encode()
+    distinct = coded.dictionary
+    if hashed:
+        distinct = pa.array(hash_ids(distinct).view(np.uint64))
+    elif is_text(distinct.type):
+        numbers = _integers(distinct, name, strict)
+        if strict and not numbers.cast(distinct.type).equals(distinct):
+            raise NotIntegersError(name)
+        distinct = numbers
+    return pa.DictionaryArray.from_arrays(coded.indices, distinct)
+
+
+def _integers(texts: pa.Array, name: str, strict: bool) -> pa.Array:
+    long = pc.match_substring_regex(texts, r"^-?\d{19,}$")  # those beyond int64 become its ends: beyond any range too
+    if not strict and pc.any(long).as_py():
+        ends = [str(min(max(int(text), -(2**63)), 2**63 - 1)) for text in texts.filter(long).to_pylist()]
+        texts = pc.replace_with_mask(texts, long, pa.array(ends, texts.type))
+    try:
+        return texts.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        if strict:
+            raise NotIntegersError(name) from None
+        remedy = "prepare the log with encoding = 'vocabulary' or 'hash' for its table"
+        raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
+
+
+def _weights(raw: pa.Array, name: str, row0: int) -> Floats:
+    w_N = as_numbers(raw, name, row0)
+    bad = np.flatnonzero(~(w_N >= 0))
+    if len(bad):
+        raise UserError(
+            f"weight {name!r}, row {row0 + bad[0]}: {w_N[bad[0]]:g}; weights are 0 or more and never missing"
+        )
+    return w_N
+
+
+def _probabilities(raw: pa.Array, name: str, row0: int) -> Floats:
+    p_N = as_numbers(raw, name, row0)
+    bad = np.flatnonzero(~((p_N >= 0) & (p_N <= 1)))
+    if len(bad):
+        raise UserError(f"baseline {name!r}, row {row0 + bad[0]}: {p_N[bad[0]]:g}; probabilities lie in 0..1")
+    return p_N
+
+
+def _numpy(values: pa.Array) -> npt.NDArray[Any]:
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"columns.{name}.positive: {text!r} is not a number, as the label is; mend it") from None

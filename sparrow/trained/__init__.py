@@ -1,0 +1,1 @@
+"""A run's directory -> the model that it trained, and its scores. Training and serving both stand on it."""

@@ -1,0 +1,137 @@
+"""A run's settings and a log's schema -> the model; what of it a checkpoint holds, and how it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparrow.checkpoint import Checkpoint
+from sparrow.core import Batch
+from sparrow.core.config import Family, flatten, to_dict
+from sparrow.core.errors import UserError
+from sparrow.embeddings import EmbeddingTables, unallocated
+from sparrow.features.schema import Schema
+from sparrow.layers import computing
+from sparrow.losses import probabilities
+from sparrow.models import Offset
+from sparrow.sharding import ShardedTables
+from sparrow.trained.run import Run
+
+AnyTables = EmbeddingTables | ShardedTables
+
+
+def identity(run: Run, schema: Schema) -> dict[str, Any]:
+    """What makes two models the same model: a checkpoint of one fits the other."""
+    return {
+        "model": {"name": Family("sparrow.models").name_of(run.model), **to_dict(run.model)},
+        "tables": {name: {"rows": t.rows, "encoding": t.encoding} for name, t in schema.tables.items()},
+        "features": {name: schema.columns[name].table for name in schema.sparse},
+        "dense columns": list(schema.dense),
+        "table rule": Family("sparrow.kernels.rules").name_of(run.tables),
+        "dense optimizer": Family("sparrow.optimizers").name_of(run.dense),
+    }
+
+
+def check_schema(trained: Schema, log: Schema, place: Path) -> None:
+    """UserError when a log was prepared with other columns or fitted values than a run was trained with."""
+    ours, theirs = _fitted(trained), _fitted(log)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise UserError(
+                f"{place}: prepared with another schema: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} in "
+                "the run; prepare the log with --like RUN_DIR"
+            )
+
+
+def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = None) -> Any:
+    """The untrained model on the run's device, its offset 0; UserError when it does not fit into memory.
+
+    shard: puts others in the place of its tables, which then have no memory of their own.
+    """
+    with within_memory(run.device):
+        with nullcontext() if shard is None else unallocated():
+            model = Offset(run.model.build(schema, run.tables, run.seed), schema)
+        if shard is not None:
+            shard(model)
+        return model.to(run.device)
+
+
+@contextmanager
+def within_memory(device: str) -> Iterator[None]:
+    """UserError for a model that asks the device for more memory than it has."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error).lower() and "allocate" not in str(error) and "overflow" not in str(error):
+            raise
+        raise UserError(
+            f"model: it does not fit into the memory of {device}; lower model.dim, other sizes of the model or the "
+            "rows of the tables"
+        ) from None
+
+
+def tables_of(model: nn.Module) -> list[AnyTables]:
+    """The model's embedding tables."""
+    found: list[AnyTables] = []
+    for child in model.children():
+        found += [child] if isinstance(child, EmbeddingTables | ShardedTables) else tables_of(child)
+    return found
+
+
+def of_whole_log(scores: torch.Tensor, kept: float) -> torch.Tensor:
+    """Probabilities of a model that saw a share `kept` of the negatives, as they are where all negatives are.
+
+    p / (p + (1 - p) / kept) (He et al., ADKDD 2014, section 6.3).
+    """
+    return scores / (scores + (1 - scores) / kept) if kept < 1 else scores
+
+
+def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
+    """Batch -> click probabilities [B, T] of the whole log, in the run's precision."""
+    kept, device = schema.split.negatives, torch.device(run.device)
+
+    def score(batch: Batch) -> torch.Tensor:
+        with computing(run.precision, device):
+            scores_BT = probabilities(model(batch))
+        return of_whole_log(scores_BT, kept)
+
+    return score
+
+
+def load_weights(model: nn.Module, saved: Checkpoint) -> None:
+    """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
+    model.load_state_dict(saved.part("dense"))
+    records = [record for tables in tables_of(model) for record in tables.all_records()]
+    missing = {record.name: record.weight.numel() for record in records}
+    for chunk in saved.chunks([record.place for record in records]):
+        for record in records:
+            if record.spec.name == chunk.table:
+                missing[record.name] -= record.load_chunk(chunk)
+    for name, numbers in missing.items():
+        if numbers:
+            raise UserError(
+                f"{saved.path}: damaged checkpoint (table {name!r} lacks {numbers} numbers); delete the folder"
+            )
+    for tables in tables_of(model):
+        tables.changed()
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+    """The state of the dense optimizer from a checkpoint."""
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for key, value in saved.part("optimizer").items():
+        index, name = key.split(".", 1)
+        state["state"].setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict(state)
+
+
+def _fitted(schema: Schema) -> dict[str, Any]:
+    whole = to_dict(schema)
+    found = flatten({"columns": whole["columns"], "tables": whole["tables"]})
+    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in ("note", "distinct")}

@@ -1,0 +1,112 @@
+"""A run directory -> the model it trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from sparrow import checkpoint
+from sparrow.core import Batch
+from sparrow.core.config import Family
+from sparrow.core.errors import UserError
+from sparrow.features.clipped import Clipped
+from sparrow.features.rows import batches
+from sparrow.features.schema import ROLES, Schema
+from sparrow.features.transforms import Transforms
+from sparrow.trained.build import build, identity, load_weights, scoring, tables_of
+from sparrow.trained.run import Run
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A trained model, ready to score, with what it was trained from."""
+
+    model: Any  # nn.Module and sparrow.models.Model at once, which the type system cannot say
+    run: Run
+    transforms: Transforms
+    step: int
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns mean."""
+        return self.transforms.schema
+
+    def score_rows(
+        self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
+    ) -> Floats:
+        """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
+        columns = self.schema.columns
+        features = (*self.schema.dense, *self.schema.sparse)
+        read = {source for n in features for source in (columns[n].source or n, columns[n].weights)}
+        roles = {columns[n].source or n for n in self.schema.of_kind(*ROLES)}
+        rows = rows.select([n for n in rows.schema.names if n in read or n not in roles])  # labels may be anything
+        table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
+        scores = [torch.empty(0, len(self.schema.labels) or 1)]
+        for i, batch in enumerate(batches(self.schema, table, batch_size)):
+            scores.append(self.scores(batch, row0 + i * batch_size))
+        return torch.cat(scores).numpy()
+
+    @torch.no_grad()
+    def scores(self, batch: Batch, row0: int = 0) -> torch.Tensor:
+        """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite.
+
+        row0: the first row's number in the log, for errors.
+        """
+        score = scoring(self.model, self.run, self.schema)
+        scores = score(batch.to(self.run.device)).cpu()
+        for tables in tables_of(self.model):
+            tables.raise_bad_ids()
+        bad = (~torch.isfinite(scores)).any(1).nonzero()[:, 0].tolist()
+        if bad:
+            name, largest = self._largest(batch, bad[0])
+            raise UserError(
+                f"row {row0 + bad[0]}: its score and {len(bad) - 1} others are not finite; the largest number there is "
+                f"{name} = {largest:g}: mend it, or, if it is an ordinary one, use an earlier --checkpoint than step "
+                f"{self.step}, where the model diverged"
+            )
+        return scores
+
+    def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
+        """The feature of a row that has the number farthest from 0, of those the model read, and that number."""
+        numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
+        for name in batch.ids.keys:
+            one = batch.ids[name].expanded()
+            if one.weights_N is not None:
+                weights = one.weights_N[one.offsets_B1[row] : one.offsets_B1[row + 1]].tolist()
+                numbers[f"the weights of {name}"] = max(weights, key=abs, default=0.0)
+        return max(numbers.items(), key=lambda item: abs(item[1]))
+
+    @property
+    def name(self) -> str:
+        """The model's name in a run file."""
+        return Family("sparrow.models").name_of(self.run.model)
+
+
+def restore(run_dir: str | Path, *, which: str = "best", device: str | None = None) -> Restored:
+    """Rebuild the model of a run directory from its config and safetensors; nothing from disk is executed.
+
+    which: "best" (by the run's monitor, else the last), "last", or a step number. Raises UserError.
+    """
+    run_dir = Path(run_dir)
+    if not (run_dir / "run.toml").exists():
+        raise UserError(f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow train` job")
+    run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
+    transforms = Transforms.load(run_dir)
+    schema = transforms.schema
+    directory = run_dir / "checkpoints"
+    if which not in ("best", "last") and not which.isdigit():
+        raise UserError(f"checkpoint: {which!r} is not 'best', 'last' or a step number; use one of them")
+    step = int(which) if which.isdigit() else checkpoint.latest(directory, best=which == "best")
+    saved = checkpoint.load(directory, step)
+    saved.check(identity(run, schema))
+    model = build(run, schema)
+    load_weights(model, saved)
+    return Restored(model=model.eval(), run=run, transforms=transforms, step=saved.step)

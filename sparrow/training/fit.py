@@ -1,0 +1,149 @@
+"""A data frame -> a trained model, in one call."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparrow import data
+from sparrow.core.errors import UserError
+from sparrow.core.progress import Progress
+from sparrow.data.logs.read import Log, table_log
+from sparrow.features.rows import batches
+from sparrow.features.schema import Schema, Split
+from sparrow.metrics import evaluate
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import Restored, restore
+from sparrow.training.loop import Listener, train
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitted:
+    """A trained model that takes data frames.
+
+    run_dir: the run's directory, which `sparrow evaluate`, `report` and `predict` take too. results: as in its
+    results.json. notes: what `prepare` had to say about the columns.
+    """
+
+    run_dir: Path
+    results: Mapping[str, Any] = field(repr=False)
+    notes: tuple[str, ...]
+    _model: Restored = field(repr=False)
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns mean, with what was fitted."""
+        return self._model.schema
+
+    def predict(self, frame: Any) -> npt.NDArray[np.float32]:
+        """Click probabilities float32 [N] of a frame's rows, in their order; [N, T] where there are T labels.
+
+        Labels need not be there; ids that training did not see are unknown ones. UserError for an absent column.
+        """
+        scores_NT = self._model.score_rows(as_table(frame))
+        return scores_NT[:, 0] if scores_NT.shape[1] == 1 else scores_NT
+
+    def evaluate(self, frame: Any, label: int = 0) -> dict[str, float]:
+        """auc, logloss, ne, calibration, and gauc where there are groups, on a frame with labels; see `evaluate`."""
+        table = self._model.transforms.transform(as_table(frame), training=True)
+        return evaluate(self._model.scores, batches(self._model.schema, table, 8192), label=label)
+
+
+def fit(
+    frame: Any,
+    *,
+    label: str | None = None,
+    schema: Schema | None = None,
+    split: Split | None = None,
+    run_dir: str | Path | None = None,
+    overwrite: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    listener: Listener | None = None,
+) -> Fitted:
+    """Prepare a data frame and train a model on it.
+
+    frame: a pandas or polars data frame, an arrow table, or anything else that arrow can read. label: the column to
+    predict, when its name does not say so. schema: what the columns mean, inferred unless given. split: which rows are
+    held out; the last tenths in time where there is a time column, else tenths at random. run_dir: where the
+    prepared log (`run_dir`/data) and the run go; a temporary directory, gone with the result, unless told.
+    settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`.
+    Raises UserError for what is wrong with frame, schema or settings.
+    """
+    log = table_log(as_table(frame))
+    directory = Path(tempfile.mkdtemp(prefix="sparrow-") if run_dir is None else run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    fitted = None
+    try:
+        fitted = _fit(log, directory, schema, label, split, overwrite, settings or {}, progress, listener)
+    finally:
+        if run_dir is None and fitted is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if run_dir is None:
+        weakref.finalize(fitted, shutil.rmtree, directory, ignore_errors=True)
+    return fitted
+
+
+def _fit(
+    log: Log,
+    run_dir: Path,
+    schema: Schema | None,
+    label: str | None,
+    split: Split | None,
+    overwrite: bool,
+    settings: Mapping[str, Any],
+    progress: Progress | None,
+    listener: Listener | None,
+) -> Fitted:
+    prepared = run_dir / "data"
+    made = data.prepare(log, prepared, schema=schema, label=label, split=split, overwrite=overwrite, progress=progress)
+    leaves = {"run_dir": str(run_dir), "log.tensorboard": False, **settings}
+    results = train(Run.of(prepared, leaves), overwrite=overwrite, listener=listener)
+    return Fitted(run_dir=run_dir, results=results, notes=made.notes, _model=restore(run_dir))
+
+
+def as_table(frame: Any) -> pa.Table:
+    """An arrow table of a data frame's columns; UserError for what is none."""
+    try:
+        table = pa.table(frame)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        kind = f"{type(frame).__module__}.{type(frame).__name__}"
+        remedy = "give a pandas or polars data frame, or an arrow table"
+        if isinstance(error, pa.ArrowException):  # pandas columns of mixed types: two sentences
+            told, remedy = "; ".join(map(str, error.args)), "give each column values of one type"
+        else:
+            told = str(error).splitlines()[0]
+        raise UserError(f"frame: a {kind} cannot be read ({told}); {remedy}") from None
+    names = [name for name in table.column_names if not name.startswith("__index_level_")]
+    try:
+        return pa.table({name: _without_views(table[name]) for name in names})
+    except pa.ArrowException as error:
+        raise UserError(f"frame: {str(error).splitlines()[0]}; give plain text instead of views into it") from None
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same without views into text, which polars gives and few of arrow's functions take."""
+    if pa.types.is_dictionary(column.type):
+        kind = _plain(column.type.value_type)
+        parts = [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in column.chunks]
+        return pa.chunked_array(parts, pa.dictionary(column.type.index_type, kind, column.type.ordered))
+    return column.cast(_plain(column.type))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
+    return kind
