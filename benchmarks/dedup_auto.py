@@ -28,8 +28,8 @@ from dedup_storage import MADE, made
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
 from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Cluster, Column
-from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
 from sparrow.models import History, dlrm
 
@@ -67,7 +67,7 @@ class Form:
         self.dataset, self.dedup = dataset, dedup
         read = dataset.schema.groups["user"] if case.reads else ()
         config = dlrm.Config(dim=case.dim, bottom=(case.dim,), top=(64, 32), history=History(lists=read, layers=1))
-        self.model: Any = config.build(dataset.schema, rowwise_adagrad.Config(), 0)
+        self.model: Any = config.build(dataset.schema, TableChoices())
         self.model.ids.tables.mode = "fused"
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 

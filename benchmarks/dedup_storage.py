@@ -31,7 +31,7 @@ from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.parts import PartWriter, opened, read_groups
 from sparrow.data.batches.repeats import repeats
 from sparrow.features.runs import bits, fingerprints
-from sparrow.features.schema import Cluster, Column, Schema, Split, Table
+from sparrow.features.schema import Cluster, Column, Encoding, Schema, Split
 
 HOUR_MS, BATCH, ROUNDS = 3_600_000, 4096, 3
 GLOBO = Path(__file__).parents[1] / "recipes" / "globo.schema.toml"
@@ -48,7 +48,7 @@ MADE = Schema(
         "item": Column(kind="categorical", table="item"), "shop": Column(kind="categorical", table="item"),
         "age": Column(kind="numeric", transform="none"),
     },
-    tables={name: Table(encoding="hash", rows=1 << 20) for name in ("user", "item")},
+    encodings={name: Encoding(kind="hash", rows=1 << 20) for name in ("user", "item")},
     split=Split(by="time", valid=0, test=0),
     groups={"user": tuple(f"user_{i}" for i in range(LISTS))},
 )  # fmt: skip
@@ -185,9 +185,9 @@ def main() -> None:
         if asked.globo and not asked.quick:
             schema = Schema.load(GLOBO)
             columns = {**schema.columns, "session_id": Column(kind="session")}
-            tables = {name: replace(table, encoding="hash", rows=1 << 20) for name, table in schema.tables.items()}
+            tables = {name: replace(table, kind="hash", rows=1 << 20) for name, table in schema.encodings.items()}
             schema = replace(
-                schema, columns=columns, tables=tables, cluster=Cluster(by="session_id"), groups=GLOBO_GROUPS
+                schema, columns=columns, encodings=tables, cluster=Cluster(by="session_id"), groups=GLOBO_GROUPS
             )
             measure("Globo", asked.globo, schema, work / "globo", 2.2)
         made(20_000 if asked.quick else asked.rows, work / "made.parquet")

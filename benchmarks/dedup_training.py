@@ -29,9 +29,8 @@ from sparrow import data
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.memory import keep_freed_memory
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import EmbeddingTables
+from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.features.schema import Cluster, Column, Schema
-from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged
 from sparrow.models import History, Offset, dlrm
 
@@ -46,7 +45,7 @@ class Form:
         torch.manual_seed(0)
         lists = tuple(name for name, column in dataset.schema.columns.items() if column.kind == "list")
         config = replace(MODEL, history=History(lists=lists, layers=2, heads=2, longest=50))
-        self.model: Any = config.build(dataset.schema, rowwise_adagrad.Config(), 0)
+        self.model: Any = config.build(dataset.schema, TableChoices())
         self.model.ids.tables.mode = "fused"
         self.whole = Offset(self.model, dataset.schema)
         self.whole.begin(dataset.log_odds())
@@ -81,7 +80,7 @@ class Rest:
         self.form, self.schema = form, schema
         self.names = {name for names in schema.groups.values() for name in names}
         mine = [f for f in form.model.ids.tables.features if f.name not in self.names]
-        specs = [r.spec for r in form.model.ids.tables.all_records() if r.spec.name in {f.table for f in mine}]
+        specs = [spec for spec in form.model.ids.tables.specs if spec.name in {f.table for f in mine}]
         self.tables = EmbeddingTables(specs, mine, mode="fused")
         self.constant_BD = torch.randn(2 * BATCH, MODEL.dim)
         for parameter in form.model.parameters():

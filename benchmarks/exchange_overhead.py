@@ -24,11 +24,10 @@ from torch import Tensor
 
 from sparrow.core import KeyedJagged
 from sparrow.distributed import World
-from sparrow.distributed.codecs import cast
 from sparrow.distributed.collectives import Pending
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
 from sparrow.kernels.rules import sgd
-from sparrow.sharding import ShardedTables, plan
+from sparrow.sharding import Codecs, plan, shard
 
 TABLES, DIM, ROWS, GOAL_MS = 26, 16, 20_000, 10.0
 
@@ -139,8 +138,9 @@ def measure(name: str, hosts: int, local_size: int, samples: int, steps: int) ->
     def job(world: InMemory) -> tuple[list[float], Tensor]:
         with unallocated():
             whole = tables()
-        chosen = plan(name, [record.spec for record in whole.all_records()], world)
-        sharded = ShardedTables(whole, chosen, world, cast.Config(), cast.Config())
+        chosen = plan(name, [record.component for record in whole.all_records()], world)
+        shard(whole, chosen, world, Codecs())
+        sharded = whole
         times, ids = [], ids_of(world.rank, samples)
         vectors = step(sharded, ids)
         for _ in range(steps):

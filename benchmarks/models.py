@@ -32,7 +32,7 @@ from sparrow import data
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.core.memory import keep_freed_memory
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.losses import judged
 from sparrow.metrics import Streaming, evaluate
 from sparrow.trained.build import build
@@ -53,7 +53,7 @@ def stream(log: Path, model: str, seed: int, **rates: float) -> dict[str, Any]:
         "model.name": model,
         "data.path": str(log),
         "seed": seed,
-        **{f"{part}.lr": lr for part, lr in rates.items()},
+        **{{"tables": "tables.rule.lr", "dense": "dense.lr"}[part]: lr for part, lr in rates.items()},
     }
     run = Run.load(recipe if recipe.exists() else RECIPES / "globo.toml", changes)
     dataset = data.open(log)
@@ -129,7 +129,7 @@ def logs(asked: argparse.Namespace, work: Path) -> dict[str, Path]:
             "user": Column(kind="categorical", source="user_id:token", table="user"),
             "movie": Column(kind="categorical", source="item_id:token", table="movie"),
         }
-        schema = Schema(columns=columns, tables={"user": Table(), "movie": Table()}, split=split)
+        schema = Schema(columns=columns, encodings={"user": Encoding(), "movie": Encoding()}, split=split)
         made["movielens"] = data.prepare([asked.data / "ml_100k" / "ml-100k.inter"], work / "ml", schema=schema).out
     return made
 

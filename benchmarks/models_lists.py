@@ -22,7 +22,7 @@ from _peers.stats import paired, spread
 from _peers.streams import RECIPES, stream
 
 from sparrow import data
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
@@ -63,7 +63,7 @@ def movielens(file: Path, out: Path, labels: list[str]) -> Path:
         "movie": Column(kind="categorical", source="item_id:token", table="movie"),
     }
     split = Split(by="ratio", valid=0.1, test=0.1)
-    schema = Schema(columns=stars | ids, tables={"user": Table(), "movie": Table()}, split=split)
+    schema = Schema(columns=stars | ids, encodings={"user": Encoding(), "movie": Encoding()}, split=split)
     return data.prepare([file], out, schema=schema, overwrite=True).out
 
 

@@ -82,8 +82,8 @@ def main() -> None:
         lines += [f'I{c} = {{kind = "numeric"}}' for c in range(1, 13)]
         lines += ['I13 = {kind = "categorical", table = "I13", quantiles = 100}']
         lines += [f'C{c} = {{kind = "categorical", table = "C{c}"}}' for c in range(1, 27)]
-        lines += ["[tables]", "I13 = {}"]
-        lines += [f'C{c} = {{encoding = "vocabulary", min_count = 2}}' for c in range(1, 27)]
+        lines += ["[encodings]", "I13 = {}"]
+        lines += [f'C{c} = {{kind = "vocabulary", min_count = 2}}' for c in range(1, 27)]
         schema.write_text("\n".join(lines) + "\n")
         with control_group(int(asked.limit_gib * 2**30)) as group:
             enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
@@ -96,7 +96,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"TARGET {limit}: ended with {done.returncode} (goal: it ends well) missed")
         counted = json.loads((out / "manifest.json").read_text())["rows"]
-        tables = tomllib.loads((out / "schema.toml").read_text())["tables"]
+        tables = tomllib.loads((out / "schema.toml").read_text())["encodings"]
         table_rows = sum(table["rows"] for table in tables.values())
         prepared = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(

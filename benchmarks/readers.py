@@ -29,7 +29,7 @@ import torch
 from sparrow import data
 from sparrow.core import Batch
 from sparrow.data.batches import parts
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 
 RANKS, GOAL = (1, 2, 4), 3.0
 
@@ -45,9 +45,9 @@ def made(out: Path, rows: int, group_rows: int) -> None:
         for name in columns
     }
     kinds["label"] = Column(kind="label")
-    tables = {name: Table(encoding="range", low=1, high=100_000) for name in columns if name.startswith("id")}
+    tables = {name: Encoding(kind="range", low=1, high=100_000) for name in columns if name.startswith("id")}
     parts.GROUP_ROWS, parts.GROUP_BYTES = group_rows, group_rows * 256
-    schema = Schema(columns=kinds, tables=tables)
+    schema = Schema(columns=kinds, encodings=tables)
     data.prepare([out.with_suffix(".parquet")], out, schema=schema, split=Split(valid=0, test=0))
 
 

@@ -43,11 +43,10 @@ from torch import Tensor, nn
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
 from sparrow.distributed import World
-from sparrow.distributed.codecs import cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, RowRecords, TableSpec, unallocated
 from sparrow.kernels import missing
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.sharding import ShardedTables, plan
+from sparrow.sharding import Codecs, plan, shard
 
 HOSTS, LOCAL, TABLES, ROWS, SEED = 2, 2, 26, 20_000, 1
 RANKS = HOSTS * LOCAL
@@ -121,8 +120,9 @@ class Ours:
     def __init__(self, point: Point, world: World) -> None:
         with unallocated():
             whole = EmbeddingTables(specs(point), [Feature(name=n, table=n) for n in NAMES], seed=SEED)
-        layouts = plan(point.layout, specs(point), world)
-        self.tables = ShardedTables(whole, layouts, world, cast.Config(), cast.Config())
+        layouts = plan(point.layout, [record.component for record in whole.all_records()], world)
+        shard(whole, layouts, world, Codecs())
+        self.tables = whole
 
     def lookup(self, ids: Ids) -> Tensor:
         """See Side."""
@@ -209,14 +209,14 @@ def distributed(point: Point, within: Callable[[nn.Module], nn.Module], path: st
 def fill(found: dict[str, Any], path: str, point: Point) -> None:
     """Give torchrec's tables the rows that ours begin with."""
     for spec in specs(point):
-        whole = RowRecords(spec, SEED).weight
+        whole = RowRecords(*spec.components, seed=SEED).weight
         weight = found[f"{path}.embedding_bags.{spec.name}.weight"]
         if isinstance(weight, Tensor) and not hasattr(weight, "local_shards"):
             weight.copy_(whole)
             continue
-        for shard in weight.local_shards():
-            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-            shard.tensor.copy_(whole[row : row + rows, column : column + columns])
+        for local in weight.local_shards():
+            (row, column), (rows, columns) = local.metadata.shard_offsets, local.metadata.shard_sizes
+            local.tensor.copy_(whole[row : row + rows, column : column + columns])
 
 
 def planner_says() -> str:

@@ -66,7 +66,7 @@ from vs_torchrec import (
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.memory import keep_freed_memory
 from sparrow.data.batches.loader import Share
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import missing
 from sparrow.models import dlrm
 from sparrow.optimizers import sgd
@@ -112,8 +112,8 @@ def ours(point: Point, first: Ranks) -> tuple[Any, Step]:
     of: dict[str, Any] = {"kind": "categorical"} if point.pooling == 1 else {"kind": "list", "pooling": "sum"}
     columns = {"label": Column(kind="label")} | {f"I{i}": Column(kind="numeric") for i in range(NUMBERS)}
     columns |= {name: Column(table=name, **of) for name in NAMES}
-    tables = {name: Table(encoding="range", rows=ROWS) for name in NAMES}
-    case = Case(run_of(point), first, log=Schema(columns=columns, tables=tables))
+    tables = {name: Encoding(kind="range", rows=ROWS) for name in NAMES}
+    case = Case(run_of(point), first, log=Schema(columns=columns, encodings=tables))
 
     def shares() -> Iterator[Share]:
         for sample in samples(point, first.world.rank):

@@ -30,7 +30,8 @@ from _peers.cells import cells
 from _peers.stats import paired, spread
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.embeddings import TableChoices
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import judged, probabilities
 from sparrow.metrics import evaluate
@@ -41,7 +42,7 @@ ORDERS, LAYERS = (2, 4, 8), (1, 2, 3)
 NAMES = tuple(f"c{i}" for i in range(COLUMNS))
 SCHEMA = Schema(
     columns={**{n: Column(kind="categorical", table=n) for n in NAMES}, "click": Column(kind="label")},
-    tables={n: Table(encoding="range", low=0, high=VALUES - 1, rows=VALUES + 1) for n in NAMES},
+    encodings={n: Encoding(kind="range", low=0, high=VALUES - 1, rows=VALUES + 1) for n in NAMES},
 )
 SMALL = wukong.Config(layers=1, n_f=8, n_l=8, k=8, mlp=(128,), top=(64,), projection="linear")
 FORMS = {"with MLPs": SMALL, "linear": dataclasses.replace(SMALL, mlp=(), top=())}
@@ -85,7 +86,7 @@ def trained(config: Any, order: int, seed: int, rows: int) -> dict[str, float]:
     """A model after one pass, and the limit."""
     world = World(order, seed)
     torch.manual_seed(seed)
-    model = Offset(config.build(SCHEMA, rowwise_adagrad.Config(lr=0.1), seed), SCHEMA)
+    model = Offset(config.build(SCHEMA, TableChoices(rule=rowwise_adagrad.Config(lr=0.1), seed=seed)), SCHEMA)
     model.begin([float(world.batch(BATCH)[1].mean().logit())])
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     steps = rows // BATCH

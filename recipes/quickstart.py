@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sparrow import checkpoint, data
+from sparrow.embeddings import TableChoices
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import evaluate
@@ -27,7 +28,8 @@ def main(directory: Path, rows: int = 60_000) -> dict[str, float]:
 
     # tables + interaction + head, written for one device
     torch.manual_seed(1)
-    model = DLRM(log.schema, Config(dim=8, bottom=(32,), top=(32,)), rule=rowwise_adagrad.Config(lr=0.1))
+    tables = TableChoices(rule=rowwise_adagrad.Config(lr=0.1))
+    model = DLRM(log.schema, Config(dim=8, bottom=(32,), top=(32,)), tables)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     for batch in log.loader(512):

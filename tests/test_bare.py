@@ -21,15 +21,15 @@ PROGRAM = """
     import torch, sparrow
     absent = ["numpy", "pyarrow", "safetensors", "tyro", "rich"]
     assert not any(importlib.util.find_spec(name) for name in absent), "the environment is not bare"
-    from sparrow.embeddings import Direct
-    from sparrow.features.schema import Column, Schema, Table
+    from sparrow.embeddings import Direct, TableChoices
+    from sparrow.features.schema import Column, Schema, Encoding
     from sparrow.kernels.rules import rowwise_adagrad
     from sparrow.losses import binary_cross_entropy
     from sparrow.models.dlrm import DLRM, Config
     columns = {"x": Column(kind="numeric"), "item": Column(kind="categorical", table="item")}
-    schema = Schema(columns=columns, tables={"item": Table(encoding="range", rows=10)})
+    schema = Schema(columns=columns, encodings={"item": Encoding(kind="range", rows=10)})
     torch.manual_seed(0)
-    model = DLRM(schema, Config(dim=4, bottom=(4,), top=(4,)), rule=rowwise_adagrad.Config(lr=0.5))
+    model = DLRM(schema, Config(dim=4, bottom=(4,), top=(4,)), TableChoices(rule=rowwise_adagrad.Config(lr=0.5)))
     ids = sparrow.KeyedJagged.from_lists({"item": [[i % 10] for i in range(40)]})
     labels = torch.tensor([[float(i % 2)] for i in range(40)])
     batch = sparrow.Batch(dense_BC=torch.zeros(40, 1), ids=ids, labels_BT=labels)

@@ -116,8 +116,8 @@ class Sparrow:
         schema = ["[columns]", 'label = { kind = "label" }']
         schema += [f'{name} = {{ kind = "numeric" }}' for name in click_log.NUMERIC]
         schema += [f'{name} = {{ kind = "categorical", table = "{name}" }}' for name in click_log.CATEGORICAL]
-        schema += ["[tables]"]
-        schema += [f'{name} = {{ encoding = "vocabulary", min_count = 1 }}' for name in click_log.CATEGORICAL]
+        schema += ["[encodings]"]
+        schema += [f'{name} = {{ kind = "vocabulary", min_count = 1 }}' for name in click_log.CATEGORICAL]
         file = self.work / "schema.toml"
         file.write_text("\n".join([*schema, "[source]", 'format = "csv"', ""]))
         shutil.rmtree(self.work / "data", ignore_errors=True)
@@ -145,7 +145,7 @@ class Sparrow:
         self._command(["evaluate", run_dir, "--split", "test", "--json-out", self.work / "test.json"])
         (test,) = json.loads((self.work / "test.json").read_text()).values()
         model = restore(run_dir).model
-        rows = sum(record.rows * record.spec.dim for tables in tables_of(model) for record in tables.all_records())
+        rows = sum(record.rows * record.component.dim for tables in tables_of(model) for record in tables.all_records())
         dense = sum(p.numel() for p in model.parameters() if p.requires_grad)
         batch = next(iter(data.open(self.work / "data").loader(BATCH, split="test")))
         with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -33,7 +33,7 @@ from sparrow.core import Batch, KeyedJagged
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.distributed.codecs import cast
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.models import dlrm
 from sparrow.sharding import ShardedTables
 from sparrow.trained.build import tables_of
@@ -53,7 +53,7 @@ def schema() -> Schema:
     for i in range(TABLES):
         of = {"kind": "list", "pooling": "sum"} if i >= TABLES - LISTS else {"kind": "categorical"}
         columns[f"C{i}"] = Column(table=f"C{i}", **of)  # type: ignore[arg-type]
-    return Schema(columns=columns, tables={f"C{i}": Table(encoding="range", rows=n) for i, n in enumerate(ROWS)})
+    return Schema(columns=columns, encodings={f"C{i}": Encoding(kind="range", rows=n) for i, n in enumerate(ROWS)})
 
 
 def made(size: int, seed: int) -> Batch:
@@ -127,17 +127,18 @@ class Case:
         tables = tables_of(model)
         for one in tables:
             one.mode = run.loop.table_mode
-            if clock and isinstance(one, ShardedTables):
-                road = one.exchange
+            inner = one.components
+            if clock and isinstance(inner, ShardedTables):
+                road = inner.exchange
                 road.send = clock.timed("exchange", road.send)  # type: ignore[method-assign]
                 road.lookup = clock.timed("exchange", road.lookup)  # type: ignore[method-assign]
                 road._assemble = clock.timed("exchange", road._assemble)  # type: ignore[method-assign]
                 road.send_grads = clock.timed("exchange", road.send_grads)  # type: ignore[method-assign]
                 road.learn = clock.timed("exchange", road.learn, "wait: dense gradients")  # type: ignore[method-assign]
             if clock:
-                local = one.local if isinstance(one, ShardedTables) else one
-                local.run_lookup = clock.timed("tables", local.run_lookup)  # type: ignore[method-assign]
-                local.run_backward = clock.timed("tables", local.run_backward)  # type: ignore[method-assign]
+                local = inner.local if isinstance(inner, ShardedTables) else inner
+                local.run_lookup = local.door.look_up = clock.timed("tables", local.run_lookup)
+                local.run_backward = local.door.learn = clock.timed("tables", local.run_backward)
         optimizer = run.dense.build([p for p in model.parameters() if p.requires_grad])
         profiler: Any = clock or Profiler(None)
         self.take_step = Step(run, model, tables, optimizer, profiler, self.ranks)
@@ -153,7 +154,7 @@ class Case:
 
         def ahead() -> None:
             for one in self.tables:
-                if isinstance(one, ShardedTables):
+                if isinstance(one.components, ShardedTables):
                     one.prefetch(following.batch.ids)
 
         return self.take_step([share], (False, False), ahead)

@@ -426,7 +426,7 @@ def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str,
     schema, lines = source.found.schema, []
     for name, uses in columns.items():
         column = schema.columns[name]
-        encoding = schema.tables[column.table or ""].encoding
+        encoding = schema.encodings[column.table or ""].kind
         missing = [_part(use.missing, use.rows) for use in uses.values()]
         unknown = ["" if encoding == "hash" else _part(use.unknown, use.ids) for use in uses.values()]
         untrained = [_part(uses[part].untrained, uses[part].ids) for part in parts]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.batches.dataset import Dataset
 from sparrow.features.numeric import untamed
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.times import ticks_per_second
 from sparrow.features.vocabulary import FIRST
 
@@ -63,12 +63,12 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
 
 
 def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
-    table = schema.tables[column.table] if column.table else Table(encoding="hash")
-    if table.encoding in ("range", "vocabulary"):
+    table = schema.encodings[column.table] if column.table else Encoding(kind="hash")
+    if table.kind in ("range", "vocabulary"):
 
         def named(i: int) -> str:
             low = (table.low or 0) - FIRST
-            known = f"no. {i - FIRST + 1} by frequency" if table.encoding == "vocabulary" else str(i + low)
+            known = f"no. {i - FIRST + 1} by frequency" if table.kind == "vocabulary" else str(i + low)
             return ("missing", "unknown")[i] if i < FIRST else known
 
         return named

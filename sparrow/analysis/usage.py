@@ -60,8 +60,9 @@ def usage(
 
     Memory: 8 bytes a row of the tables.
     """
-    modules = [t for t in tables_of(found.model) if isinstance(t, EmbeddingTables) and t.features]
-    records = {record.spec.name: record for tables in modules for record in tables.all_records()}
+    modules = [tables for tables in tables_of(found.model) if tables.features]
+    records = {record.component.name: record for tables in modules for record in tables.all_records()}
+    table_of = {c.name: spec.name for tables in modules for spec in tables.specs for c in spec.components}
     hits = {name: torch.zeros(record.rows, dtype=torch.int64) for name, record in records.items()}
     columns: dict[str, dict[str, ColumnUse]] = {name: {} for name in found.schema.sparse}
     for part in ("train", *parts) if modules else ():
@@ -73,11 +74,12 @@ def usage(
             told(f"counted {part}", done, total)
     uses = []
     for name, record in records.items():
-        sizes = {field: tensor.numel() * tensor.element_size() for field, tensor in record.fields.items()}
+        component = record.component
         uses.append(
             TableUse(
-                name=name, dim=record.spec.dim, bytes_weight=sizes.pop("weight"), bytes_state=sum(sizes.values()),
-                columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == name),
+                name=name, dim=component.dim, bytes_weight=component.bytes_values,
+                bytes_state=component.rows * component.bytes_row - component.bytes_values,
+                columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name]),
                 hits_R=hits[name],
             )
         )  # fmt: skip
@@ -89,19 +91,18 @@ def _count(
     columns: dict[str, dict[str, ColumnUse]], part: str,
 ) -> None:  # fmt: skip
     ids = batch.ids
-    handle = tables.prepare(ids)
     for feature in tables.features:
-        k = ids.keys.index(feature.name)
-        low, high = ids.bounds[k], ids.bounds[k + 1]
-        slots_N, values_N = handle.bags.slots_N[low:high].long().cpu(), ids.values_N[low:high]
-        missing, unknown = NO_VALUE[schema.tables[feature.table].encoding or "hash"]
+        values_N = ids[feature.name].values_N
+        rows = {name: rows_N.cpu() for name, rows_N in tables.rows_of(ids, feature.name).items()}
+        missing, unknown = NO_VALUE[schema.encodings[feature.table].kind or "hash"]
         use = columns[feature.name].setdefault(part, ColumnUse())
         use.rows += batch.batch_size
-        use.ids += high - low
+        use.ids += len(values_N)
         use.missing += int((ids[feature.name].lengths_B == 0).sum())
         use.missing += 0 if missing is None else int((values_N == missing).sum())
         use.unknown += 0 if unknown is None else int((values_N == unknown).sum())
         if part == "train":
-            hits[feature.table].index_add_(0, slots_N, torch.ones_like(slots_N))
-        use.untrained += 0 if part == "train" else int((hits[feature.table][slots_N] == 0).sum())
-    tables.release(handle)
+            for name, rows_N in rows.items():
+                hits[name].index_add_(0, rows_N, torch.ones_like(rows_N))
+        else:  # an id of several components is untrained where a row of one is
+            use.untrained += int(torch.stack([hits[name][rows_N] == 0 for name, rows_N in rows.items()]).any(0).sum())

@@ -129,7 +129,7 @@ def overrides(rest: Sequence[str]) -> dict[str, Any]:
 def _help(arguments: Sequence[str]) -> None:
     """tyro's help, then every setting with the value it would have, and what the settings mean."""
     from sparrow.cli import _show
-    from sparrow.core.config import Family
+    from sparrow.core.config import families
     from sparrow.trained.run import Run
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
@@ -146,10 +146,8 @@ def _help(arguments: Sequence[str]) -> None:
         say(f"settings of {place}, each a flag, with the value it has:")
         for name, value in leaves.items():
             say(f"  --{name:<{width}} {'(unset)' if value is None else json.dumps(value)}")
-        families = {"model": "models", "tables": "kernels.rules", "dense": "optimizers"}
-        families |= dict.fromkeys(("sharding.forward", "sharding.backward"), "distributed.codecs")
-        for part, package in families.items():
-            say(f"--{part}.name is one of {', '.join(Family(f'sparrow.{package}').names())}")
+        for part, family in families(run).items():
+            say(f"--{part}.name is one of {', '.join(family.names())}")
         say("\nwhat they mean:")
         for name, part in {"": run, **dict(_parts(run))}.items():
             member = f" {leaves[f'{name}.name']}" if f"{name}.name" in leaves else ""

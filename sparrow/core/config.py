@@ -57,6 +57,8 @@ def from_dict(cls: type[T], data: object, place: str = "") -> T:
 
 
 def _convert(kind: Any, value: Any, place: str) -> Any:
+    if kind is Any:
+        return value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         family = _family(kind)
@@ -119,9 +121,21 @@ def _family(kind: Any) -> Family | None:
     return next((a for a in typing.get_args(kind)[1:] if isinstance(a, Family)), None)
 
 
+def families(config: Any, place: str = "") -> dict[str, Family]:
+    """Dotted name -> family, of every field of a config and of the configs within it whose member can be chosen."""
+    found: dict[str, Family] = {}
+    for name, kind in typing.get_type_hints(type(config), include_extras=True).items():
+        family, value = _family(kind), getattr(config, name, None)
+        if family:
+            found[f"{place}{name}"] = family
+        elif dataclasses.is_dataclass(value):
+            found |= families(value, f"{place}{name}.")
+    return found
+
+
 def _convert_member(family: Family, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
-        if dataclasses.is_dataclass(value):
+        if value is None or dataclasses.is_dataclass(value):
             return value
         raise UserError(f"{place}: expected a table with a name, got {value!r}")
     if "name" not in value:
@@ -139,7 +153,8 @@ def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if family := _family(hints[f.name]):
+        family = _family(hints[f.name])
+        if family and value is not None:
             out[f.name] = {"name": family.name_of(value), **to_dict(value, unset=unset)}
         elif value is not None or unset:
             out[f.name] = _plain(value, unset)

@@ -1,11 +1,13 @@
 """ids -> vectors: a table is addressing x row format x placement x fused rule (each chosen by itself)."""
 
 from sparrow.embeddings.addressing import Addressing, Direct, Hashed
-from sparrow.embeddings.records import RowGradients, RowRecords, unallocated
-from sparrow.embeddings.spec import Feature, TableSpec
+from sparrow.embeddings.choices import TableChoices
+from sparrow.embeddings.records import RowGradients, RowRecords
+from sparrow.embeddings.spec import Component, Feature, TableSpec
+from sparrow.embeddings.store import stored_in, unallocated
 from sparrow.embeddings.tables import EmbeddingTables, Handle
 
 __all__ = [
-    "Addressing", "Direct", "EmbeddingTables", "Feature", "Handle", "Hashed", "RowGradients", "RowRecords", "TableSpec",
-    "unallocated",
+    "Addressing", "Component", "Direct", "EmbeddingTables", "Feature", "Handle", "Hashed", "RowGradients", "RowRecords",
+    "TableChoices", "TableSpec", "stored_in", "unallocated",
 ]  # fmt: skip

@@ -1,91 +1,89 @@
-"""The two doors between tables and autograd: a Function for eager code, and operators that `torch.compile` sees.
+"""How autograd and `torch.compile` see tables: a Function for eager code, and operators that a compiled program holds.
 
-A compiled program cannot hold tables that change behind its back, nor gradients of a number of rows that is known
-only when it runs. It holds the tables' number instead, and calls their methods through it; Python operators cost
-too much per call to be the only door.
+A compiled program can hold neither tables that change between its calls, nor gradients of a number of rows that is
+known only when it runs. It holds the number of a `Door`, and the operators call through it. Operators defined in
+Python cost too much per call to be the only way.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparrow.kernels.embedding_bag import Bags, Lookups
 
+Lookup = Callable[[Bags], list[Tensor]]
+Learn = Callable[[Sequence[Tensor], Bags, int, bool], Tensor | None]
+Map = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
 
-class Learner(Protocol):
-    """What `EmbeddingTables` offers here."""
-
-    number: int
-    version: int
-    anchor: Tensor
-
-    def slots(self, values_N: Tensor, bounds: Sequence[int], features: Sequence[int]) -> Tensor:
-        """Rows of ids."""
-        ...
-
-    def slot_type(self, ids: torch.dtype, features: Sequence[int]) -> torch.dtype:
-        """What `slots` makes of such ids."""
-        ...
-
-    def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """Every output."""
-        ...
-
-    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
-        """Learn; the gradient of the weights."""
-        ...
-
-    @property
-    def dims(self) -> list[int]:
-        """D of every table."""
-        ...
+_live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_made = 0
 
 
-_live: weakref.WeakValueDictionary[int, Learner] = weakref.WeakValueDictionary()
-_next = 0
+class Door:
+    """Between autograd and some tables, of which it knows two callables.
+
+    look_up: the outputs of a batch. learn: given their gradients, the batch, the version of the rows that was looked
+    up, and whether the weights of the ids need a gradient, changes the rows and gives that gradient. dims: D of every
+    table.
+    version: counts changes of rows, so that a backward through rows that have changed is noticed.
+    """
+
+    def __init__(self, *, look_up: Lookup, learn: Learn, dims: Sequence[int]) -> None:
+        self.look_up, self.learn, self.dims = look_up, learn, list(dims)
+        self.version = 0
+        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call `learn`
+        self.number = _register(self)
+
+    def __call__(self, bags: Bags) -> list[Tensor]:
+        """`look_up`, whose backward is `learn`."""
+        if torch.compiler.is_compiling():
+            *outputs, _ = _compiled_lookup(
+                self.anchor, bags.slots_N, bags.offsets_B1, bags.weights_N, list(bags.inverses), list(bags.bags),
+                list(bags.bounds), bags.lookups.to_numbers(), self.number,
+            )  # fmt: skip
+            return outputs
+        return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self))
 
 
-def register(tables: Learner) -> int:
-    """A number of its own for these tables, for compiled programs."""
-    global _next
-    _next += 1
-    _live[_next] = tables
-    return _next
+class Mapper:
+    """Ids -> rows, which may raise and counts: not for `torch.compile` to look into.
+
+    map_ids: ids, where those of each key begin, and a number for each key -> rows, of the type that `kind` says.
+    """
+
+    def __init__(self, map_ids: Map, kind: Callable[[torch.dtype, Sequence[int]], torch.dtype]) -> None:
+        self.map_ids, self.kind = map_ids, kind
+        self.number = _register(self)
+
+    def __call__(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
+        """`map_ids`."""
+        if torch.compiler.is_compiling():
+            rows_N: Tensor = _compiled_rows(values_N, list(bounds), list(keys), self.number)
+            return rows_N
+        return self.map_ids(values_N, bounds, keys)
 
 
-def slots(tables: Learner, values_N: Tensor, bounds: Sequence[int], features: Sequence[int]) -> Tensor:
-    """`tables.slots`."""
-    if torch.compiler.is_compiling():
-        mapped_N: Tensor = _compiled_slots(values_N, list(bounds), list(features), tables.number)
-        return mapped_N
-    return tables.slots(values_N, bounds, features)
-
-
-def lookup(tables: Learner, bags: Bags) -> list[Tensor]:
-    """`tables.run_lookup`, whose backward is `tables.run_backward`."""
-    if torch.compiler.is_compiling():
-        *outputs, _ = _compiled_lookup(
-            tables.anchor, bags.slots_N, bags.offsets_B1, bags.weights_N, list(bags.inverses), list(bags.bags),
-            list(bags.bounds), bags.lookups.to_numbers(), tables.number,
-        )  # fmt: skip
-        return outputs
-    return list(_Lookup.apply(tables.anchor, bags.weights_N, bags, tables))
+def _register(it: Any) -> int:
+    global _made
+    _made += 1
+    _live[_made] = it
+    return _made
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: Bags, tables: Learner) -> tuple[Tensor, ...]:
-        ctx.bags, ctx.tables, ctx.version = bags, tables, tables.version
-        return tuple(tables.run_lookup(bags))
+    def forward(ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: Bags, door: Door) -> tuple[Tensor, ...]:
+        ctx.bags, ctx.door, ctx.version = bags, door, door.version
+        return tuple(door.look_up(bags))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, ctx.tables.run_backward(grads, ctx.bags, ctx.version, ctx.needs_input_grad[1]), None, None
+        return None, ctx.door.learn(grads, ctx.bags, ctx.version, ctx.needs_input_grad[1]), None, None
 
 
 # -- for torch.compile -----------------------------------------------------------------------------------------------
@@ -101,15 +99,15 @@ def _bags(
     )  # fmt: skip
 
 
-@torch.library.custom_op("sparrow::table_slots", mutates_args=())
-def _compiled_slots(values_N: Tensor, bounds: list[int], features: list[int], number: int) -> Tensor:
-    slots_N: Tensor = _live[number].slots(values_N, bounds, features)
-    return slots_N.clone() if slots_N is values_N else slots_N  # an operator may not return what it was given
+@torch.library.custom_op("sparrow::table_rows", mutates_args=())
+def _compiled_rows(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
+    rows_N: Tensor = _live[number].map_ids(values_N, bounds, keys)
+    return rows_N.clone() if rows_N is values_N else rows_N  # an operator may not return what it was given
 
 
-@_compiled_slots.register_fake
-def _(values_N: Tensor, bounds: list[int], features: list[int], number: int) -> Tensor:
-    return torch.empty_like(values_N, dtype=_live[number].slot_type(values_N.dtype, features))
+@_compiled_rows.register_fake
+def _(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
+    return torch.empty_like(values_N, dtype=_live[number].kind(values_N.dtype, keys))
 
 
 @torch.library.custom_op("sparrow::table_lookup", mutates_args=())
@@ -118,9 +116,9 @@ def _compiled_lookup(
     bags: list[int], bounds: list[int], numbers: list[int], number: int,
 ) -> list[Tensor]:  # fmt: skip
     """Every output, and the tables' version."""
-    tables = _live[number]
-    outputs = tables.run_lookup(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
-    return [*outputs, torch.tensor(tables.version)]
+    door = _live[number]
+    outputs = door.look_up(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
+    return [*outputs, torch.tensor(door.version)]
 
 
 @_compiled_lookup.register_fake
@@ -139,7 +137,7 @@ def _compiled_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Zero for the anchor, which keeps this operator in the program, and the gradient of the weights."""
     batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
-    grad_N = _live[number].run_backward(grads, batch, int(version), needs_weights)
+    grad_N = _live[number].learn(grads, batch, int(version), needs_weights)
     return torch.zeros(()), slots_N.new_empty(0, dtype=torch.float32) if grad_N is None else grad_N
 
 

@@ -1,131 +1,112 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
-from sparrow.embeddings.memory import empty_rows
-from sparrow.embeddings.spec import TableSpec
+from sparrow.embeddings.spec import Component
+from sparrow.embeddings.store import At, RowStore, new_store
 from sparrow.kernels import philox
-from sparrow.kernels.embedding_bag import Rows, Table
+from sparrow.kernels.embedding_bag import Table
 
 BLOCK = 1 << 16  # rows that are made at a time
 
 
 @dataclass
 class RowGradients:
-    """Gradients of a table's touched rows: rows_U int64 [U], ascending and unique; grad_UD float32 [U, D]."""
+    """Gradients of a component's touched rows: rows_U int64 [U], ascending and unique; grad_UD float32 [U, D].
+
+    Rows are numbered within what is here of the component.
+    """
 
     rows_U: Tensor
     grad_UD: Tensor
 
 
-_nowhere = ContextVar("_nowhere", default=False)
-
-
-@contextmanager
-def unallocated() -> Iterator[None]:
-    """Tables made in here have no memory: whoever shards a model puts others, which hold a part, in their place."""
-    token = _nowhere.set(True)
-    try:
-        yield
-    finally:
-        _nowhere.reset(token)
-
-
 class RowRecords(nn.Module):
-    """The rows of one table, or a part of it: weight [R, D], the rule's state fields, and a touched byte [R].
+    """The row records of a component, or of a part of it, in a store.
 
-    seed: of the first values, each of which depends on the seed, the table's name, its row and its column alone.
-    first_row, columns: the part, all of it unless told; it begins with the values that it has in the whole table.
+    seed: of the first values, each of which depends on the seed, the component's name, its row and its column alone.
+    first_row, columns: which part, by default all of it; it begins with the values that it has in the whole.
     """
 
-    weight: Tensor
-    touched: Tensor
-
     def __init__(
-        self, spec: TableSpec, seed: int, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
+        self,
+        component: Component,
+        seed: int,
+        rows: tuple[int, int] | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.spec = spec
-        self.first_row, last_row = rows or (0, spec.addressing.rows)
-        self.columns = columns or (0, spec.dim)
-        count, dim = last_row - self.first_row, self.columns[1] - self.columns[0]
-        # not persistent: a state_dict holds the dense weights, tables travel as chunks
-        self.register_buffer("weight", _memory(count, dim), False)
-        self.register_buffer("touched", _memory(count, dtype=torch.uint8), False)
+        self.component = component
+        self.first_row, last_row = rows or (0, component.rows)
+        self.rows = last_row - self.first_row
+        self.columns = columns or (0, component.dim)
+        self.dim = self.columns[1] - self.columns[0]
+        self.store: RowStore = new_store(component, self.rows, self.dim)
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
-        self.state_names = tuple(spec.rule.init_state(0, dim))
-        for name, none in spec.rule.init_state(0, dim).items():
-            self.register_buffer(name, _memory(count, *none.shape[1:]), False)
-        self.pending: list[RowGradients] = []
-        if not self.weight.is_meta:
+        if self.store.is_allocated:
             self._fill(seed)
 
+    @torch.no_grad()
     def _fill(self, seed: int) -> None:
-        spec, rows, dim = self.spec, self.rows, self.weight.shape[1]
-        scale = spec.addressing.rows**-0.5 if spec.init_scale is None else spec.init_scale
-        key = philox.key_of(seed, spec.name)
-        philox.uniform_(self.weight, key, scale, row=self.first_row, column=self.columns[0])
-        self.touched.zero_()
-        for first in range(0, rows, BLOCK):  # in parts: a second copy of the state need not exist
-            last = min(first + BLOCK, rows)
-            for name, part in spec.rule.init_state(last - first, dim).items():
-                self.get_buffer(name)[first:last] = part
-
-    @property
-    def rows(self) -> int:
-        """R, the rows here."""
-        return self.weight.shape[0]
+        key, component = philox.key_of(seed, self.component.name), self.component
+        for first in range(0, self.rows, BLOCK):  # in parts: a second copy of all need not exist
+            last = min(first + BLOCK, self.rows)
+            values = torch.empty(last - first, self.dim)
+            philox.uniform_(values, key, component.init_scale, row=self.first_row + first, column=self.columns[0])
+            made = component.format.encode(values)
+            for name, field in component.fields_of(self.dim).items():
+                if name not in made:
+                    made[name] = torch.full(field.empty(last - first), field.first, dtype=field.dtype)
+            self.store.write(slice(first, last), made)
 
     @property
     def name(self) -> str:
-        """The table's, with the block's place when it is a part."""
-        if (self.rows, self.columns) == (self.spec.addressing.rows, (0, self.spec.dim)):
-            return self.spec.name
+        """The component's, with the block's place when it is a part."""
+        if (self.rows, self.columns) == (self.component.rows, (0, self.component.dim)):
+            return self.component.name
         last = self.first_row + self.rows
-        return f"{self.spec.name}[{self.first_row}:{last}, {self.columns[0]}:{self.columns[1]}]"
+        return f"{self.component.name}[{self.first_row}:{last}, {self.columns[0]}:{self.columns[1]}]"
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
-        """Table, rows and columns that are here."""
-        return self.spec.name, (self.first_row, self.first_row + self.rows), self.columns
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The rule's fields, by name."""
-        return {name: self.get_buffer(name) for name in self.state_names}
+        """Component, rows and columns that are here."""
+        return self.component.name, (self.first_row, self.first_row + self.rows), self.columns
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """Every field of the row record, by name."""
-        return {"weight": self.weight, **self.state, "touched": self.touched}
+        """Every field of all rows, by name."""
+        return self.store.read(slice(None))
+
+    @property
+    def weight(self) -> Tensor:
+        """The values of all rows, float32 [R, D]; a view where that is how they are stored."""
+        return self.component.format.decode(self.fields)
 
     @property
     def kernel_table(self) -> Table:
-        """The rows as the operators take them: one level."""
+        """The rows as the operators take them."""
+        component = self.component
         return Table(
-            levels=(Rows(weight_RD=self.weight, touched_R=self.touched, state=self.state),), rule=self.spec.rule
+            levels=self.store.levels, rule=component.rule, format=component.format, rows=self.rows, dim=self.dim
         )
 
     def chunks(self, max_bytes: int) -> Iterator[Chunk]:
-        """Every row record, in blocks of at most about `max_bytes`; the tensors are views."""
-        rows, _ = self.weight.shape
-        row_bytes = sum(t[0:0].new_empty(1, *t.shape[1:]).nbytes for t in self.fields.values())
+        """Every row record, in blocks of at most about `max_bytes`; the tensors are views where the store has some."""
+        row_bytes = sum(field.bytes_row for field in self.component.fields_of(self.dim).values())
         step = max(1, max_bytes // row_bytes)
-        for first in range(0, rows, step):
-            last = min(first + step, rows)
-            fields = {name: tensor[first:last] for name, tensor in self.fields.items()}
+        for first in range(0, self.rows, step):
+            last = min(first + step, self.rows)
             place = (self.first_row + first, self.first_row + last)
-            yield Chunk(table=self.spec.name, rows=place, columns=self.columns, fields=fields)
+            fields = self.store.read(slice(first, last))
+            yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
 
     def load_chunk(self, chunk: Chunk) -> int:
-        """Overwrite what the chunk has of these rows and columns; gives how many numbers of `weight` that were."""
+        """Overwrite what the chunk has of these rows and columns; gives how many values that were."""
         low, high = max(chunk.rows[0], self.first_row), min(chunk.rows[1], self.first_row + self.rows)
         here, there = (
             slice(low - self.first_row, high - self.first_row),
@@ -134,52 +115,69 @@ class RowRecords(nn.Module):
         return self._put(chunk, here, there, max(high - low, 0))
 
     def load_rows(self, chunk: Chunk, to_N: Tensor) -> int:
-        """The same, where row i of the chunk becomes row to_N[i] of the table, or none if that is below 0."""
+        """The same, where row i of the chunk becomes row to_N[i] of the component, or none if that is below 0."""
         here_N = (to_N >= self.first_row) & (to_N < self.first_row + self.rows)
         return self._put(chunk, to_N[here_N] - self.first_row, here_N, int(here_N.sum()))
 
     @torch.no_grad()
-    def _put(self, chunk: Chunk, here: slice | Tensor, there: slice | Tensor, count: int) -> int:
-        """Rows `there` of a chunk into rows `here`.
-
-        What a rule keeps once a row, a chunk of other columns had on its own (column-wise layouts): the mean of such
-        parts by their columns is taken, whatever their order, exactly where they are equal (counts of updates).
-        UserError when range or fields do not fit the table.
-        """
-        rows, dim = self.spec.addressing.rows, self.spec.dim
-        if set(chunk.fields) != set(self.fields):
-            raise UserError(
-                f"table {chunk.table!r}: fields {sorted(chunk.fields)} where {sorted(self.fields)} are kept; "
-                "use the rule they were saved with"
-            )
-        if not (0 <= chunk.rows[0] <= chunk.rows[1] <= rows and 0 <= chunk.columns[0] <= chunk.columns[1] <= dim):
-            place = f"table {chunk.table!r}: chunk {chunk.rows} x {chunk.columns}"
-            raise UserError(f"{place} lies outside {rows} x {dim}; cut it to the table")
+    def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:
+        """Rows `there` of a chunk into rows `here`; UserError when range or fields do not fit the component."""
+        self._check(chunk)
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:
             return 0
-        width, whole = right - left, self.columns[1] - self.columns[0]
-        before = torch.zeros((), dtype=torch.int32)  # columns of these rows so far
-        if width < whole:
-            self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
-            before = self._seen_R[here].to(self.weight.device)
-        for name, tensor in self.fields.items():
-            theirs = chunk.fields[name][there].to(tensor.device)
-            if tensor.dim() > 1:
-                from_left, from_right = left - chunk.columns[0], right - chunk.columns[0]
-                tensor[here, left - self.columns[0] : right - self.columns[0]] = theirs[:, from_left:from_right]
-            elif width == whole:
-                tensor[here] = theirs
-            elif name == "touched":
-                tensor[here] = torch.where(before == 0, theirs, torch.maximum(tensor[here], theirs))
-            else:
-                mean = tensor[here] + (theirs - tensor[here]) * (width / (before + width))
-                tensor[here] = torch.where(before == 0, theirs, mean)
-        if self._seen_R is not None:
-            self._seen_R[here] = (self._seen_R[here] + width) % whole
-            self._seen_R = self._seen_R if self._seen_R.any() else None
-        return count * width
+        theirs = {name: tensor[there] for name, tensor in chunk.fields.items()}
+        columns = slice(left - self.columns[0], right - self.columns[0])
+        for name, field in self.component.fields.items():
+            if field.across == "cut":
+                theirs[name] = theirs[name][:, left - chunk.columns[0] : right - chunk.columns[0]]
+        if right - left < self.dim:
+            self._merge(theirs, here, right - left)
+        self.store.write(here, theirs, columns)
+        return count * (right - left)
+
+    def _merge(self, theirs: dict[str, Tensor], here: At, width: int) -> None:
+        """Make of numbers that column parts keep each for itself the row's, as `Field.across` says.
+
+        A mean is that of the parts by their columns, whatever their order, and exact where they are equal (counts of
+        updates).
+        """
+        self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
+        ours = self.store.read(here)
+        before = self._seen_R[here].to(ours["touched"].device)  # columns of these rows so far
+        for name, field in self.component.fields.items():
+            mine = theirs[name].to(before.device)
+            if field.across == "max":
+                theirs[name] = torch.where(before == 0, mine, torch.maximum(ours[name], mine))
+            elif field.across == "mean":
+                mean = ours[name] + (mine - ours[name]) * (width / (before + width))
+                theirs[name] = torch.where(before == 0, mine, mean)
+        self._seen_R[here] = (self._seen_R[here] + width) % self.dim
+        self._seen_R = self._seen_R if self._seen_R.any() else None
+
+    def _check(self, chunk: Chunk) -> None:
+        component, fields = self.component, self.component.fields
+        place = f"table {chunk.table!r}"
+        if set(chunk.fields) != set(fields):
+            raise UserError(
+                f"{place}: fields {sorted(chunk.fields)} where {sorted(fields)} are kept; use the rule and the format "
+                "they were saved with"
+            )
+        rows, dim = component.rows, component.dim
+        if not (0 <= chunk.rows[0] <= chunk.rows[1] <= rows and 0 <= chunk.columns[0] <= chunk.columns[1] <= dim):
+            raise UserError(
+                f"{place}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}; cut it to the table"
+            )
+        parts = (chunk.columns, self.columns) != ((0, dim), (0, dim))
+        for name, field in fields.items():
+            if chunk.fields[name].dtype != field.dtype:
+                kinds = f"{chunk.fields[name].dtype} where {field.dtype} is kept"
+                raise UserError(f"{place}: {name} is {kinds}; use the row format it was saved with")
+            if field.across == "whole" and parts:
+                raise UserError(f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns")
 
 
-def _memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta") if _nowhere.get() else empty_rows(*shape, dtype=dtype)
+def empty_gradients(record: RowRecords) -> RowGradients:
+    """Gradients of none of a component's rows: float32, whatever the rows are stored as."""
+    device = record.store.levels[0].touched_R.device
+    return RowGradients(torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, record.dim, device=device))

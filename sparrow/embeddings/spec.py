@@ -1,33 +1,108 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from sparrow.core.errors import require
+import torch
+
+from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
-from sparrow.kernels.rules import RowRule
-from sparrow.kernels.rules.rowwise_adagrad import Config as RowWiseAdaGrad
+from sparrow.kernels.formats import Field, RowFormat, fp32
+from sparrow.kernels.rules import RowRule, rowwise_adagrad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Rows of one kind: what plans, checkpoints, preflight and sharding see of a table.
+
+    name: the table's, or "TABLE.PART" where it has several. rows, dim: R and D. format, rule: how a row is stored and
+    how it learns. init_scale: rows begin uniform in +-init_scale.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    format: RowFormat = field(default_factory=fp32.Config)
+    rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    init_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(least=1, rows=self.rows, dim=self.dim)
+
+    def fields_of(self, dim: int) -> dict[str, Field]:
+        """Every field of a row record of so many columns: the format's, the rule's, and a touched byte.
+
+        Raises:
+            UserError: when format and rule both have a field of one name.
+        """
+        payload, state = self.format.fields(dim), self.rule.fields(dim)
+        touched = {"touched": Field(dtype=torch.uint8, across="max")}
+        if both := [name for name in (*state, "touched") if name in payload]:
+            raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
+        return payload | state | touched
+
+    @cached_property
+    def fields(self) -> dict[str, Field]:
+        """Those of a whole row."""
+        return self.fields_of(self.dim)
+
+    @property
+    def bytes_row(self) -> int:
+        """Bytes of a row record."""
+        return sum(field.bytes_row for field in self.fields.values())
+
+    @property
+    def bytes_values(self) -> int:
+        """Bytes of all rows' values, without what the rule keeps."""
+        return self.rows * sum(field.bytes_row for field in self.format.fields(self.dim).values())
+
+    def check_columns(self, parts: int) -> None:
+        """UserError when rows cannot be cut into so many column parts."""
+        extra = self.rule.regularization
+        if parts > 1 and (extra.clip_norm or extra.max_norm):
+            raise UserError(f"plan: table {self.name!r} is cut by columns, and its rule bounds norms of whole rows")
+        for name, of in self.fields.items():
+            if parts > 1 and of.across == "whole":
+                remedy = "cut it by rows, or leave it whole"
+                raise UserError(
+                    f"plan: table {self.name!r} is cut by columns, and {name!r} is of a whole row; {remedy}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
     """What decides a table's values; where its rows live is the plan's business.
 
-    name: the table's. dim: D >= 1. addressing: ids -> rows. rule: how a row learns.
-    Rows begin uniform in +-init_scale, +-1/sqrt(rows) unless told (DLRM, arXiv 1906.00091).
-    oov_row: where ids outside the table go, and are counted; None makes them an error.
+    name: the table's. dim: D >= 1. addressing: ids -> rows. format: how a row is stored. rule: how it learns.
+    init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
+    oov_row: the id that stands for ids outside the table, which are counted; None makes them an error.
     """
 
     name: str
     dim: int
     addressing: Addressing
-    rule: RowRule = field(default_factory=RowWiseAdaGrad)
+    format: RowFormat = field(default_factory=fp32.Config)
+    rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     init_scale: float | None = None
     oov_row: int | None = None
 
     def __post_init__(self) -> None:
         require(least=1, dim=self.dim)
-        require(least=0, most=self.addressing.rows - 1, oov_row=self.oov_row)
+        most = math.inf if self.addressing.ids is None else self.addressing.ids - 1
+        require(least=0, most=most, oov_row=self.oov_row)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What the table consists of."""
+        return tuple(
+            Component(
+                name=f"{self.name}.{part}" if part else self.name, rows=rows, dim=dim, format=self.format,
+                rule=self.rule, init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
+            )
+            for part, rows, dim in self.addressing.components(self.dim)
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,53 +1,41 @@
-"""`EmbeddingTables`: prepare -> lookup -> update -> release, on tables in plain memory."""
+"""`EmbeddingTables`: ids -> rows of components -> vectors -> one vector an id, or a bag of ids."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
-from sparrow.embeddings import autograd
+from sparrow.embeddings.autograd import Mapper
+from sparrow.embeddings.components import ComponentTables, Mode
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl, embedding_bag
-from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
-
-Mode = Literal["fused", "deferred", "off"]
 
 
 @dataclass(eq=False)
 class Handle:
-    """A batch made ready for lookup; its rows stay where they are until `release`."""
+    """A batch made ready for lookup; its rows stay where they are until `release`. inner: what the components made."""
 
     ids: KeyedJagged
-    bags: Bags
-    released: bool = False
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where features stand in a batch and in the outputs. features: for each key who looks it up, or -1."""
-
-    lookups: Lookups
-    features: list[int]
+    inner: Any
 
 
 class EmbeddingTables(nn.Module):
     """Embedding tables and the features that look into them.
 
-    specs: the tables. features: who looks into which. seed: of the first rows, see `RowRecords`. mode: "fused" updates
-    rows inside backward; "deferred" collects exact unique-row gradients until `update` (accumulation, clipping,
-    skipping a step); "off" leaves the tables alone. impl: see `sparrow.kernels`.
-    records: rows that were made before, for tables that are parts of others; who looks into them gives `Bags`.
-    Updates are exact: a row's gradients from the whole batch and all features are summed first, in order of
-    occurrence, then the rule runs once (Neo, arXiv 2104.05158, section 4.1). Raises UserError for tables or features
-    that do not fit together. Calling the module does prepare, lookup and release.
+    A table's addressing says which rows of its components an id uses and how their vectors become one; the components
+    are looked up, and learn, in `components`, which may be on many ranks (`sparrow.sharding`).
+
+    specs: the tables. features: who looks into which. seed: of the first rows, see `RowRecords`. mode, impl: see
+    `ComponentTables`. Raises UserError for tables or features that do not fit together. Calling the module does
+    prepare, lookup and release.
     """
 
     def __init__(
@@ -58,167 +46,142 @@ class EmbeddingTables(nn.Module):
         seed: int = 0,
         mode: Mode = "fused",
         impl: Impl = "auto",
-        records: Sequence[RowRecords] | None = None,
     ) -> None:
         super().__init__()
         names = [spec.name for spec in specs]
-        for kind, repeated in (("table", names), ("feature", [f.name for f in features])):
-            if len(set(repeated)) != len(repeated):
-                raise UserError(f"{kind}s {repeated}: a name occurs twice; name each once")
+        components = [component for spec in specs for component in spec.components]
+        _no_name_twice("table", names, [component.name for component in components])
         for feature in features:
             if feature.table not in names:
                 raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
-        self.features = tuple(features)
-        made = [RowRecords(spec, seed) for spec in specs] if records is None else records
-        self.records = nn.ModuleList(made)  # a list, since a module's name may not hold a dot
-        self.mode, self.impl, self.seed = mode, impl, seed
-        self.lr_T = torch.tensor([record.spec.rule.lr for record in made])
-        self.version = 0  # counts changes of rows, so that a backward through rows that have changed is noticed
-        self._specs = {feature.name: specs[names.index(feature.table)] for feature in features}
+        self.specs, self.features, self.seed = tuple(specs), tuple(features), seed
+        self._spec_of = {feature.name: specs[names.index(feature.table)] for feature in features}
+        made = {spec.name: spec.addressing.combine(spec.dim) for spec in specs}
+        self._combined = [name for name in names if made[name] is not None]
+        self.combines = nn.ModuleList(module for module in made.values() if module is not None)
+        parts = [part for feature in features for part in self._parts_of(feature)]
+        _no_name_twice("feature", [feature.name for feature in features], [part.name for part in parts])
+        records = [RowRecords(component, seed) for component in components]
+        self.components: Any = ComponentTables(records, parts, mode=mode, impl=impl)
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
-        self._layouts: dict[object, Layout] = {}
+        self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts_of(one)))]
+        self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
 
     def _begin(self) -> None:
         """What a copy must have anew."""
-        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the tables' backward
-        self.number = autograd.register(self)
-        self._tables: Tables | None = None
+        self._mapper = Mapper(self._map_ids, self._kind)
+        self._ready: dict[KeyedJagged, Handle] = {}  # batches that were made ready for a later call
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_mapper", "_ready")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._begin()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
-        super()._apply(fn, recurse)
-        self._tables = None
-        return self
-
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged) -> Handle:
-        """Map ids to rows; may run some batches ahead. UserError names table, feature, position and value."""
-        assert ids.offsets is not None and ids.rows is not None
-        layout = self._layout(ids)
-        bags = Bags(
-            slots_N=autograd.slots(self, ids.values_N, ids.bounds, layout.features), offsets_B1=ids.offsets,
-            weights_N=ids.weights_N, inverses=tuple(ids.inverse_B.values()), bags=ids.rows, bounds=ids.bounds,
-            lookups=layout.lookups,
-        )  # fmt: skip
-        return Handle(ids, bags)
+        """Map ids to rows, and begin to get them; may run some batches ahead.
+
+        Raises:
+            UserError: names table, feature, position and value of an id that its table does not hold.
+        """
+        wide = self._wide(ids)
+        rows_N = self._mapper(wide.values_N, wide.bounds, self._numbers(wide.keys))
+        return Handle(ids, self.components.prepare(wide, rows_N))
 
     def prefetch(self, ids: KeyedJagged) -> None:
-        """Begin to get a batch's rows before anyone looks them up; in plain memory they are there."""
+        """`prepare`, for a call with the same ids that comes later."""
+        self._ready[ids] = self.prepare(ids)
+
+    def begin(self, ids: KeyedJagged) -> None:
+        """Look a batch up before the model asks for it: vectors travel while it computes something else."""
+        self._ready[ids] = handle = self._handle(ids)
+        self.components.begin(handle.inner)
 
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
-        dims = self.dims
-        vectors: dict[str, Tensor] = {}
-        for number, output in enumerate(self._outputs(handle)):
-            names = [f.name for f, at in zip(self.features, handle.bags.lookups, strict=True) if at.output == number]
-            widths = [dims[at.table] for at in handle.bags.lookups if at.output == number]
-            parts = output.split(widths, 1) if len(names) > 1 else (output,)  # a split costs backward a copy
-            vectors |= dict(zip(names, parts, strict=True))
-        out: dict[str, Tensor | Jagged] = {}
-        for feature in self.features:
-            out[feature.name] = vectors[feature.name]
-            if feature.pooling == "none":
-                ids = handle.ids[feature.name]
-                out[feature.name] = Jagged(
-                    values_N=vectors[feature.name], offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B
-                )
-        return out
+        found = self.components.lookup(handle.inner)
+        if not self._combined:
+            return found
+        return {feature.name: self._joined(feature, found, handle.ids) for feature in self.features}
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
-        """All features' vectors side by side, [B, sum of dims], in the features' order, without a copy.
+        """All features' vectors side by side, [B, sum of dims], in the features' order, without a copy where it can.
 
         UserError when one is not pooled or has another number of samples.
         """
-        handle = self.prepare(ids)
-        outputs = self._outputs(handle)
+        handle = self._handle(ids)
+        if not self._combined:
+            whole: Tensor = self.components.pooled(handle.inner)
+        else:
+            found = self.lookup(handle)
+            if any(feature.pooling == "none" for feature in self.features):
+                raise UserError("pooled: a feature is not pooled; look them up by name")
+            whole = torch.cat([found[feature.name] for feature in self.features], 1)  # type: ignore[misc]
         self.release(handle)
-        if len(outputs) != 1:
-            raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
-        return outputs[0]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
-        found = self.gradients()
-        if found:
-            gradients = []
-            for record in self.all_records():
-                none = RowGradients(record.touched.new_empty(0, dtype=torch.int64), record.weight[:0])
-                mine = found.get(record.name, none)
-                gradients.append((mine.rows_U, mine.grad_UD))
-            embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, impl=self.impl)
-            self.version += 1
-        self.discard()
+        return whole
 
     def release(self, handle: Handle) -> None:
-        """Let go of the batch's rows; tables in plain memory have nothing to unpin."""
-        handle.released = True
+        """Let go of the batch's rows."""
+        self.components.release(handle.inner)
+
+    def update(self) -> None:
+        """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
+        self.components.update()
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
         """Prepare, lookup, release."""
-        handle = self.prepare(ids)
+        handle = self._handle(ids)
         out = self.lookup(handle)
         self.release(handle)
         return out
 
-    # -- deferred gradients, learning rate ----------------------------------------------------------------------
+    # -- what the components do ---------------------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Table -> exact unique-row gradients collected since the last `update` or `discard`, to read or scale."""
-        for record in self.all_records():
-            if len(record.pending) > 1:
-                slots_N = torch.cat([g.rows_U for g in record.pending])
-                grad_ND = torch.cat([g.grad_UD for g in record.pending])
-                one_each = torch.arange(slots_N.numel() + 1, device=slots_N.device)
-                bags = embedding_bag.bags_of(slots_N, one_each)
-                merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
-                record.pending = [RowGradients(*merged[0])]
-        return {record.name: record.pending[0] for record in self.all_records() if record.pending}
+        """See `ComponentTables.gradients`."""
+        return self.components.gradients()
 
     def discard(self) -> None:
         """Forget the collected gradients."""
-        for record in self.all_records():
-            record.pending = []
+        self.components.discard()
 
     def scale_lr(self, factor: float) -> None:
-        """Set every table's learning rate to its rule's times `factor` (a schedule)."""
-        self.lr_T.copy_(torch.tensor([record.spec.rule.lr * factor for record in self.all_records()]))
+        """Set every component's learning rate to its rule's times `factor` (a schedule)."""
+        self.components.scale_lr(factor)
 
     @property
     def mode(self) -> Mode:
         """How gradients reach the rows; may be changed between steps."""
-        return self._mode
+        return self.components.mode
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
-        if mode not in ("fused", "deferred", "off"):
-            raise UserError(f"mode: {mode!r} is not one of 'fused', 'deferred', 'off'")
-        self._mode = mode
+        self.components.mode = mode
 
-    # -- rows in and out ----------------------------------------------------------------------------------------
+    @property
+    def impl(self) -> Impl:
+        """See `sparrow.kernels`."""
+        return self.components.impl
+
+    @impl.setter
+    def impl(self, impl: Impl) -> None:
+        self.components.impl = impl
 
     def all_records(self) -> Iterator[RowRecords]:
-        """The rows of every table."""
-        for record in self.records:
-            assert isinstance(record, RowRecords)
-            yield record
+        """The rows of every component that are here."""
+        return self.components.all_records()
 
-    def record(self, table: str) -> RowRecords:
-        """The rows of `table`."""
-        found = next((r for r in self.all_records() if r.spec.name == table), None)
-        if found is None:
-            raise UserError(f"no table {table!r}{suggest(table, [r.spec.name for r in self.all_records()])}")
-        return found
+    def record(self, name: str) -> RowRecords:
+        """The rows of a component."""
+        return self.components.record(name)
 
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
-        """Every row record, in blocks of at most about `max_bytes`; the tensors are views."""
-        for record in self.all_records():
-            yield from record.chunks(max_bytes)
+        """The row records that are for this process to save, in blocks of at most about `max_bytes`."""
+        return self.components.chunks(max_bytes)
 
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the chunk's rows and columns; UserError when table, range or fields do not fit."""
@@ -227,132 +190,167 @@ class EmbeddingTables(nn.Module):
 
     def changed(self) -> None:
         """Rows were written from outside."""
-        self.version += 1
+        self.components.changed()
+
+    def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:
+        """Component -> the rows int64 [N] that the ids of a feature use."""
+        spec, values_N = self._spec_of[feature], ids[feature].values_N
+        first = self._numbers(tuple(self._names(feature)))[:1]
+        rows = spec.addressing.rows_of(self._legal(values_N, (0, len(values_N)), first).long())
+        return {component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)}
 
     # -- ids that a table does not hold -------------------------------------------------------------------------
 
     def oov_counts(self) -> dict[str, int]:
         """Feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
-        names = [name for name, spec in self._specs.items() if spec.oov_row is not None]
+        names = [name for name, spec in self._spec_of.items() if spec.oov_row is not None]
         return {name: int(self._outside.get(name, 0)) for name in names}
 
     def raise_bad_ids(self) -> None:
-        """Raise what prepare noticed on a GPU, where asking at once would stall it; call at a synchronisation."""
-        for name, spec in self._specs.items():
+        """Raise what `prepare` noticed on a GPU, where asking at once would stall it; call at a synchronisation."""
+        for name, spec in self._spec_of.items():
             if spec.oov_row is None and int(count := self._outside.pop(name, 0)):
                 raise UserError(f"{_place(name, spec)}: {int(count)} ids are outside {_range(spec)}")
 
-    # -- what `autograd` calls ----------------------------------------------------------------------------------
+    # -- inside -------------------------------------------------------------------------------------------------
 
-    @property
-    def kernel_tables(self) -> Tables:
-        """The rows as the operators take them."""
-        if self._tables is None:
-            self._tables = Tables([record.kernel_table for record in self.all_records()])
-        return self._tables
+    def _handle(self, ids: KeyedJagged) -> Handle:
+        if torch.compiler.is_compiling():
+            return self.prepare(ids)
+        return self._ready.pop(ids, None) or self.prepare(ids)
 
-    @property
-    def dims(self) -> list[int]:
-        """D of every table."""
-        return [record.spec.dim for record in self.all_records()]
+    def _parts_of(self, feature: Feature) -> list[Feature]:
+        """What a feature looks up, one for each component of its table."""
+        spec = self._spec_of[feature.name]
+        if len(spec.components) == 1:
+            return [replace(feature, table=spec.components[0].name)]
+        pooling = feature.pooling if self._combine(spec).is_linear else "none"
+        return [
+            Feature(name=f"{feature.name}.{part.name}", table=component.name, pooling=pooling)
+            for part, component in zip(spec.addressing.components(spec.dim), spec.components, strict=True)
+        ]
 
-    def slots(self, values_N: Tensor, bounds: Sequence[int], features: Sequence[int]) -> Tensor:
-        """Rows [N] of a batch's ids. features: who looks up each key, by number; where nobody does (-1) ids pass."""
-        specs = [self._specs[self.features[f].name] if f >= 0 else None for f in features]
-        slots_N = values_N
-        if any(spec is not None and spec.addressing.maps for spec in specs):
-            parts = values_N.long().split([high - low for low, high in itertools.pairwise(bounds)])
-            mapped = [p if spec is None else spec.addressing.slots(p) for spec, p in zip(specs, parts, strict=True)]
-            slots_N = torch.cat(mapped)
-        rows = [-1 if spec is None else spec.addressing.rows for spec in specs]
-        counts_K = embedding_bag.count_outside(slots_N, bounds, rows, impl=self.impl)
-        if not slots_N.is_cuda and not counts_K.any():
-            return slots_N
-        slots_N = slots_N.clone()
+    def _combine(self, spec: TableSpec) -> Any:
+        return self.combines[self._combined.index(spec.name)]
+
+    def _wide(self, ids: KeyedJagged) -> KeyedJagged:
+        """The ids with each key once for each component of its table."""
+        if not self._combined:
+            return ids
+        assert ids.lengths is not None and ids.rows is not None
+        lengths_of = dict(zip(ids.keys, ids.lengths.split(list(ids.rows)), strict=True))
+        bounds_of = dict(zip(ids.keys, pairwise(ids.bounds), strict=True))
+        names = {key: self._names(key) for key in ids.keys}
+        origin = {name: key for key, made in names.items() for name in made}
+        weights_N = None
+        if ids.weights_N is not None:
+            weights = [self._weights(ids.weights_N[slice(*bounds_of[key])], key) for key in origin.values()]
+            weights_N = torch.cat([ids.weights_N[:0], *weights])
+        groups = {tuple(n for key in group for n in names[key]): at_B for group, at_B in ids.inverse_B.items()}
+        return KeyedJagged(
+            keys=tuple(origin), values_N=torch.cat([ids.values_N[slice(*bounds_of[key])] for key in origin.values()]),
+            lengths=torch.cat([lengths_of[key] for key in origin.values()]), weights_N=weights_N, inverse_B=groups,
+            rows=tuple(ids.stored(key) for key in origin.values()),
+        )  # fmt: skip
+
+    def _names(self, key: str) -> list[str]:
+        feature = self._feature(key)
+        return [key] if feature is None else [part.name for part in self._parts_of(feature)]
+
+    def _feature(self, name: str) -> Feature | None:
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def _weights(self, weights_N: Tensor, key: str) -> Tensor:
+        """Ones where vectors are weighted after they are combined."""
+        spec = self._spec_of.get(key)
+        is_late = spec is not None and spec.name in self._combined and not self._combine(spec).is_linear
+        return torch.ones_like(weights_N) if is_late else weights_N
+
+    def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], ids: KeyedJagged) -> Tensor | Jagged:
+        """A feature's vectors of those that its components have."""
+        spec, names = self._spec_of[feature.name], self._names(feature.name)
+        if spec.name not in self._combined:
+            return found[feature.name]
+        combine = self._combine(spec)
+        parts = [found[name] for name in names]
+        if not isinstance(parts[0], Jagged):
+            return combine(parts)
+        values_ND = combine([part.values_N for part in parts])  # type: ignore[union-attr]
+        of = ids[feature.name]
+        if of.weights_N is not None and not combine.is_linear:
+            values_ND = values_ND * of.weights_N[:, None]
+        if feature.pooling == "none":
+            return replace(parts[0], values_N=values_ND)
+        lengths_B = of.lengths_B
+        bag_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
+        pooled_BD = values_ND.new_zeros(len(lengths_B), spec.dim).index_add(0, bag_N, values_ND)
+        if feature.pooling == "mean":
+            pooled_BD = pooled_BD / lengths_B.clamp(min=1)[:, None]
+        return pooled_BD if of.inverse_B is None else pooled_BD.index_select(0, of.inverse_B)
+
+    def _numbers(self, keys: tuple[str, ...]) -> list[int]:
+        """For each key of wide ids its number in `_lookers`, or -1."""
+        if torch.compiler.is_compiling():  # what a compiled program asks for must not change
+            return self._make_numbers(keys)
+        if keys not in self._keys:
+            self._keys[keys] = self._make_numbers(keys)
+        return self._keys[keys]
+
+    def _make_numbers(self, keys: tuple[str, ...]) -> list[int]:
+        names = [part.name for feature in self.features for part in self._parts_of(feature)]
+        return [names.index(key) if key in names else -1 for key in keys]
+
+    def _map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
+        """Rows [N] of a batch's ids. keys: who looks up each key, by number in `_lookers`; where nobody does, -1."""
+        values_N = self._legal(values_N, bounds, keys)
+        specs = [self._spec_at(key) for key in keys]
+        if all(spec is None or spec.addressing.is_identity for spec in specs):
+            return values_N
+        parts = values_N.long().split([high - low for low, high in pairwise(bounds)])
+        rows = []
+        for key, spec, part_N in zip(keys, specs, parts, strict=True):
+            rows.append(part_N if spec is None else spec.addressing.rows_of(part_N)[self._lookers[key][1]])
+        return torch.cat(rows)
+
+    def _kind(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
+        """The type of what `_map_ids` gives."""
+        specs = [self._spec_at(key) for key in keys]
+        return ids if all(spec is None or spec.addressing.is_identity for spec in specs) else torch.int64
+
+    def _spec_at(self, key: int) -> TableSpec | None:
+        return self._spec_of[self.features[self._lookers[key][0]].name] if key >= 0 else None
+
+    def _legal(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
+        """The ids, with each table's `oov_row` in the place of those that it does not hold."""
+        specs = [self._spec_at(key) for key in keys]
+        limits = [-1 if spec is None or spec.addressing.ids is None else spec.addressing.ids for spec in specs]
+        counts_K = embedding_bag.count_outside(values_N, bounds, limits, impl=self.impl)
+        if not values_N.is_cuda and not counts_K.any():
+            return values_N
+        given_N, values_N = values_N, values_N.clone()
         for k, spec in enumerate(specs):
-            part_N = slots_N[bounds[k] : bounds[k + 1]]
-            if spec is None or (not part_N.is_cuda and not counts_K[k]):
+            part_N = values_N[bounds[k] : bounds[k + 1]]
+            if spec is None or limits[k] < 0 or (not part_N.is_cuda and not counts_K[k]):
                 continue
-            name, bad_N = self.features[features[k]].name, (part_N < 0) | (part_N >= rows[k])
+            number, component = self._lookers[keys[k]]
+            name, bad_N = self.features[number].name, (part_N < 0) | (part_N >= limits[k])
             if spec.oov_row is None and not part_N.is_cuda:
                 position = int(bad_N.nonzero()[0])
-                value = f"id {int(values_N[bounds[k] + position])} at position {position}"
+                value = f"id {int(given_N[bounds[k] + position])} at position {position}"
                 raise UserError(
                     f"{_place(name, spec)}: {value} is outside {_range(spec)}; give the table more rows, hashed "
                     "addressing or an oov_row"
                 )
             part_N.masked_fill_(bad_N, spec.oov_row or 0)
-            self._outside[name] = self._outside.get(name, 0) + counts_K[k]
-        return slots_N
+            if component == 0:  # an id of several components is counted once
+                self._outside[name] = self._outside.get(name, 0) + counts_K[k]
+        return values_N
 
-    def slot_type(self, ids: torch.dtype, features: Sequence[int]) -> torch.dtype:
-        """What `slots` makes of such ids."""
-        maps = any(f >= 0 and self._specs[self.features[f].name].addressing.maps for f in features)
-        return torch.int64 if maps else ids
 
-    def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """The outputs of a batch."""
-        return embedding_bag.lookup(self.kernel_tables, bags, impl=self.impl)
-
-    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
-        """Where the tables learn. Gives the gradient of the batch's weights, if needed."""
-        if self.mode != "off" and version != self.version:
-            raise RuntimeError(
-                "the tables changed between this lookup and its backward; look up once per step in 'fused' mode, or "
-                "use 'deferred' and update() after the last backward"
-            )
-        grad_N = None
-        if needs_weights:  # before the rows change
-            grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, bags, impl=self.impl)
-        if self.mode == "fused":
-            embedding_bag.fused_update(self.kernel_tables, grads, bags, self.lr_T, impl=self.impl)
-            self.version += 1
-        elif self.mode == "deferred":
-            found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
-            used = {f.table for f in bags.lookups}
-            for t, (record, gradients) in enumerate(zip(self.all_records(), found, strict=True)):
-                if t in used:
-                    record.pending.append(RowGradients(*gradients))
-        return grad_N
-
-    # -- inside -------------------------------------------------------------------------------------------------
-
-    def _outputs(self, handle: Handle) -> list[Tensor]:
-        if handle.released:
-            raise UserError("lookup: this handle was released; prepare the batch again")
-        return autograd.lookup(self, handle.bags)
-
-    def _layout(self, ids: KeyedJagged) -> Layout:
-        samples = [(f.pooling, ids.samples(f.name)) for f in self.features]
-        kind = (ids.keys, tuple(ids.inverse_B), len({count for pooling, count in samples if pooling != "none"}) <= 1)
-        if torch.compiler.is_compiling():
-            return self._make_layout(*kind)
-        if kind not in self._layouts:
-            self._layouts[kind] = self._make_layout(*kind)
-        return self._layouts[kind]
-
-    def _make_layout(self, keys: tuple[str, ...], groups: tuple[tuple[str, ...], ...], uniform: bool) -> Layout:
-        """Pooled features stand side by side in one output if they have as many samples; others have their own."""
-        tables = [record.spec.name for record in self.all_records()]
-        lookups: list[Lookup] = []
-        outputs, together, width = 0, -1, 0
-        for f in self.features:
-            apart = f.pooling == "none" or not uniform
-            if apart or together < 0:
-                output, outputs = outputs, outputs + 1
-            if not apart and together < 0:
-                together = output
-            shared = [g for g, group in enumerate(groups) if f.name in group and f.pooling != "none"]
-            lookups.append(
-                Lookup(
-                    table=tables.index(f.table), pooling=f.pooling, key=keys.index(f.name),
-                    inverse=shared[0] if shared else -1, output=output if apart else together,
-                    column=0 if apart else width,
-                )
-            )  # fmt: skip
-            width += 0 if apart else self._specs[f.name].dim
-        names = [f.name for f in self.features]
-        return Layout(Lookups(lookups), [names.index(key) if key in names else -1 for key in keys])
+def _no_name_twice(kind: str, *lists: list[str]) -> None:
+    for names in lists:
+        if len(set(names)) != len(names):
+            raise UserError(f"{kind}s {names}: a name occurs twice; name each once")
 
 
 def _place(feature: str, spec: TableSpec) -> str:
@@ -360,4 +358,4 @@ def _place(feature: str, spec: TableSpec) -> str:
 
 
 def _range(spec: TableSpec) -> str:
-    return f"[0, {spec.addressing.rows})"
+    return f"[0, {spec.addressing.ids})"

@@ -17,8 +17,9 @@ stand together, see [cluster]), weight (of a sample), baseline (somebody else's 
 beside the model's) or ignore.
 [cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
 which are then stored, read and looked up once for every run of equal rows.
-What was fitted on the training part (mean, std, low, high; low, high, rows, distinct of a table) is kept when it is
-passed back: delete it to have it fitted anew. A table that a column names and [tables] does not is made."""
+What was fitted on the training part (mean, std, low, high; low, high, rows, distinct of an encoding) is kept when it
+is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table are numbered; that of a
+table which a column names and [encodings] does not is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +83,19 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Encoding:
     """How the ids of one embedding table are numbered; fitted on the training part.
 
     A missing value is row 0 and an unknown id row 1. An id is known in a training row when rows of earlier moments have
     it min_count - 1 times (2 - 1 unless told), and in all other rows when it was known in one of training.
-    encoding "vocabulary": known ids become 2, 3, ..., the most frequent first, and rows = vocabulary + 2.
-    encoding "range": integers low..high become 2, 3, ..., high - low + 2 where they are known; rows = high - low + 3.
-    encoding "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
-    any value is legal. Without an encoding prepare chooses one. distinct: ids seen in training. digest: of a
+    kind "vocabulary": known ids become 2, 3, ..., the most frequent first, and rows = vocabulary + 2.
+    kind "range": integers low..high become 2, 3, ..., high - low + 2 where they are known; rows = high - low + 3.
+    kind "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
+    any value is legal. Without a kind prepare chooses one. distinct: ids seen in training. digest: of a
     vocabulary, which is in a file beside the schema's; without that file it is fitted anew.
     """
 
-    encoding: Literal["vocabulary", "range", "hash"] | None = None
+    kind: Literal["vocabulary", "range", "hash"] | None = None
     min_count: int | None = None
     rows: int | None = None
     low: int | None = None
@@ -175,7 +176,7 @@ class Schema:
     """
 
     columns: dict[str, Column]
-    tables: dict[str, Table] = field(default_factory=dict)
+    encodings: dict[str, Encoding] = field(default_factory=dict)
     source: Source = Source()
     split: Split = Split()
     cluster: Cluster | None = None
@@ -185,8 +186,10 @@ class Schema:
         for name, column in self.columns.items():
             if name.startswith(":"):
                 raise UserError(f"columns.{name}: such names are Sparrow's; name it otherwise, with source = {name!r}")
-            if column.table is not None and column.table not in self.tables:
-                raise UserError(f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.tables)}")
+            if column.table is not None and column.table not in self.encodings:
+                raise UserError(
+                    f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.encodings)}"
+                )
             if column.transform == "missing" and not any(missing_of(n) == name for n in self.of_kind("numeric")):
                 raise UserError(f"columns.{name}: tells where another numeric column has none; leave it out with that")
         for table in {c.table for c in self.columns.values() if c.quantiles}:
@@ -256,11 +259,13 @@ class Schema:
     def load(cls, path: str | Path) -> Schema:
         """Read what `save` wrote or a person edited; UserError names file and key."""
         data = read_toml(path)
-        columns, tables = data.get("columns"), data.setdefault("tables", {})
-        if isinstance(columns, dict) and isinstance(tables, dict):
+        if "tables" in data:
+            raise UserError(f"{path}: [tables] is [encodings] now, and `encoding` in it is `kind`; rename them")
+        columns, encodings = data.get("columns"), data.setdefault("encodings", {})
+        if isinstance(columns, dict) and isinstance(encodings, dict):
             for name, column in columns.items():  # the least that a person must write: kind = "categorical"
                 if isinstance(column, dict) and column.get("kind") in ("categorical", "list"):
-                    tables.setdefault(column.setdefault("table", name), {})
+                    encodings.setdefault(column.setdefault("table", name), {})
         try:
             return from_dict(cls, data)
         except UserError as error:

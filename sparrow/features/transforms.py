@@ -89,9 +89,9 @@ class Transforms:
         folder = Path(folder)
         schema = Schema.load(folder / "schema.toml")
         vocabularies: dict[str, Vocabulary | Range] = {}
-        for name, table in schema.tables.items():
+        for name, table in schema.encodings.items():
             path = folder / vocabulary_file(schema, name)
-            if table.encoding == "vocabulary":
+            if table.kind == "vocabulary":
                 vocabularies[name] = found = Vocabulary.load(path)
                 fits = (found.rows, found.digest) == (table.rows, table.digest)
             elif is_numbered(schema, name):
@@ -127,15 +127,15 @@ class Transforms:
 
     def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
         """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
-        table, distinct = self.schema.tables[name], coded.dictionary
-        if table.encoding in ("range", "vocabulary") and name in self.vocabularies:
-            is_range = table.encoding == "range"
+        table, distinct = self.schema.encodings[name], coded.dictionary
+        if table.kind in ("range", "vocabulary") and name in self.vocabularies:
+            is_range = table.kind == "range"
             rows_U = self.vocabularies[name].rows_of(_numpy(distinct) if is_range else hashes(distinct))
-        elif table.encoding == "hash":
+        elif table.kind == "hash":
             rows_U = hashes(distinct)
         else:
-            raise UserError(f"tables.{name}: not fitted; {REFIT}")
-        narrow = table.encoding != "hash" and (table.rows or 0) < 2**31
+            raise UserError(f"encodings.{name}: not fitted; {REFIT}")
+        narrow = table.kind != "hash" and (table.rows or 0) < 2**31
         rows_U = np.append(rows_U, MISSING).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
         return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
 
@@ -183,12 +183,12 @@ def weights_of(name: str) -> str:
 def is_numbered(schema: Schema, table: str) -> bool:
     """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
     bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
-    return schema.tables[table].encoding in ("vocabulary", "range") and not bucketed
+    return schema.encodings[table].kind in ("vocabulary", "range") and not bucketed
 
 
 def vocabulary_file(schema: Schema, table: str) -> str:
     """The ids that a table knows, in the folder of the schema; numbered, as names can be anything."""
-    place = list(schema.tables).index(table)
+    place = list(schema.encodings).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
 
 
@@ -249,8 +249,8 @@ def _typed(
         return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
-    table = schema.tables[str(column.table)]
-    hashed = not integers and table.encoding != "range" and _is_hashed(raw.type)
+    table = schema.encodings[str(column.table)]
+    hashed = not integers and table.kind != "range" and _is_hashed(raw.type)
     if column.kind == "categorical":
         ids = as_ids(raw, name, lambda i: row0 + i)
         return {name: _coded(ids, name, hashed=hashed, strict=integers)}
@@ -324,7 +324,7 @@ def _integers(texts: pa.Array, name: str, strict: bool) -> pa.Array:
     except pa.ArrowInvalid as error:
         if strict:
             raise NotIntegersError(name) from None
-        remedy = "prepare the log with encoding = 'vocabulary' or 'hash' for its table"
+        remedy = "prepare the log with kind = 'vocabulary' or 'hash' for its table's encoding"
         raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
 
 

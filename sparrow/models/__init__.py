@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import nn
 
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.models._inputs import History
 from sparrow.models._offset import Offset
 
@@ -19,8 +19,8 @@ from sparrow.models._offset import Offset
 class ModelConfig(Protocol):
     """What a model file's `Config`, a frozen dataclass, offers."""
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
-        """The model for a log; rule and seed are for its embedding tables."""
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
+        """The model for a log, with embedding tables as chosen."""
         ...
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
-from sparrow.embeddings import Addressing, Direct, EmbeddingTables, Feature, Hashed, TableSpec
+from sparrow.embeddings import EmbeddingTables, Feature, TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import CausalTransformer, NumericEmbedding
 
 
@@ -39,8 +38,7 @@ class History:
 def tables_for(
     schema: Schema,
     dim: int,
-    rule: RowRule,
-    seed: int,
+    tables: TableChoices,
     init_scale: float | None = None,
     sequences: Collection[str] = (),
     several: Mapping[str, int] = MappingProxyType({}),
@@ -52,13 +50,13 @@ def tables_for(
     """
     if not schema.dense and not schema.sparse:
         raise UserError("model: this log has no feature; make some of its columns numeric, categorical or list")
+    tables.check_names(list(schema.encodings))
     specs = []
-    for name, table in schema.tables.items():
+    for name, table in schema.encodings.items():
         if table.rows is None:
-            raise UserError(f"tables.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
-        addressing: Addressing = Hashed(table.rows) if table.encoding == "hash" else Direct(table.rows)
-        size = dim * several.get(name, 1)
-        specs.append(TableSpec(name=name, dim=size, addressing=addressing, rule=rule, init_scale=init_scale))
+            raise UserError(f"encodings.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
+        size, is_numbered = dim * several.get(name, 1), table.kind != "hash"
+        specs.append(tables.spec(name, size, rows=table.rows, is_numbered=is_numbered, init_scale=init_scale))
     features = []
     for name in schema.sparse:
         column = schema.columns[name]
@@ -73,7 +71,7 @@ def tables_for(
         assert column.table is not None
         pooling = (column.pooling or "mean") if column.kind == "list" else "sum"
         features.append(Feature(name=name, table=column.table, pooling=pooling))
-    return EmbeddingTables(specs, features, seed=seed)
+    return EmbeddingTables(specs, features, seed=tables.seed or 0)
 
 
 def tasks(schema: Schema) -> int:
@@ -102,8 +100,7 @@ class Ids(nn.Module):
         self,
         schema: Schema,
         dim: int,
-        rule: RowRule,
-        seed: int,
+        tables: TableChoices,
         history: History,
         sequences: Collection[str] = (),
         several: Mapping[str, int] = MappingProxyType({}),
@@ -116,7 +113,7 @@ class Ids(nn.Module):
         if history.lists and dim % history.heads:
             what = f"model.history.heads: {history.heads} do not divide the {dim} numbers of a vector"
             raise UserError(f"{what}; take a divisor, or another model.dim")
-        self.tables = tables_for(schema, dim, rule, seed, sequences={*history.lists, *sequences}, several=several)
+        self.tables = tables_for(schema, dim, tables, sequences={*history.lists, *sequences}, several=several)
         self.lists = history.lists
         sizes = [dim * several.get(str(schema.columns[name].table), 1) for name in history.lists]
         self.readers = nn.ModuleList(
@@ -143,11 +140,11 @@ class Vectors(nn.Module):
     names: of the features, dense columns first, then id columns. history, and UserErrors: as for `Ids`.
     """
 
-    def __init__(self, schema: Schema, dim: int, rule: RowRule, seed: int, history: History) -> None:
+    def __init__(self, schema: Schema, dim: int, tables: TableChoices, history: History) -> None:
         super().__init__()
         self.names = (*schema.dense, *schema.sparse)
         self.dim, self.features = dim, len(self.names)
-        self.ids = Ids(schema, dim, rule, seed, history)
+        self.ids = Ids(schema, dim, tables, history)
         self.numeric = NumericEmbedding(len(schema.dense), dim)
 
     def forward(self, batch: Batch) -> Tensor:

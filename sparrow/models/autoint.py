@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -33,17 +33,17 @@ class Config:
         if self.width % self.heads:
             raise UserError(f"heads: {self.heads} do not divide width {self.width}; take a divisor")
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return AutoInt(schema, self, rule=rule, seed=seed)
+        return AutoInt(schema, self, tables)
 
 
 class AutoInt(nn.Module):
     """Features that attend to one another, and an MLP beside them (AutoInt+, arXiv 1810.11921)."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        self.vectors = Vectors(schema, config.dim, tables, config.history)
         sizes = [config.dim, *[config.width] * config.layers]
         self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
         self.deep = MLP(self.vectors.features * config.dim, config.deep) if config.deep else None

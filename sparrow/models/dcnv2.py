@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.interactions import CrossNet
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, NumericEmbedding, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
@@ -43,20 +43,20 @@ class Config:
         deep, rank = tuple(2 * size for size in self.deep), self.rank and 2 * self.rank
         return replace(self, cross_layers=self.cross_layers + 1, rank=rank, deep=deep)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return DCNv2(schema, self, rule=rule, seed=seed)
+        return DCNv2(schema, self, tables)
 
 
 class DCNv2(nn.Module):
     """Cross layers and an MLP over the concatenated embeddings and dense columns (arXiv 2008.13535).
 
-    rule, seed: of the embedding tables. UserErrors as `Ids`.
+    tables: see `TableChoices`. UserErrors as `Ids`.
     """
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.ids = Ids(schema, config.dim, rule, seed, config.history)
+        self.ids = Ids(schema, config.dim, tables, config.history)
         self.bottom = MLP(len(schema.dense), config.bottom) if config.bottom and schema.dense else None
         is_embedded = config.embed_dense and self.bottom is None
         self.numeric = NumericEmbedding(len(schema.dense), config.dim) if is_embedded else None

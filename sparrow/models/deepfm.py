@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from sparrow.core import Batch
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.interactions import FactorizationMachine
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -25,9 +25,9 @@ class Config:
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), deep=self.deep)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return DeepFM(schema, self, rule=rule, seed=seed)
+        return DeepFM(schema, self, tables)
 
 
 class DeepFM(nn.Module):
@@ -36,9 +36,9 @@ class DeepFM(nn.Module):
     With several labels each has dim + 1 numbers of a vector for its machine; the MLP reads all but the weights.
     """
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed, config.history)
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), tables, config.history)
         self.machine = FactorizationMachine(tasks(schema))
         self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep)
         self.head = Head(self.deep.out_features, tasks(schema), bias=False)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, Jagged, UserError
 from sparrow.core.errors import suggest
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, NumericEmbedding, require_sizes
 from sparrow.models._inputs import History, Ids, tasks
 
@@ -30,9 +30,9 @@ class Config:
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,), attention=self.attention, deep=self.deep)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return DIN(schema, self, rule=rule, seed=seed)
+        return DIN(schema, self, tables)
 
 
 class DIN(nn.Module):
@@ -44,7 +44,7 @@ class DIN(nn.Module):
     UserError for a log without a list to weigh, and as `Ids`.
     """
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         columns = schema.columns
         single = [name for name in schema.sparse if columns[name].kind == "categorical"]
@@ -55,7 +55,7 @@ class DIN(nn.Module):
             for name in lists
             if columns[name].table in one and name not in config.history.lists
         }
-        self.ids = Ids(schema, config.dim, rule, seed, config.history, sequences=self.pairs)
+        self.ids = Ids(schema, config.dim, tables, config.history, sequences=self.pairs)
         for name, candidate in self.pairs.items():
             if name not in lists:
                 raise UserError(f"model.pairs: no list {name!r}{suggest(name, lists)}")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.interactions import DotInteraction
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
@@ -34,21 +34,21 @@ class Config:
         top = tuple(2 * size for size in self.top)
         return replace(self, bottom=tuple(2 * size for size in self.bottom), top=(*top[:1], *top))
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return DLRM(schema, self, rule=rule, seed=seed)
+        return DLRM(schema, self, tables)
 
 
 class DLRM(nn.Module):
     """Bottom MLP on the dense columns, dot products of all pairs of vectors, top MLP (arXiv 1906.00091).
 
-    rule, seed: of the embedding tables. Raises UserError for a log with fewer than two vectors to pair, and as `Ids`.
+    tables: see `TableChoices`. Raises UserError for a log with fewer than two vectors to pair, and as `Ids`.
     """
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         self.dim = config.dim
-        self.ids = Ids(schema, config.dim, rule, seed, config.history)
+        self.ids = Ids(schema, config.dim, tables, config.history)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
         vectors = len(schema.sparse) + (self.bottom is not None)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -40,9 +40,9 @@ class Config:
             if sizes[-1] % self.heads:
                 raise UserError(f"heads: {self.heads} do not divide {sizes[-1]}, {name}'s last size; take a divisor")
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return FinalMLP(schema, self, rule=rule, seed=seed)
+        return FinalMLP(schema, self, tables)
 
 
 class FinalMLP(nn.Module):
@@ -52,9 +52,9 @@ class FinalMLP(nn.Module):
     examples: another path for the gradient, not another function.
     """
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        self.vectors = Vectors(schema, config.dim, tables, config.history)
         features = self.vectors.features * config.dim
         self.contexts = [self._places(name, getattr(config, name)) for name in ("first_context", "second_context")]
         if any(self.contexts) and not config.gates:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from sparrow.core import Batch
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.interactions import FactorizationMachine
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -24,17 +24,17 @@ class Config:
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim,))
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return FM(schema, self, rule=rule, seed=seed)
+        return FM(schema, self, tables)
 
 
 class FM(nn.Module):
     """Factorization machine (Rendle 2010): each label has vectors and weights of its own, side by side in a table."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), rule, seed, config.history)
+        self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), tables, config.history)
         self.machine = FactorizationMachine(tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

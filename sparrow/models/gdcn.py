@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -32,17 +32,17 @@ class Config:
         require_sizes(dim=(self.dim,), deep=self.deep)
         require(least=1, layers=self.layers)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return GDCN(schema, self, rule=rule, seed=seed)
+        return GDCN(schema, self, tables)
 
 
 class GDCN(nn.Module):
     """Cross layers that weigh each interaction before they add it, and an MLP (GDCN, arXiv 2311.04635)."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        self.vectors = Vectors(schema, config.dim, tables, config.history)
         features = self.vectors.features * config.dim
         self.layers = nn.ModuleList(_GatedCross(features) for _ in range(config.layers))
         self.deep = MLP(features, config.deep)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.models._inputs import pooled, tables_for, tasks
 
 
@@ -18,10 +18,10 @@ class LogisticRegression(nn.Module):
     are chosen for.
     """
 
-    def __init__(self, schema: Schema, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, tables: TableChoices) -> None:
         super().__init__()
         self.tasks = tasks(schema)
-        self.tables = tables_for(schema, self.tasks, rule, seed, init_scale=0.0)
+        self.tables = tables_for(schema, self.tasks, tables, init_scale=0.0)
         self.weight_CT = nn.Parameter(torch.zeros(len(schema.dense), self.tasks))
         self.bias_T = nn.Parameter(torch.zeros(self.tasks))
 
@@ -35,6 +35,6 @@ class LogisticRegression(nn.Module):
 class Config:
     """Logistic regression has nothing to choose."""
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return LogisticRegression(schema, rule=rule, seed=seed)
+        return LogisticRegression(schema, tables)

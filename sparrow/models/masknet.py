@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -38,17 +38,17 @@ class Config:
         require(least=1, blocks=self.blocks)
         require(above=0, reduction=self.reduction)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return MaskNet(schema, self, rule=rule, seed=seed)
+        return MaskNet(schema, self, tables)
 
 
 class MaskNet(nn.Module):
     """Layers whose inputs are multiplied with masks made of all features (MaskNet, arXiv 2102.07619)."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        self.vectors = Vectors(schema, config.dim, tables, config.history)
         self.norm = _VectorNorm(self.vectors.features, config.dim)
         features, self.is_parallel = self.vectors.features * config.dim, config.structure == "parallel"
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]

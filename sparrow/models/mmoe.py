@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.models import ple
 from sparrow.models._inputs import History
 
@@ -28,9 +28,9 @@ class Config:
         require(least=1, experts=self.experts)
         self._as_ple()
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return self._as_ple().build(schema, rule, seed)
+        return self._as_ple().build(schema, tables)
 
     def _as_ple(self) -> ple.Config:
         return ple.Config(

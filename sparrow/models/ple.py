@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
@@ -34,17 +34,17 @@ class Config:
         require(least=1, shared=self.shared, levels=self.levels)
         require(least=0, own=self.own)
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return PLE(schema, self, rule=rule, seed=seed)
+        return PLE(schema, self, tables)
 
 
 class PLE(nn.Module):
     """Experts that labels share or have alone, mixed for each label by a gate (PLE; Tang et al., RecSys 2020)."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        self.vectors = Vectors(schema, config.dim, rule, seed, config.history)
+        self.vectors = Vectors(schema, config.dim, tables, config.history)
         labels, size = tasks(schema), self.vectors.features * config.dim
         self.levels = nn.ModuleList()
         for level in range(config.levels):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.kernels.rules import RowRule
 from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
@@ -44,9 +44,9 @@ class Config:
         for name, count in self.several.items():
             require(least=1, **{f"several.{name}": count})
 
-    def build(self, schema: Schema, rule: RowRule, seed: int) -> nn.Module:
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """The model for a log."""
-        return Wukong(schema, self, rule=rule, seed=seed)
+        return Wukong(schema, self, tables)
 
     def larger(self) -> Config:
         """The next size: layers first, up to four, then n_f, n_l, k and the MLPs' widths together (section 5.2)."""
@@ -84,13 +84,13 @@ class Config:
 class Wukong(nn.Module):
     """Stacked factorization machines: layer i reaches order 2^i and more (Wukong, arXiv 2403.02545)."""
 
-    def __init__(self, schema: Schema, config: Config, *, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         for name in config.several:
-            if name not in schema.tables:
-                raise UserError(f"model.several: no table {name!r}{suggest(name, schema.tables)}")
+            if name not in schema.encodings:
+                raise UserError(f"model.several: no table {name!r}{suggest(name, schema.encodings)}")
         self.dim = config.dim
-        self.ids = Ids(schema, config.dim, rule, seed, config.history, several=config.several)
+        self.ids = Ids(schema, config.dim, tables, config.history, several=config.several)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])

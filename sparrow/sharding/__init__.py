@@ -1,5 +1,6 @@
 """The same model on many ranks: plans, and the tables that a plan puts in the place of a model's own."""
 
+from sparrow.sharding.exchange import Codecs
 from sparrow.sharding.layout import (
     Layout,
     Shard,
@@ -16,6 +17,6 @@ from sparrow.sharding.plan import plan, summary
 from sparrow.sharding.tables import ShardedTables, shard
 
 __all__ = [
-    "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "hosts_row_wise", "plan", "row_wise",
-    "shard", "summary", "table_column_wise", "table_row_wise", "table_wise",
+    "Codecs", "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "hosts_row_wise", "plan",
+    "row_wise", "shard", "summary", "table_column_wise", "table_row_wise", "table_wise",
 ]  # fmt: skip

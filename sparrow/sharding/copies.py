@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from sparrow.distributed import World
 from sparrow.embeddings import RowGradients, RowRecords
+from sparrow.embeddings.components import ComponentTables
+from sparrow.embeddings.records import empty_gradients
 
 WHAT = "gradients of copied tables"
 
 
-def share(world: World, records: Sequence[RowRecords], mine: Mapping[str, RowGradients]) -> None:
+def share(world: World, tables: ComponentTables) -> None:
     """Put everyone's gradients in the place of a rank's own: as they came, or summed; the sums have the same bits.
 
     Of each table travels what takes fewer bytes: the rows that each rank has used, to all; or the gradient of the whole
     table, summed like an all-reduce does it, a part on each rank, and gathered.
     """
+    records, mine = list(tables.all_records()), tables.gradients()
     if not records:
         return
-    none = records[0].touched.new_empty(0, dtype=torch.int64)
-    found = [mine.get(record.name, RowGradients(none, record.weight[:0])) for record in records]
+    found = [mine.get(record.name) or empty_gradients(record) for record in records]
     counts = torch.tensor([len(gradients.rows_U) for gradients in found])
     counts_RT = torch.stack(world.all_gather("rows of copied tables, counts", counts, same=True))
     dense = [is_dense(world.size, of, record) for of, record in zip(counts_RT.T.tolist(), records, strict=True)]
-    for record in records:
-        record.pending = []
-    both = list(zip(records, found, strict=True))
-    _sum([one for one, whole in zip(both, dense, strict=True) if whole], world)
+    tables.discard()
+    both = list(zip(range(len(records)), records, found, strict=True))
+    _sum([one for one, whole in zip(both, dense, strict=True) if whole], world, tables)
     rest = [one for one, whole in zip(both, dense, strict=True) if not whole]
     if not rest:
         return
     counts_RT = counts_RT[:, ~torch.tensor(dense)]
-    numbers_RT = counts_RT * torch.tensor([record.spec.dim for record, _ in rest])
-    rows_N, grad_N = torch.cat([of.rows_U for _, of in rest]), torch.cat([of.grad_UD.flatten() for _, of in rest])
+    numbers_RT = counts_RT * torch.tensor([record.dim for _, record, _ in rest])
+    rows_N, grad_N = torch.cat([of.rows_U for *_, of in rest]), torch.cat([of.grad_UD.flatten() for *_, of in rest])
     rows = _to_all(world, "rows of copied tables", rows_N, counts_RT.sum(1).tolist())
     grads = _to_all(world, WHAT, grad_N, numbers_RT.sum(1).tolist())
     for rows_U, grad_M, sizes, numbers in zip(rows, grads, counts_RT.tolist(), numbers_RT.tolist(), strict=True):
-        for (record, _), part_U, part_M in zip(rest, rows_U.split(sizes), grad_M.split(numbers), strict=True):
+        for (number, record, _), part_U, part_M in zip(rest, rows_U.split(sizes), grad_M.split(numbers), strict=True):
             if len(part_U):
-                record.pending.append(RowGradients(part_U, part_M.view(-1, record.spec.dim)))
+                tables.collect(number, RowGradients(part_U, part_M.view(-1, record.dim)))
 
 
 def _to_all(world: World, what: str, mine_N: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
@@ -53,7 +54,7 @@ def _to_all(world: World, what: str, mine_N: Tensor, sizes: Sequence[int]) -> Se
 
 def is_dense(world: int, counts: Iterable[int], record: RowRecords) -> bool:
     """Whether all ranks together send fewer bytes of the whole table than of rows, of which each has so many."""
-    rows, dim = record.rows, record.spec.dim
+    rows, dim = record.rows, record.dim
     return 2 * world * _part(rows, world) * 4 * (dim + 1) < sum(counts) * (8 + 4 * dim)  # both times world - 1
 
 
@@ -61,13 +62,13 @@ def _part(rows: int, world: int) -> int:
     return math.ceil(rows / world)
 
 
-def _sum(chosen: Sequence[tuple[RowRecords, RowGradients]], world: World) -> None:
+def _sum(chosen: Sequence[tuple[int, RowRecords, RowGradients]], world: World, tables: ComponentTables) -> None:
     """Whole tables: part r of each, with a column that marks used rows, to rank r, which sums and gives it to all."""
     if not chosen:
         return
     sizes, parts = [], []
-    for record, gradients in chosen:
-        part, dim = _part(record.rows, world.size), record.spec.dim
+    for _, record, gradients in chosen:
+        part, dim = _part(record.rows, world.size), record.dim
         whole = gradients.grad_UD.new_zeros(part * world.size, dim + 1)
         whole[gradients.rows_U, :dim] = gradients.grad_UD
         whole[gradients.rows_U, dim] = 1
@@ -79,8 +80,8 @@ def _sum(chosen: Sequence[tuple[RowRecords, RowGradients]], world: World) -> Non
     for of_rank in came:
         total += of_rank
     sums = [sums.split(sizes) for sums in world.all_gather(WHAT, total, same=True)]
-    for table, (record, _) in enumerate(chosen):
-        whole = torch.cat([of_rank[table].view(-1, record.spec.dim + 1) for of_rank in sums])
+    for at, (number, record, _) in enumerate(chosen):
+        whole = torch.cat([of_rank[at].view(-1, record.dim + 1) for of_rank in sums])
         rows_U = whole[:, -1].nonzero()[:, 0]
         if len(rows_U):
-            record.pending.append(RowGradients(rows_U, whole[rows_U, :-1].contiguous()))
+            tables.collect(number, RowGradients(rows_U, whole[rows_U, :-1].contiguous()))

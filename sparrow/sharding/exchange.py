@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sparrow.core import KeyedJagged
-from sparrow.distributed import Codec, Pending, World
-from sparrow.embeddings import EmbeddingTables, Feature
+from sparrow.distributed import Codec, Pending
+from sparrow.distributed.codecs import cast
+from sparrow.embeddings.components import ComponentTables
 from sparrow.kernels.embedding_bag import Bags
 from sparrow.sharding import ids as ids_out
 from sparrow.sharding import messages
 from sparrow.sharding.ids import SentIds
-from sparrow.sharding.layout import Layout, Shard
+from sparrow.sharding.layout import Shard
 from sparrow.sharding.messages import Form, Shape
 from sparrow.sharding.routes import Piece, Routes
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codecs:
+    """How vectors travel, and their gradients."""
+
+    forward: Codec = field(default_factory=cast.Config)
+    backward: Codec = field(default_factory=cast.Config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +62,15 @@ class InFlight:
 
 
 class Exchange:
-    """The exchange of one `ShardedTables`, on the routes of its batches.
+    """The exchange of one `ShardedTables`, for batches with certain dedup groups.
 
-    local: the shards here, and mine: what they hold. Means are sums here, divided by the global lengths at home.
+    routes: of such batches. local: the shards here, and mine: what they hold. codecs: of vectors and of gradients.
+    Means are sums here, divided by the global lengths at home.
     """
 
-    def __init__(
-        self, world: World, local: EmbeddingTables, features: Sequence[Feature], plan: Mapping[str, Layout],
-        shards: Mapping[str, Sequence[Shard]], mine: Sequence[Shard], forward: Codec, backward: Codec,
-        groups: Sequence[int], count: int,
-    ) -> None:  # fmt: skip
-        self.world, self.local = world, local
-        self.routes = routes = Routes(world, features, plan, shards, groups, count)
-        self.codecs = {True: forward, False: backward}
+    def __init__(self, routes: Routes, local: ComponentTables, mine: Sequence[Shard], codecs: Codecs) -> None:
+        self.world, self.local, self.codecs = routes.world, local, codecs
+        self.routes, world = routes, routes.world
         self._lookups, self._direct_outputs, self._staged_outputs = routes.lookups(mine)
         self._places = range(world.size)  # of a rank's parts in messages that go direct
         self._staged_places = [r % world.local_size * world.hosts + r // world.local_size for r in self._places]
@@ -74,7 +79,7 @@ class Exchange:
         self._arriving = [*self._direct, *_flat(routes.staged[owner] for owner in self._owners)]
         runs = [(run, piece.group, at) for at, piece in enumerate(self._arriving) for run in piece.runs]
         self._runs = sorted(runs, key=lambda run: run[0].block)  # parts of a sum in the order of rows
-        self._sequences = [n for n, feature in enumerate(features) if feature.pooling == "none"]
+        self._sequences = [n for n, feature in enumerate(routes.features) if feature.pooling == "none"]
 
     # -- ids out ------------------------------------------------------------------------------------------------
 
@@ -125,7 +130,7 @@ class Exchange:
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
         """Messages out and messages back: all of them one behind the other."""
-        codec, out, back = self.codecs[forward], hop.there, hop.here
+        codec, out, back = self.codecs.forward if forward else self.codecs.backward, hop.there, hop.here
         if not forward:
             out, back = back, out
         data, counts = messages.pack(codec, flat_N, out, self.world.step, forward)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sparrow.core.config import from_dict, read_toml
 from sparrow.core.errors import UserError, suggest
-from sparrow.embeddings import TableSpec
+from sparrow.embeddings import Component
 from sparrow.sharding import layout
 from sparrow.sharding.layout import Layout
 
@@ -32,13 +32,13 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """What a plan's TOML file says. tables: by name, such as `user = { ranks = [0, 1], rows = 2 }`, see `Layout`.
+    """What a plan's TOML file says. layouts: of tables by name, such as `user = { ranks = [0, 1], rows = 2 }`.
 
     default: the layout of all others, by its name, or "auto".
     """
 
     default: str = "auto"
-    tables: dict[str, Layout] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
 
 
 NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so that tables spread
@@ -52,8 +52,8 @@ NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so t
 }
 
 
-def plan(chosen: str, specs: Sequence[TableSpec], world: Grid) -> dict[str, Layout]:
-    """Table -> layout. chosen: "auto", a layout's name for all tables, or a TOML file (`PlanFile`). UserError.
+def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str, Layout]:
+    """Component -> layout. chosen: "auto", a layout's name for all tables, or a TOML file.
 
     "auto": tables up to SMALL everywhere. Of the others those that are more than the mean of what a rank has, and more
     than LARGE, are cut by rows: on a single host over the fewest ranks that bring the parts down to that; where there
@@ -64,17 +64,17 @@ def plan(chosen: str, specs: Sequence[TableSpec], world: Grid) -> dict[str, Layo
     """
     if chosen.endswith(".toml"):
         file = from_dict(PlanFile, read_toml(Path(chosen)), chosen)
-        names = [spec.name for spec in specs]
-        for name in file.tables:
+        names = [component.name for component in components]
+        for name in file.layouts:
             if name not in names:
                 raise UserError(f"{chosen}: no table {name!r}{suggest(name, names)}")
-        return plan(file.default, specs, world) | file.tables
+        return plan(file.default, components, world) | file.layouts
     if chosen == "auto":
-        return _auto(specs, world)
+        return _auto(components, world)
     if chosen not in NAMED:
         known = ["auto", *NAMED]
         raise UserError(f"sharding.plan: {chosen!r} is none of {', '.join(known)} nor a .toml{suggest(chosen, known)}")
-    return {spec.name: NAMED[chosen](number, world) for number, spec in enumerate(specs)}
+    return {component.name: NAMED[chosen](number, world) for number, component in enumerate(components)}
 
 
 def summary(plan: Mapping[str, Layout]) -> str:
@@ -89,8 +89,8 @@ def summary(plan: Mapping[str, Layout]) -> str:
     return ", ".join(f"{n} {how}" for how, n in Counter(map(kind, plan.values())).items())
 
 
-def _auto(specs: Sequence[TableSpec], world: Grid) -> dict[str, Layout]:
-    sizes = {spec.name: 4 * spec.addressing.rows * spec.dim for spec in specs}
+def _auto(components: Sequence[Component], world: Grid) -> dict[str, Layout]:
+    sizes = {component.name: component.bytes_values for component in components}
     found = {name: layout.data_parallel() for name, size in sizes.items() if size <= SMALL}
     rest = sorted((item for item in sizes.items() if item[0] not in found), key=lambda item: (-item[1], item[0]))
     is_far = world.hosts > 1 and world.local_size == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,88 +12,104 @@ from torch.autograd.function import once_differentiable
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
-from sparrow.distributed import Codec, Pending, World
+from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
-from sparrow.embeddings.tables import Mode
+from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode
 from sparrow.sharding import copies
-from sparrow.sharding.exchange import Exchange, InFlight
+from sparrow.sharding.exchange import Codecs, Exchange, InFlight
 from sparrow.sharding.layout import Layout
+from sparrow.sharding.routes import Routes
+
+
+@dataclass(eq=False)
+class Travelling:
+    """A batch whose ids are on their way to the shards.
+
+    copied: its rows in tables that are copied to every rank. sent, then begun: its ids, which leave with a later
+    lookup, and its vectors.
+    """
+
+    ids: KeyedJagged
+    copied: ComponentHandle | None
+    sent: Pending[InFlight] | None
+    begun: tuple[Tensor, InFlight] | None = None
 
 
 class ShardedTables(nn.Module):
-    """`EmbeddingTables` over many ranks: ids go to the shards, pooled vectors come back, gradients go there again.
+    """`ComponentTables` over many ranks: rows go to the shards, pooled vectors come back, gradients go there again.
 
-    whole: the tables they stand for, whose rows may be unallocated. plan: table -> layout. forward, backward: codecs of
-    vectors and of their gradients. The gradients of all ranks are summed: each rank's loss must be its share of the
-    global one. A shard sums a row's gradients over features, ranks and samples in that order, as one process does with
-    the ranks' batches one behind the other. Every call is one of all ranks together. Raises UserError for a plan that
-    does not fit the tables.
+    whole: the tables they stand for, whose rows may be unallocated. seed: of the first rows. plan: component -> layout.
+    forward, backward: codecs of vectors and of their gradients. The gradients of all ranks are summed: each rank's loss
+    must be its share of the global one. A shard sums a row's gradients over features, ranks and samples in that order,
+    as one process does with the ranks' batches one after the other. Every call is one of all ranks together. Raises
+    UserError for a plan that does not fit the tables.
     """
 
     def __init__(
-        self, whole: EmbeddingTables, plan: Mapping[str, Layout], world: World, forward: Codec, backward: Codec
+        self, whole: ComponentTables, seed: int, plan: Mapping[str, Layout], world: World, codecs: Codecs
     ) -> None:
         super().__init__()
-        specs = {record.spec.name: record.spec for record in whole.all_records()}
+        components = {record.component.name: record.component for record in whole.all_records()}
         for name, layout in plan.items():
-            if name not in specs:
-                raise UserError(f"plan: no table {name!r}{suggest(name, list(specs))}")
+            if name not in components:
+                raise UserError(f"plan: no table {name!r}{suggest(name, list(components))}")
             layout.check(name, world.size, world.local_size)
-            extra = specs[name].rule.regularization
-            if layout.columns > 1 and (extra.clip_norm or extra.max_norm):
-                raise UserError(f"plan: table {name!r} is cut by columns, and its rule bounds norms of whole rows")
-        if missing := [name for name in specs if name not in plan]:
+            components[name].check_columns(layout.columns)
+        if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
-        self.world, self.features = world, whole.features
-        self._whole = (whole,)  # in a tuple: not a module of this one
-        shards = {name: plan[name].shards(name, s.addressing.rows, s.dim) for name, s in specs.items()}
+        self.world, self.features, self.impl = world, whole.features, whole.impl
+        shards = {name: plan[name].shards(name, c.rows, c.dim) for name, c in components.items()}
         mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
-        records = [RowRecords(specs[s.table], whole.seed, s.rows, s.columns) for s in mine]
-        self.local = EmbeddingTables([], [], impl=whole.impl, seed=whole.seed, records=records)
-        copied = [spec for name, spec in specs.items() if plan[name].is_replicated]
-        everywhere = [f for f in self.features if plan[f.table].is_replicated]
-        self.copies = EmbeddingTables(copied, everywhere, impl=whole.impl, seed=whole.seed)
+        here = [RowRecords(components[s.table], seed, s.rows, s.columns) for s in mine]
+        self.local = ComponentTables(here, [], impl=whole.impl)
+        everywhere = [RowRecords(c, seed) for name, c in components.items() if plan[name].is_replicated]
+        copied = [f for f in self.features if plan[f.table].is_replicated]
+        self.copies = ComponentTables(everywhere, copied, impl=whole.impl)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        self._make = partial(Exchange, world, self.local, self.sharded, plan, shards, mine, forward, backward)
+        self._routes = partial(Routes, world, self.sharded, plan, shards)
+        self._mine, self._codecs = mine, codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
-        self._ahead: weakref.WeakKeyDictionary[KeyedJagged, Pending[InFlight]] = weakref.WeakKeyDictionary()
-        self._begun: weakref.WeakKeyDictionary[KeyedJagged, tuple[Tensor, InFlight]] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakSet[Travelling] = weakref.WeakSet()
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
-    def prefetch(self, ids: KeyedJagged) -> None:
-        """Send a batch's ids on their way before anyone looks them up.
+    def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> Travelling:
+        """Send a batch's rows on their way.
 
-        Their sizes leave at once, the ids behind the next lookup: whoever sent vectors sent sizes before, so nobody
+        Their sizes leave at once, the rows with the next lookup: whoever sent vectors sent sizes before, so nobody
         waits for those.
         """
-        if self.sharded:
-            self._ahead[ids] = self._send(ids)
+        copied = self.copies.prepare(ids, rows_N) if self.copies.features else None
+        handle = Travelling(ids, copied, self._send(ids, rows_N) if self.sharded else None)
+        self._ahead.add(handle)
+        return handle
 
-    def begin(self, ids: KeyedJagged) -> None:
+    def begin(self, handle: Travelling) -> None:
         """Look a batch up before the model asks for it: vectors travel while it computes something else."""
-        if self.sharded:
-            sent = (self._ahead.pop(ids, None) or self._send(ids)).wait()
-            self._begun[ids] = _Begin.apply(self.anchor, self, sent), sent
+        if handle.sent is not None and handle.begun is None:
+            self._ahead.discard(handle)
+            sent = handle.sent.wait()
+            handle.begun = _Begin.apply(self.anchor, self, sent), sent
 
-    def pooled(self, ids: KeyedJagged) -> Tensor:
-        """As `EmbeddingTables.pooled`."""
+    def pooled(self, handle: Travelling) -> Tensor:
+        """See `EmbeddingTables.pooled`."""
         if any(feature.pooling == "none" for feature in self.features):
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
-        if not self.copies.features and not ids.inverse_B:
-            return self._exchanged(ids)[0]
-        found = self(ids)
-        return torch.cat([found[feature.name] for feature in self.features], 1)
+        if handle.copied is None and not handle.ids.inverse_B:
+            return self._exchanged(handle)[0]
+        found = self.lookup(handle)
+        return torch.cat([found[feature.name] for feature in self.features], 1)  # type: ignore[misc]
 
-    def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
-        """Feature -> vectors, as `EmbeddingTables.lookup`."""
-        found = self.copies(ids) if self.copies.features else {}
+    def lookup(self, handle: Travelling) -> dict[str, Tensor | Jagged]:
+        """Feature -> vectors, see `ComponentTables.lookup`."""
+        found = {} if handle.copied is None else self.copies.lookup(handle.copied)
         if self.sharded:
+            ids = handle.ids
             routes = self._exchange(tuple(ids.inverse_B)).routes
-            vectors = self._exchanged(ids)
+            vectors = self._exchanged(handle)
             pooled, sequences = vectors[: len(routes.widths)], vectors[len(routes.widths) :]
             for group, inverse_B in enumerate(ids.inverse_B.values(), 1):
                 pooled[group] = pooled[group].index_select(0, inverse_B)
@@ -106,21 +123,28 @@ class ShardedTables(nn.Module):
                     found[feature.name] = pooled[routes.groups[number]][:, routes.columns_of(number)]
         return {feature.name: found[feature.name] for feature in self.features}
 
-    def _exchanged(self, ids: KeyedJagged) -> list[Tensor]:
-        """As `InFlight.vectors`."""
-        if ids not in self._begun:
-            self.begin(ids)
-        token, sent = self._begun.pop(ids)
+    def release(self, handle: Travelling) -> None:
+        """Let go of the batch's rows."""
+        if handle.copied is not None:
+            self.copies.release(handle.copied)
+
+    def _exchanged(self, handle: Travelling) -> list[Tensor]:
+        """See `InFlight.vectors`."""
+        self.begin(handle)
+        assert handle.begun is not None
+        token, sent = handle.begun
         vectors = list(_End.apply(token, self, sent))
-        for following in self._ahead.values():
-            following.wait()
+        for following in self._ahead:
+            if following.sent is not None:
+                following.sent.wait()
         return vectors
 
     def _exchange(self, groups: tuple[tuple[str, ...], ...]) -> Exchange:
         """That for batches with these dedup groups; every rank's have the same."""
         if groups not in self._exchanges:
             of = {name: number for number, names in enumerate(groups, 1) for name in names}
-            self._exchanges[groups] = self._make([of.get(feature.name, 0) for feature in self.sharded], len(groups))
+            routes = self._routes([of.get(feature.name, 0) for feature in self.sharded], len(groups))
+            self._exchanges[groups] = Exchange(routes, self.local, self._mine, self._codecs)
         return self._exchanges[groups]
 
     @torch.no_grad()
@@ -143,7 +167,7 @@ class ShardedTables(nn.Module):
         self._shared = False
 
     def scale_lr(self, factor: float) -> None:
-        """As `EmbeddingTables.scale_lr`."""
+        """See `ComponentTables.scale_lr`."""
         self.local.scale_lr(factor)
         self.copies.scale_lr(factor)
 
@@ -162,14 +186,12 @@ class ShardedTables(nn.Module):
         """Give copied tables everyone's gradients, once."""
         if not self._shared and self.mode != "off":
             self._shared = True
-            copies.share(self.world, list(self.copies.all_records()), self.copies.gradients())
+            copies.share(self.world, self.copies)
 
-    def _send(self, ids: KeyedJagged) -> Pending[InFlight]:
+    def _send(self, ids: KeyedJagged, rows_N: Tensor) -> Pending[InFlight]:
         if ids.weights_N is not None and ids.weights_N.requires_grad:
             raise UserError("tables: weights that learn cannot be sharded; keep them out of the graph")
-        numbers = {feature.name: number for number, feature in enumerate(self.features)}
-        named = [numbers.get(key, -1) for key in ids.keys]
-        return self._exchange(tuple(ids.inverse_B)).send(ids, self._whole[0].slots(ids.values_N, ids.bounds, named))
+        return self._exchange(tuple(ids.inverse_B)).send(ids, rows_N)
 
     # -- rows in and out, and the rest --------------------------------------------------------------------------
 
@@ -178,6 +200,10 @@ class ShardedTables(nn.Module):
         yield from self.local.all_records()
         yield from self.copies.all_records()
 
+    def record(self, name: str) -> RowRecords:
+        """UserError: a component's rows may be on many ranks."""
+        raise UserError(f"table {name!r} is sharded; its rows here are among `all_records`")
+
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
         """The rows that are this rank's to save; copied tables are rank 0's."""
         yield from self.local.chunks(max_bytes)
@@ -185,18 +211,9 @@ class ShardedTables(nn.Module):
             yield from self.copies.chunks(max_bytes)
 
     def changed(self) -> None:
-        """As `EmbeddingTables.changed`."""
+        """See `ComponentTables.changed`."""
         self.local.changed()
         self.copies.changed()
-
-    def oov_counts(self) -> dict[str, int]:
-        """As `EmbeddingTables.oov_counts`, of this rank's samples."""
-        return {**self._whole[0].oov_counts(), **self.copies.oov_counts()}
-
-    def raise_bad_ids(self) -> None:
-        """As `EmbeddingTables.raise_bad_ids`."""
-        self._whole[0].raise_bad_ids()
-        self.copies.raise_bad_ids()
 
 
 class _Begin(torch.autograd.Function):
@@ -204,7 +221,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: InFlight) -> Tensor:
-        ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.version
+        ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.door.version
         sent.exchange.lookup(sent)
         return anchor.clone()
 
@@ -233,11 +250,12 @@ class _End(torch.autograd.Function):
         return torch.zeros(()), None, None
 
 
-def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, forward: Codec, backward: Codec) -> None:
-    """Put sharded tables in the place of every `EmbeddingTables` of a model, in place; UserError as theirs."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, EmbeddingTables) and not isinstance(parent, ShardedTables):
-                names = [record.spec.name for record in child.all_records()]
-                mine = {table: plan[table] for table in names if table in plan}
-                setattr(parent, name, ShardedTables(child, mine, world, forward, backward))
+def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, codecs: Codecs) -> None:
+    """Put sharded components in the place of those of every `EmbeddingTables` of a model; UserError as theirs.
+
+    plan: component -> layout.
+    """
+    for tables in [module for module in model.modules() if isinstance(module, EmbeddingTables)]:
+        names = [component.name for spec in tables.specs for component in spec.components]
+        mine = {name: plan[name] for name in names if name in plan}
+        tables.components = ShardedTables(tables.components, tables.seed, mine, world, codecs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,33 @@ from sparrow.core import Batch
 from sparrow.core.config import Family, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.embeddings import EmbeddingTables, unallocated
-from sparrow.features.schema import Schema
+from sparrow.features.schema import Encoding, Schema
 from sparrow.layers import computing
 from sparrow.losses import probabilities
 from sparrow.models import Offset
-from sparrow.sharding import ShardedTables
 from sparrow.trained.run import Run
-
-AnyTables = EmbeddingTables | ShardedTables
 
 
 def identity(run: Run, schema: Schema) -> dict[str, Any]:
     """What makes two models the same model: a checkpoint of one fits the other."""
     return {
         "model": {"name": Family("sparrow.models").name_of(run.model), **to_dict(run.model)},
-        "tables": {name: {"rows": t.rows, "encoding": t.encoding} for name, t in schema.tables.items()},
+        "tables": {name: _table(run, name, table) for name, table in schema.encodings.items()},
         "features": {name: schema.columns[name].table for name in schema.sparse},
         "dense columns": list(schema.dense),
-        "table rule": Family("sparrow.kernels.rules").name_of(run.tables),
         "dense optimizer": Family("sparrow.optimizers").name_of(run.dense),
+    }
+
+
+def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
+    """What must stay the same of a table: its rows and fields. Sizes of vectors are the model's."""
+    chosen = run.tables.of(name, table.rows or 0, 0)
+    return {
+        "rows": table.rows,
+        "encoding": table.kind,
+        "addressing": to_dict(chosen)["addressing"] if chosen.addressing else None,
+        "format": Family("sparrow.kernels.formats").name_of(chosen.format),
+        "rule": Family("sparrow.kernels.rules").name_of(chosen.rule),
     }
 
 
@@ -55,10 +64,16 @@ def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = 
     """
     with within_memory(run.device):
         with nullcontext() if shard is None else unallocated():
-            model = Offset(run.model.build(schema, run.tables, run.seed), schema)
+            model = Offset(untrained(run, schema), schema)
         if shard is not None:
             shard(model)
         return model.to(run.device)
+
+
+def untrained(run: Run, schema: Schema) -> nn.Module:
+    """The model itself, its first values drawn from the run's seed."""
+    seed = run.seed if run.tables.seed is None else run.tables.seed
+    return run.model.build(schema, replace(run.tables, seed=seed))
 
 
 @contextmanager
@@ -75,12 +90,9 @@ def within_memory(device: str) -> Iterator[None]:
         ) from None
 
 
-def tables_of(model: nn.Module) -> list[AnyTables]:
+def tables_of(model: nn.Module) -> list[EmbeddingTables]:
     """The model's embedding tables."""
-    found: list[AnyTables] = []
-    for child in model.children():
-        found += [child] if isinstance(child, EmbeddingTables | ShardedTables) else tables_of(child)
-    return found
+    return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
 
 
 def of_whole_log(scores: torch.Tensor, kept: float) -> torch.Tensor:
@@ -107,10 +119,10 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
     model.load_state_dict(saved.part("dense"))
     records = [record for tables in tables_of(model) for record in tables.all_records()]
-    missing = {record.name: record.weight.numel() for record in records}
+    missing = {record.name: record.rows * record.dim for record in records}
     for chunk in saved.chunks([record.place for record in records]):
         for record in records:
-            if record.spec.name == chunk.table:
+            if record.component.name == chunk.table:
                 missing[record.name] -= record.load_chunk(chunk)
     for name, numbers in missing.items():
         if numbers:
@@ -133,5 +145,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
 
 def _fitted(schema: Schema) -> dict[str, Any]:
     whole = to_dict(schema)
-    found = flatten({"columns": whole["columns"], "tables": whole["tables"]})
+    found = flatten({"columns": whole["columns"], "encodings": whole["encodings"]})
     return {key: value for key, value in found.items() if key.rpartition(".")[2] not in ("note", "distinct")}

@@ -15,8 +15,8 @@ from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_tom
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
-from sparrow.embeddings.tables import Mode
-from sparrow.kernels.rules import RowRule, rowwise_adagrad
+from sparrow.embeddings import TableChoices
+from sparrow.embeddings.components import Mode
 from sparrow.layers import Precision
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
@@ -170,10 +170,10 @@ class Log:
 class Run:
     """A training job.
 
-    run_dir: where everything about it is written. model, tables (the rule rows learn by, with its lr) and dense (the
-    optimizer of everything else, with its lr): members of their families, picked by name. threads: CPU threads that
-    share each operation of a step, 0 for a choice by its size, which is then written down, because sums depend on it;
-    loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
+    run_dir: where everything about it is written. model and dense (the optimizer of all but tables, with its lr):
+    members of their families, picked by name. tables: how they are addressed, stored and trained.
+    threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
+    because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
     precision: of the matrix products, see `sparrow.layers.computing`; weights and tables are fp32 either way. compile:
     through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
     begin with what it learnt, see `warm_start`.
@@ -182,9 +182,7 @@ class Run:
     run_dir: str
     data: Data
     model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(default_factory=dcnv2.Config)
-    tables: Annotated[RowRule, Family("sparrow.kernels.rules")] = dataclasses.field(
-        default_factory=rowwise_adagrad.Config
-    )
+    tables: TableChoices = dataclasses.field(default_factory=TableChoices)
     dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(default_factory=adam.Config)
     schedule: Schedule = Schedule()
     loop: Loop = Loop()

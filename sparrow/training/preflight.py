@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,12 @@ from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import Direct, TableSpec, unallocated
-from sparrow.features.schema import Schema, Table
+from sparrow.embeddings import Component, TableSpec, unallocated
+from sparrow.features.schema import Encoding, Schema
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.sharding.plan import Grid
-from sparrow.trained.build import tables_of, within_memory
+from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.run import Run
 from sparrow.training.dropout import default_shares
 
@@ -69,20 +69,19 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     """
     program = resident_bytes()
     batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
-    small = {name: Table(encoding="hash", rows=16) for name in dataset.schema.tables}
-    schema = dataclasses.replace(dataset.schema, tables=small)
-    tables, (weights, state) = _sizes(run, schema)
-    rows = {name: table.rows or 0 for name, table in dataset.schema.tables.items()}
-    each = {name: row_bytes * rows[name] for name, (row_bytes, _) in tables.items()}
-    specs = [dataclasses.replace(spec, addressing=Direct(max(rows[name], 1))) for name, (_, spec) in tables.items()]
-    held = _held(run, specs, each, Grid(ranks // per_host, per_host))
+    small = {name: Encoding(kind="hash", rows=16) for name in dataset.schema.encodings}
+    schema = dataclasses.replace(dataset.schema, encodings=small)
+    specs, (weights, state) = _sizes(run, dataset.schema)
+    components = [component for spec in specs for component in spec.components]
+    each = {component.name: component.rows * component.bytes_row for component in components}
+    held = _held(run, components, Grid(ranks // per_host, per_host))
     scale = run.data.batch_size / ranks / batch.batch_size
-    ids = dict.fromkeys(tables, 0.0)
+    ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:
         table = dataset.schema.columns[feature].table
         assert table is not None
         ids[table] += batch.ids[feature].values_N.numel() * scale
-    gradients = sum(2 * 4 * spec.dim * min(ids[name], rows[name]) for name, (_, spec) in tables.items())
+    gradients = sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for spec in specs for c in spec.components)
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
     here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": weights + state}
@@ -104,20 +103,20 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     return needs(row * run.data.batch_size / ranks + fixed)
 
 
-def _held(run: Run, specs: Sequence[TableSpec], each: Mapping[str, int], grid: Grid) -> list[int]:
+def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
     """Bytes of tables on every rank."""
+    sizes = [component.rows * component.bytes_row for component in components]
     if grid.size == 1:
-        return [sum(each.values())]
+        return [sum(sizes)]
     held = [0] * grid.size
-    plan = sharding.plan(run.sharding.plan, specs, grid)
-    for spec in specs:
-        name, rows = spec.name, spec.addressing.rows
-        shards = plan[name].shards(name, rows, spec.dim)
-        for shard in shards:
+    plan = sharding.plan(run.sharding.plan, components, grid)
+    for component, size in zip(components, sizes, strict=True):
+        name, rows, dim = component.name, component.rows, component.dim
+        for shard in plan[name].shards(name, rows, dim):
             numbers = (shard.rows[1] - shard.rows[0]) * (shard.columns[1] - shard.columns[0])
-            held[shard.rank] += each[name] * numbers // (rows * spec.dim)
+            held[shard.rank] += size * numbers // (rows * dim)
         if plan[name].is_replicated:
-            held = [size + each[name] for size in held]
+            held = [already + size for already in held]
     return held
 
 
@@ -236,17 +235,16 @@ class _Shapes(TorchFunctionMode):
         return (torch.empty if name in ("randn", "rand") else func)(*args, **kwargs)
 
 
-def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, TableSpec]], tuple[int, int]]:
-    """Of each table bytes a row and what it is; bytes of the dense weights and of their optimizer."""
+def _sizes(run: Run, schema: Schema) -> tuple[list[TableSpec], tuple[int, int]]:
+    """What the model's tables are; bytes of the dense weights and of their optimizer."""
     with torch.random.fork_rng(devices=[]), within_memory("cpu"):
         try:
             with torch.device("meta"), _Shapes(), unallocated():
-                model: Any = run.model.build(schema, run.tables, run.seed)
+                model: Any = untrained(run, schema)
         except (RuntimeError, TypeError):  # a model that computes with its first weights
-            model = run.model.build(schema, run.tables, run.seed)
-    found = {}
-    for record in (r for one in tables_of(model) for r in one.all_records()):
-        found[record.spec.name] = (sum(t[:1].nbytes for t in record.fields.values()), record.spec)
+            with unallocated():
+                model = untrained(run, schema)
+    specs = [spec for tables in tables_of(model) for spec in tables.specs]
     sample = nn.Parameter(torch.zeros(2))  # optimizers keep as many numbers as a weight has, some times over, and a few
     sample.grad = torch.zeros(2)
     optimizer = run.dense.build([sample])
@@ -255,7 +253,7 @@ def _sizes(run: Run, schema: Schema) -> tuple[dict[str, tuple[int, TableSpec]], 
     each = sum(v.nbytes for v in state if v.shape == sample.shape) // sample.nbytes
     few = sum(v.nbytes for v in state if v.shape != sample.shape)
     weights = [p.nbytes for p in model.parameters()]
-    return found, (sum(weights), each * sum(weights) + few * len(weights))
+    return specs, (sum(weights), each * sum(weights) + few * len(weights))
 
 
 def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
@@ -273,7 +271,7 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
     free, whole = available_bytes(), batch.batch_size
     each = fixed = before = rows_before = 0.0
     with torch.random.fork_rng(devices=[]), within_memory("cpu"):
-        model: Any = run.model.build(schema, run.tables, run.seed)
+        model: Any = untrained(run, schema)
         for rows in sorted({max(whole // 8, 1), max(whole // 4, 1), whole}):
             if free is not None and _STEP * (each * rows + fixed) > free:
                 break

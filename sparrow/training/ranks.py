@@ -20,9 +20,9 @@ from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.features.schema import Schema
 from sparrow.losses import judged
-from sparrow.sharding import Layout, ShardedTables
+from sparrow.sharding import Codecs, Layout, ShardedTables
 from sparrow.sharding.plan import Grid
-from sparrow.trained.build import AnyTables, build, tables_of
+from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.again import Again
 
@@ -62,10 +62,10 @@ class Ranks:
         setting = run.sharding
 
         def shard(model: nn.Module) -> None:
-            specs = [record.spec for tables in tables_of(model) for record in tables.all_records()]
-            self.plan = sharding.plan(setting.plan, specs, Grid(self.world.hosts, self.world.local_size))
+            components = [record.component for tables in tables_of(model) for record in tables.all_records()]
+            self.plan = sharding.plan(setting.plan, components, Grid(self.world.hosts, self.world.local_size))
             check_same(self.world, "the plan", flatten({"plan": {name: to_dict(v) for name, v in self.plan.items()}}))
-            sharding.shard(model, self.plan, self.world, setting.forward, setting.backward)
+            sharding.shard(model, self.plan, self.world, Codecs(forward=setting.forward, backward=setting.backward))
 
         return build(run, schema, shard if self.world.size > 1 else None)
 
@@ -94,14 +94,15 @@ class Ranks:
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found
 
-    def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[AnyTables]) -> Tensor:
+    def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables]) -> Tensor:
         """This rank's part of the squared norm of all gradients of the model together, float64 []."""
         for t in tables:
             t.gradients()  # copied tables' are everyone's from now on
-        copied = [g.grad_UD for t in tables if isinstance(t, ShardedTables) for g in t.copies.gradients().values()]
-        whole = [t for t in tables if isinstance(t, EmbeddingTables)]
-        local = [t.local for t in tables if isinstance(t, ShardedTables)]
-        here = [g.grad_UD for t in (*whole, *local) for g in t.gradients().values()]
+        parts = [t.components for t in tables]
+        sharded = [part for part in parts if isinstance(part, ShardedTables)]
+        copied = [g.grad_UD for part in sharded for g in part.copies.gradients().values()]
+        own = [part.local if isinstance(part, ShardedTables) else part for part in parts]
+        here = [g.grad_UD for part in own for g in part.gradients().values()]
         if self.world.size == 1:
             return torch.nn.utils.get_total_norm([*dense, *here]).double().square()
         squared = torch.nn.utils.get_total_norm(here).double().square()
@@ -125,8 +126,7 @@ class _Learner(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         for tables in tables_of(self.model):
-            if isinstance(tables, ShardedTables):
-                tables.begin(batch.ids)
+            tables.begin(batch.ids)
         return judged(self.model(batch), batch)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparrow.data.batches.loader import Share
+from sparrow.embeddings import EmbeddingTables
 from sparrow.layers import computing
-from sparrow.trained.build import AnyTables
 from sparrow.trained.run import Run
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
@@ -43,7 +43,7 @@ class Step:
         self,
         run: Run,
         model: Any,
-        tables: Sequence[AnyTables],
+        tables: Sequence[EmbeddingTables],
         optimizer: Optimizer,
         profiler: Profiler,
         ranks: Ranks,

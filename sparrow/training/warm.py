@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from sparrow.core import UserError
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
+from sparrow.embeddings import TableSpec
 from sparrow.features.transforms import Transforms
 from sparrow.features.vocabulary import FIRST, UNKNOWN, Vocabulary
 from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.rundir import RunDir
 
-_SAME = ("model", "labels", "features", "dense columns", "table rule", "dense optimizer")  # tables may differ
+_SAME = ("model", "labels", "features", "dense columns", "dense optimizer")  # tables may have other rows
 
 
 def warm_start(
@@ -49,19 +50,29 @@ def warm_start(
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
+    for name in ours["tables"].keys() & theirs["tables"].keys():
+        for what in ("rule", "format"):
+            mine, its = ours["tables"][name][what], theirs["tables"][name][what]
+            if mine != its:
+                raise UserError(
+                    f"init_from: {place} has {what} {its} for table {name!r} and this run {mine}; use the same"
+                )
     saved = RunDir(place).best(world)
     model.load_state_dict(saved.part("dense"))
     _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
     load_optimizer(optimizer, saved)
-    moves = {name: _moved(name, then, dataset.transforms) for name in dataset.schema.tables}
+    moves: dict[str, torch.Tensor] = {}
+    for tables in tables_of(model):
+        for spec in tables.specs:
+            moves |= _moved_rows(spec, old, then, dataset.transforms)
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     for chunk in saved.chunks():
         for record in records:
-            if record.spec.name == chunk.table:
+            if record.component.name == chunk.table:
                 record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)])
     for tables in tables_of(model):
         tables.changed()
-    rows = sum(table.rows or 0 for table in dataset.schema.tables.values())
+    rows = sum(component.rows for tables in tables_of(model) for spec in tables.specs for component in spec.components)
     carried = sum(int((to_R >= 0).sum()) for to_R in moves.values())
     say(f"begun with {place}, step {saved.step}: {carried:,} of {rows:,} table rows come from there")
     for name in (*dataset.schema.dense, *dataset.schema.sparse):
@@ -79,22 +90,47 @@ def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) ->
         say(f"{now:g} of the negatives are kept, {then:g} were there: logits move by {math.log(then / now):+.3f}")
 
 
+def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
+    """For each component of a table, and each row that it had in the earlier run, the row of the same ids, or -1."""
+    table = then.schema.encodings[spec.name]
+    chosen = old.tables.of(spec.name, table.rows or 0, spec.dim)
+    before, after = chosen.addressed(table.rows or 0, table.kind != "hash"), spec.addressing
+    to_R = _moved(spec.name, then, now)
+    parts = zip(spec.components, before.components(spec.dim), strict=True)
+    if before == after and bool((to_R == torch.arange(len(to_R))).all()):
+        return {component.name: torch.arange(size.rows) for component, size in parts}
+    if before.ids is None:
+        raise UserError(f"init_from: table {spec.name!r} addresses hashes otherwise than the run before; keep that")
+    old_rows, stays = before.rows_of(torch.arange(len(to_R))), to_R >= 0
+    new_rows = after.rows_of(to_R.clamp(min=0))
+    found = {}
+    for (component, size), old_N, new_N in zip(parts, old_rows, new_rows, strict=True):
+        found[component.name] = moved_N = torch.full((size.rows,), -1)
+        moved_N[old_N[stays]] = new_N[stays]
+        if not torch.equal(moved_N[old_N[stays]], new_N[stays]):
+            raise UserError(
+                f"init_from: rows of table {component.name!r} are shared by ids that have other rows now; prepare the "
+                "log with --like and --grow, or choose direct addressing"
+            )
+    return found
+
+
 def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
     """For each row of a table of the earlier run the row of the same id now, or -1: int64 [R]."""
-    old, new = then.schema.tables[name], now.schema.tables[name]
+    old, new = then.schema.encodings[name], now.schema.encodings[name]
     rows = old.rows or 0
     same = np.arange(rows)
-    if (old.encoding, old.rows, old.low, old.digest) == (new.encoding, new.rows, new.low, new.digest):
+    if (old.kind, old.rows, old.low, old.digest) == (new.kind, new.rows, new.low, new.digest):
         return torch.from_numpy(same)
     ids, of = then.vocabularies.get(name), now.vocabularies.get(name)
     if isinstance(ids, Vocabulary) and isinstance(of, Vocabulary):
         to_R = np.append(same[:FIRST], of.rows_of(ids.hashes_V))
         to_R[FIRST:][to_R[FIRST:] == UNKNOWN] = -1
         return torch.from_numpy(to_R)
-    if old.encoding == new.encoding == "range" and old.low is not None and new.low is not None:
+    if old.kind == new.kind == "range" and old.low is not None and new.low is not None:
         to_R = same + (old.low - new.low)
         to_R[(to_R < FIRST) | (to_R >= (new.rows or 0))] = -1
         to_R[:FIRST] = same[:FIRST]
         return torch.from_numpy(to_R)
-    told = f"{old.encoding} of {old.rows} rows then, {new.encoding} of {new.rows} now"
+    told = f"{old.kind} of {old.rows} rows then, {new.kind} of {new.rows} now"
     raise UserError(f"init_from: table {name!r}: {told}; prepare the log with --like and the run, and --grow")

@@ -21,7 +21,7 @@ import pytest
 from sparrow import data
 from sparrow.core import UserError
 from sparrow.data.logs.read import Log, open_log, types_for
-from sparrow.features.schema import Column, Schema, Source, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Source, Split
 
 Mode = Literal["stop", "repair"]
 MODES: tuple[Mode, ...] = ("stop", "repair")
@@ -33,7 +33,7 @@ SCHEMA = Schema(
         "tags": Column(kind="list", table="tags", separator="|"),
         "title": Column(kind="categorical", table="title"),
     },
-    tables={"user": Table(), "tags": Table(), "title": Table(encoding="hash")},
+    encodings={"user": Encoding(), "tags": Encoding(), "title": Encoding(kind="hash")},
     split=Split(by="ratio"),
 )
 

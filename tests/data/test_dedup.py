@@ -27,7 +27,7 @@ from sparrow.data.preparation import engine, sessions, time_order
 from sparrow.features.hashing import hash_ids
 from sparrow.features.quantile import Ordered
 from sparrow.features.runs import RUN, begins, bits, first_equal, mixed
-from sparrow.features.schema import Cluster, Column, Schema, Split, Table
+from sparrow.features.schema import Cluster, Column, Encoding, Schema, Split
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
@@ -40,7 +40,7 @@ SCHEMA = Schema(
         "history": Column(kind="list", table="item", weights="stars", pooling="mean"),
         "tags": Column(kind="list", table="tag", pooling="sum"),
     },
-    tables={name: Table(encoding="hash", rows=50) for name in ("item", "user", "tag")},
+    encodings={name: Encoding(kind="hash", rows=50) for name in ("item", "user", "tag")},
     split=Split(by="time", valid=0.2, test=0.0),
     cluster=Cluster(by="session"),
     groups={"user": ("user", "history", "age"), "tags": ("tags",)},
@@ -412,7 +412,7 @@ def test_auto_looks_up_once_from_eleven_rows_for_ten_runs_on(tmp_path: Path, row
         "item": np.arange(rows),
     })  # fmt: skip
     schema = Schema(
-        columns={name: SCHEMA.columns[name] for name in log.column_names}, tables=SCHEMA.tables,
+        columns={name: SCHEMA.columns[name] for name in log.column_names}, encodings=SCHEMA.encodings,
         split=Split(by="ratio", valid=0, test=0), cluster=Cluster(by="session"),
         groups={"lists": ("tags",), "ids": ("user",)},
     )  # fmt: skip

@@ -72,7 +72,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert (schema.columns["height"].transform, schema.columns["price"].transform) == ("standard", "log")
     assert schema.columns["session_id"].note == "group is request_id"
     assert all(column.note for column in schema.columns.values() if column.kind == "ignore")
-    assert set(schema.tables) == {"user", "deviceType", "few", "city", "tags"}
+    assert set(schema.encodings) == {"user", "deviceType", "few", "city", "tags"}
 
 
 def test_a_list_shares_the_table_whose_ids_it_repeats(tmp_path: Path) -> None:

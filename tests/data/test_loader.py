@@ -20,7 +20,7 @@ from sparrow.data.batches import parts
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.loader import Loader
 from sparrow.features.rows import batches
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 
 ROWS = 1003
 SCHEMA = Schema(
@@ -32,9 +32,9 @@ SCHEMA = Schema(
         "importance": Column(kind="weight"),
         "user": Column(kind="group"),
     },
-    tables={
-        "tags": Table(encoding="range", min_count=1, low=1, high=8),
-        "code": Table(encoding="range", min_count=1, low=0, high=ROWS),
+    encodings={
+        "tags": Encoding(kind="range", min_count=1, low=1, high=8),
+        "code": Encoding(kind="range", min_count=1, low=0, high=ROWS),
     },
 )
 
@@ -221,7 +221,7 @@ def test_only_dense_or_only_ids() -> None:
     table = pa.table({"x": pa.array([1.0, 2.0], pa.float32())})
     (batch,) = batches(Schema(columns={"x": Column(kind="numeric")}), table, 9)
     assert (batch.dense_BC.tolist(), batch.ids.keys) == ([[1.0], [2.0]], ())
-    schema = Schema(columns={"c": Column(kind="categorical", table="c")}, tables={"c": Table()})
+    schema = Schema(columns={"c": Column(kind="categorical", table="c")}, encodings={"c": Encoding()})
     (batch,) = batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
     assert (tuple(batch.dense_BC.shape), batch.ids.values_N.tolist()) == ((2, 0), [4, 5])
 

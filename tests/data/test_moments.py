@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sparrow import data
 from sparrow.data.preparation import moments
 from sparrow.data.preparation.moments import Clock, Request
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.features.transforms import Transforms, typed
 
 NAMED = {kind: Column(kind=kind) for kind in ("time", "group")} | {
@@ -57,8 +57,8 @@ def schema_of(kinds: frozenset[str], min_count: int, **split: float) -> Schema:
         "row": Column(kind="numeric", transform="none"),
         "label": Column(kind="label"),
     }
-    tables = {"word": Table(encoding="vocabulary", min_count=min_count), "code": Table(min_count=min_count)}
-    return Schema(columns=columns, tables=tables, split=Split(**{"valid": 0, "test": 0, **split}))
+    tables = {"word": Encoding(kind="vocabulary", min_count=min_count), "code": Encoding(min_count=min_count)}
+    return Schema(columns=columns, encodings=tables, split=Split(**{"valid": 0, "test": 0, **split}))
 
 
 KINDS = st.frozensets(st.sampled_from(["time", "group"]))
@@ -106,7 +106,7 @@ def test_an_id_is_known_where_earlier_moments_have_it(
         transforms = Transforms.load(made.out)  # what valid, test and serving see
         asked = [(0, None, word, code, [code]) for word, code in zip("abcdefz-+*", range(10), strict=True)]
         served = transforms.transform(rows_of(asked), training=False).to_pylist()
-        low = transforms.schema.tables["code"].low
+        low = transforms.schema.encodings["code"].low
         for (_, _, word, code, _), row in zip(asked, served, strict=True):
             assert (row["word"] >= 2) == (("word", word) in known_before), word
             assert row["code"] == (code - low + 2 if ("code", code) in known_before else 1)

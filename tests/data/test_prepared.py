@@ -23,7 +23,7 @@ from sparrow.core import UserError
 from sparrow.data import prepare
 from sparrow.data.batches import parts
 from sparrow.features.hashing import hash_ids
-from sparrow.features.schema import Column, Schema, Source, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Source, Split
 from sparrow.features.vocabulary import UNKNOWN
 from sparrow.metrics import evaluate
 
@@ -56,7 +56,7 @@ SCHEMA = Schema(
         "sparse_id": Column(kind="categorical", table="ids"),
         "row": Column(kind="numeric", transform="none"),
     },
-    tables={"code": Table(), "ids": Table(encoding="hash")},
+    encodings={"code": Encoding(), "ids": Encoding(kind="hash")},
 )
 
 
@@ -68,9 +68,9 @@ def test_values_are_fitted_on_the_training_part_alone(tmp_path: Path) -> None:
     assert sum(made.rows.values()) == 2000
     n = made.schema.columns["n"]
     assert (n.mean, n.std) == pytest.approx((raw["n"][train].mean(), raw["n"][train].std()), rel=1e-12)
-    assert made.schema.tables["code"] == Table(encoding="range", min_count=2, low=10, high=14, rows=7, distinct=5)
+    assert made.schema.encodings["code"] == Encoding(kind="range", min_count=2, low=10, high=14, rows=7, distinct=5)
     distinct = len(np.unique(raw["sparse_id"][train]))
-    assert made.schema.tables["ids"] == Table(encoding="hash", rows=4096, distinct=distinct)
+    assert made.schema.encodings["ids"] == Encoding(kind="hash", rows=4096, distinct=distinct)
     assert made.schema == Schema.load(tmp_path / "out" / "schema.toml")
     want = hash_ids(pa.array(raw["sparse_id"][train]))
     np.testing.assert_array_equal(part(tmp_path / "out", "train")["sparse_id"].to_numpy(), want)
@@ -138,11 +138,11 @@ def test_a_given_schema_is_obeyed(tmp_path: Path) -> None:
         "two": Column(kind="categorical", table="mapped", source="code"),
         "row": Column(kind="ignore"),
     }
-    tables = {"fixed": Table(encoding="hash", rows=50), "mapped": Table(encoding="range", min_count=1, low=12, high=13)}
-    made = prepare([written(tmp_path, log_of(500))], tmp_path / "out", schema=Schema(columns=columns, tables=tables))
+    tables = {"fixed": Encoding(kind="hash", rows=50), "mapped": Encoding(kind="range", min_count=1, low=12, high=13)}
+    made = prepare([written(tmp_path, log_of(500))], tmp_path / "out", schema=Schema(columns=columns, encodings=tables))
     assert made.schema.columns == columns
-    assert made.schema.tables["fixed"] == Table(encoding="hash", rows=50, distinct=5)
-    assert made.schema.tables["mapped"] == Table(encoding="range", min_count=1, low=12, high=13, rows=4, distinct=5)
+    assert made.schema.encodings["fixed"] == Encoding(kind="hash", rows=50, distinct=5)
+    assert made.schema.encodings["mapped"] == Encoding(kind="range", min_count=1, low=12, high=13, rows=4, distinct=5)
     assert set(part(tmp_path / "out", "train")["two"].to_pylist()) == {1, 2, 3}
 
 
@@ -153,9 +153,9 @@ def test_columns_that_share_a_table_are_fitted_together(tmp_path: Path) -> None:
         "item": Column(kind="categorical", table="item"),
         "history": Column(kind="list", table="item"),
     }
-    schema = Schema(columns=columns, tables={"item": Table()})
+    schema = Schema(columns=columns, encodings={"item": Encoding()})
     made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=schema, split=Split(valid=0, test=0))
-    assert made.schema.tables["item"] == Table(encoding="range", min_count=2, low=3, high=9, rows=9, distinct=2)
+    assert made.schema.encodings["item"] == Encoding(kind="range", min_count=2, low=3, high=9, rows=9, distinct=2)
     assert part(tmp_path / "out", "train")["history"].to_pylist() == [[1, 1], []] + [[8, 2], []] * 4
     assert part(tmp_path / "out", "train")["item"].to_pylist() == [1] + [2] * 9
 
@@ -208,11 +208,11 @@ def test_what_is_wrong_with_a_schema_is_said(tmp_path: Path) -> None:
         prepare([log], tmp_path / "out", schema=Schema(columns={"n": Column(kind="numeric")}))
     with pytest.raises(UserError, match="no feature to learn from"):
         prepare([log], tmp_path / "out", schema=Schema(columns={"label": Column(kind="label")}))
-    tables = {"code": Table(encoding="range", rows=4), "ids": Table()}
-    with pytest.raises(UserError, match=r"tables\.code\.rows: 4 for encoding 'range', but 10\.\.14 needs 7"):
-        prepare([log], tmp_path / "out", schema=Schema(columns=SCHEMA.columns, tables=tables))
+    tables = {"code": Encoding(kind="range", rows=4), "ids": Encoding()}
+    with pytest.raises(UserError, match=r"encodings\.code\.rows: 4 for kind 'range', but 10\.\.14 needs 7"):
+        prepare([log], tmp_path / "out", schema=Schema(columns=SCHEMA.columns, encodings=tables))
     log = written(tmp_path, {**raw, "ts": [7] * 200})
-    schema = Schema(columns={**SCHEMA.columns, "ts": Column(kind="time")}, tables=SCHEMA.tables)
+    schema = Schema(columns={**SCHEMA.columns, "ts": Column(kind="time")}, encodings=SCHEMA.encodings)
     with pytest.raises(UserError, match="no row is left for training"):
         prepare([log], tmp_path / "out", schema=schema)
     with pytest.raises(UserError, match=r"nowhere: no such file"):
@@ -321,8 +321,8 @@ def test_a_row_is_what_reading_the_docs_makes_of_it(
         "code": Column(kind="categorical", table="code"),
         "user": Column(kind="group"),
     }
-    tables = {name: Table(min_count=1) for name in ("tags", "word", "code")}
-    schema = Schema(columns=columns, tables=tables)
+    tables = {name: Encoding(min_count=1) for name in ("tags", "word", "code")}
+    schema = Schema(columns=columns, encodings=tables)
     made = prepare([folder / "log.parquet"], folder / "out", schema=schema, split=Split(valid=0, test=0))
 
     def squashed(x: float | None) -> float:
@@ -420,8 +420,8 @@ def test_values_that_stand_for_none(tmp_path: Path, kind: str, bad_rows: Literal
         "bucket": Column(kind="categorical", table="bucket", source="n", quantiles=3, missing=("?", "-999")),
         "c": Column(kind="categorical", table="c", missing=("?",)),
     }
-    tables = {"bucket": Table(), "c": Table(encoding="vocabulary", min_count=1)}
-    schema = Schema(columns=columns, tables=tables)
+    tables = {"bucket": Encoding(), "c": Encoding(kind="vocabulary", min_count=1)}
+    schema = Schema(columns=columns, encodings=tables)
     made = prepare(
         [log], tmp_path / "out", schema=schema, source=Source(bad_rows=bad_rows), split=Split(valid=0, test=0)
     )

@@ -13,7 +13,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.data.logs.read import CRITEO, Log, open_log, table_log, types_for
-from sparrow.features.schema import Column, Schema, Source, Table
+from sparrow.features.schema import Column, Encoding, Schema, Source
 
 
 def write(path: Path, text: str) -> Path:
@@ -76,7 +76,7 @@ def test_text_is_read_as_the_schema_has_it(tmp_path: Path) -> None:
             "t": Column(kind="ignore"),
             "n2": Column(kind="categorical", table="u", source="n"),
         },
-        tables={"h": Table(encoding="hash"), "r": Table(encoding="range"), "u": Table()},
+        encodings={"h": Encoding(kind="hash"), "r": Encoding(kind="range"), "u": Encoding()},
     )
     types = types_for(schema, log)
     assert types == {"n": pa.int64(), "h": pa.string(), "r": pa.int64(), "u": pa.int64()}

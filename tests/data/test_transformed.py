@@ -10,7 +10,7 @@ import pytest
 from sparrow.core import UserError
 from sparrow.features import transforms as transforms_module
 from sparrow.features.hashing import hash_ids
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.features.vocabulary import UNKNOWN, Range, Vocabulary
 
@@ -18,7 +18,7 @@ from sparrow.features.vocabulary import UNKNOWN, Range, Vocabulary
 def transform(schema: Schema, rows: pa.Table | pa.RecordBatch, **settings: object) -> pa.Table:
     ranges = {
         name: Range(table.low, np.full(table.high - table.low + 1, Range.KNOWN, np.int32))
-        for name, table in schema.tables.items()
+        for name, table in schema.encodings.items()
         if table.low is not None and table.high is not None
     }
     return Transforms(schema=schema, vocabularies=ranges).transform(rows, **settings)  # type: ignore[arg-type]
@@ -26,13 +26,13 @@ def transform(schema: Schema, rows: pa.Table | pa.RecordBatch, **settings: objec
 
 def one(kind: str, values: pa.Array | list, *, training: bool = True, **settings: object) -> list:
     """What becomes of one column "x"."""
-    tables = {"t": Table(encoding="hash", rows=16)} if "table" in settings else {}
-    schema = Schema(columns={"x": Column(kind=kind, **settings)}, tables=tables)  # type: ignore[arg-type]
+    tables = {"t": Encoding(kind="hash", rows=16)} if "table" in settings else {}
+    schema = Schema(columns={"x": Column(kind=kind, **settings)}, encodings=tables)  # type: ignore[arg-type]
     return transform(schema, pa.table({"x": values}), training=training, row0=50)["x"].to_pylist()
 
 
 def test_types_and_order_follow_the_schema() -> None:
-    tables = {"a": Table(encoding="range", low=1, high=3, rows=5), "h": Table(encoding="hash", rows=16)}
+    tables = {"a": Encoding(kind="range", low=1, high=3, rows=5), "h": Encoding(kind="hash", rows=16)}
     columns = {
         "one": Column(kind="numeric", mean=1.0, std=2.0),
         "ids": Column(kind="list", table="a", max_length=2),
@@ -50,7 +50,7 @@ def test_types_and_order_follow_the_schema() -> None:
         "day": [datetime.date(1970, 1, 2)] * 2,
         "who": ["u", "u"],
     }
-    table = transform(Schema(columns=columns, tables=tables), pa.RecordBatch.from_pydict(raw), training=True)
+    table = transform(Schema(columns=columns, encodings=tables), pa.RecordBatch.from_pydict(raw), training=True)
     assert table.to_pydict() == {
         "one": [2.0, 0.0],
         "ids": [[3, 4], []],
@@ -70,8 +70,8 @@ def test_types_and_order_follow_the_schema() -> None:
 
 
 def test_a_range_counts_from_two_and_knows_no_others() -> None:
-    tables = {"x": Table(encoding="range", low=5, high=9, rows=7)}
-    schema = Schema(columns={"x": Column(kind="categorical", table="x")}, tables=tables)
+    tables = {"x": Encoding(kind="range", low=5, high=9, rows=7)}
+    schema = Schema(columns={"x": Column(kind="categorical", table="x")}, encodings=tables)
 
     def rows(values: list | pa.Array) -> list:
         return transform(schema, pa.table({"x": values}), training=False)["x"].to_pylist()
@@ -158,7 +158,7 @@ def test_lists_converted_once_for_a_run_are_those_of_every_row(
         raw["w"] = pa.array([("0.5 1" if w else "-0.0 2", "1", None)[i] for i, w in zip(rows, w_N, strict=True)])
     known = Vocabulary(hash_ids(pa.array(["1", "2", "b", "a,b"])), np.ones(4, np.int64))
     column = Column(kind="list", table="t", max_length=3, separator=separator, weights=weights)
-    schema = Schema(columns={"x": column}, tables={"t": Table(encoding=encoding, rows=known.rows)})  # type: ignore[arg-type]
+    schema = Schema(columns={"x": column}, encodings={"t": Encoding(kind=encoding, rows=known.rows)})  # type: ignore[arg-type]
     transforms = Transforms(schema=schema, vocabularies={"t": known})
     found = transforms.transform(pa.table(raw).slice(1), training=False)
     monkeypatch.setattr(transforms_module, "WORTH", math.inf)
@@ -204,7 +204,7 @@ def test_an_id_is_hashed_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transforms_module, "hash_ids", lambda ids: hashed.append(len(ids)) or hash_ids(ids))
     schema = Schema(
         columns={"x": Column(kind="list", table="t"), "y": Column(kind="categorical", table="t")},
-        tables={"t": Table(encoding="vocabulary", rows=2)},
+        encodings={"t": Encoding(kind="vocabulary", rows=2)},
     )
     transforms = Transforms(schema=schema, vocabularies={"t": Vocabulary(*np.empty((2, 0), np.int64))})
     transforms.transform(pa.table({"x": [["a", "b"], ["b", "a"]] * 50, "y": ["a"] * 99 + ["c"]}), training=False)

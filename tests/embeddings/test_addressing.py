@@ -23,12 +23,12 @@ def splitmix(x: int, seed: int, rows: int) -> int:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.integers(0, 5), st.integers(1, 10**7))
 def test_hashed_is_its_definition(ids: list[int], seed: int, rows: int) -> None:
-    slots = Hashed(rows, seed).slots(torch.tensor(ids, dtype=torch.int64))
+    slots = Hashed(rows, seed).rows_of(torch.tensor(ids, dtype=torch.int64))[0]
     assert slots.tolist() == [splitmix(i, seed, rows) for i in ids]
 
 
 def test_hashed_spreads_evenly() -> None:
-    counts = torch.bincount(Hashed(101).slots(torch.arange(100_001)), minlength=101)
+    counts = torch.bincount(Hashed(101).rows_of(torch.arange(100_001))[0], minlength=101)
     assert counts[0] == 1  # a missing id shares its row with none
     counts = counts[1:]
     chi2 = float(((counts - 1000.0) ** 2 / 1000).sum())
@@ -36,7 +36,7 @@ def test_hashed_spreads_evenly() -> None:
 
 
 def test_direct_is_the_identity() -> None:
-    assert Direct(5).slots(torch.tensor([4, 0])).tolist() == [4, 0]
+    assert Direct(5).rows_of(torch.tensor([4, 0]))[0].tolist() == [4, 0]
 
 
 @pytest.mark.parametrize("kind", [Direct, Hashed])

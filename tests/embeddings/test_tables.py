@@ -55,7 +55,7 @@ def plain(weights: dict[str, Tensor], ids: KeyedJagged) -> dict[str, Tensor]:
     out = {}
     for f in FEATURES:
         part = ids[f.name]
-        slots = part.values_N if f.table == "item" else Hashed(5).slots(part.values_N)
+        slots = part.values_N if f.table == "item" else Hashed(5).rows_of(part.values_N)[0]
         rows = F.embedding(slots, weights[f.table])
         if part.weights_N is not None:
             rows = rows * part.weights_N[:, None]
@@ -78,7 +78,7 @@ def objective(out: dict[str, Tensor]) -> Tensor:
 
 
 def weights_of(tables: EmbeddingTables) -> dict[str, Tensor]:
-    return {r.spec.name: r.weight.clone() for r in tables.all_records()}
+    return {r.component.name: r.weight.clone() for r in tables.all_records()}
 
 
 def equal(one: EmbeddingTables, two: EmbeddingTables) -> bool:
@@ -126,7 +126,7 @@ def test_touched_are_the_rows_looked_up() -> None:
     tables, ids = make(), batch(0)
     objective(tensors(tables(ids))).backward()
     item = torch.cat([ids[f.name].values_N for f in FEATURES if f.table == "item"])
-    assert tables.record("item").touched.nonzero()[:, 0].tolist() == item.unique().tolist()
+    assert tables.record("item").fields["touched"].nonzero()[:, 0].tolist() == item.unique().tolist()
 
 
 def test_off_trains_nothing_but_lets_weights_learn() -> None:
@@ -431,7 +431,7 @@ def test_state_of_adam_travels_in_chunks() -> None:
         two.load_chunk(chunk)
     assert equal(one, two)
     assert set(one.record("item").fields) == {"weight", "first", "second", "updates", "touched"}
-    assert one.record("item").updates.sum() == 6
+    assert one.record("item").fields["updates"].sum() == 6
 
 
 @pytest.mark.parametrize("rule", [adam.Config(), rowwise_adagrad.Config()])
@@ -443,7 +443,7 @@ def test_column_parts_become_whole_rows_in_any_order(rule: RowRule) -> None:
     want, chunks = whole.record("item").fields, []
     want.get("updates", want["touched"]).fill_(29)
     for columns in ((0, 2), (2, 5), (5, 7), (7, 10)):
-        part = RowRecords(spec, 0, None, columns)
+        part = RowRecords(*spec.components, 0, None, columns)
         for name, values in part.fields.items():
             values.copy_(want[name][:, slice(*columns)] if values.dim() > 1 else want[name])
         chunks += part.chunks(300)
@@ -464,19 +464,19 @@ def test_column_parts_become_whole_rows_in_any_order(rule: RowRule) -> None:
 def test_a_part_begins_as_in_the_whole_table() -> None:
     """Of any rows and columns, in any table of this name and seed and of no other."""
     spec = TableSpec(name="item", dim=10, addressing=Direct(100))
-    whole = RowRecords(spec, 7)
+    whole = RowRecords(*spec.components, 7)
     for rows, columns in (((0, 100), (3, 10)), ((37, 41), (0, 10)), ((99, 100), (9, 10)), ((5, 5), (0, 3))):
-        part = RowRecords(spec, 7, rows, columns)
+        part = RowRecords(*spec.components, 7, rows, columns)
         assert torch.equal(part.weight, whole.weight[slice(*rows), slice(*columns)])
-    assert not torch.equal(RowRecords(spec, 8).weight, whole.weight)
-    assert not torch.equal(RowRecords(replace(spec, name="user"), 7).weight, whole.weight)
+    assert not torch.equal(RowRecords(*spec.components, 8).weight, whole.weight)
+    assert not torch.equal(RowRecords(*replace(spec, name="user").components, 7).weight, whole.weight)
 
 
 def test_a_part_draws_its_own_numbers_alone() -> None:
     """The last rows of a table that no machine could hold: whoever drew those before would not come to an end."""
     spec = TableSpec(name="item", dim=64, addressing=Direct(1 << 40), init_scale=1.0)
-    part = RowRecords(spec, 7, ((1 << 40) - 5, 1 << 40), (62, 64))
-    again = RowRecords(spec, 7, ((1 << 40) - 9, (1 << 40) - 2), (61, 63))
+    part = RowRecords(*spec.components, 7, ((1 << 40) - 5, 1 << 40), (62, 64))
+    again = RowRecords(*spec.components, 7, ((1 << 40) - 9, (1 << 40) - 2), (61, 63))
     assert torch.equal(part.weight[:3, :1], again.weight[4:, 1:])
     assert part.weight.flatten().unique().numel() == 10
 

@@ -25,7 +25,7 @@ from sparrow.distributed.codecs import Unit, cast
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, TableSpec, unallocated
 from sparrow.kernels.rules import RowRule
 from sparrow.metrics import Streaming, evaluate_labels, folded
-from sparrow.sharding import Layout, ShardedTables, copies
+from sparrow.sharding import Codecs, Layout, copies, shard
 from sparrow.trained.build import load_weights
 from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
@@ -104,7 +104,8 @@ def train(
     """Some steps of the tables alone: each step's vectors, then the rows that are here. unique: see `grouped`."""
     with unallocated():
         whole = tables(rule, poolings, mode)
-    sharded = ShardedTables(whole, plan, world, *codecs)
+    shard(whole, plan, world, Codecs(forward=codecs[0], backward=codecs[1]))
+    sharded = whole
     found = []
     before = world.meter.bytes.copy()
     for step in range(steps):
@@ -175,7 +176,7 @@ def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, sha
     """The norm of all gradients, as a step's guard and clipping see it; of so many ranks' shares in one process."""
     tables_here: Any = tables(rule, ("sum",) * 4, "deferred")
     if world.size > 1:
-        tables_here = ShardedTables(tables_here, plan, world, cast.Config(), cast.Config())
+        shard(tables_here, plan, world, Codecs())
     for rank in range(shares) if world.size == 1 else [world.rank]:
         out = flat(tables_here(ids(rank, 6, 4, False)))
         loss = sum((v * upstream(v.shape, 31 * rank + i)).sum() for i, v in enumerate(out.values()))
@@ -426,7 +427,8 @@ def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
     """Train a little and save; the chunks that are here."""
     with unallocated():
         whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
-    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
+    shard(whole, plan, world, Codecs())
+    sharded = whole
     out = flat(sharded(ids(world.rank, 6, 4, False)))
     torch.as_tensor(sum(v.square().sum() for v in out.values())).backward()
     sharded.update()
@@ -443,7 +445,8 @@ def load(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
     """What is here of a checkpoint, by another plan."""
     with unallocated():
         whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
-    sharded = ShardedTables(whole, plan, world, cast.Config(), cast.Config())
+    shard(whole, plan, world, Codecs())
+    sharded = whole
     model = torch.nn.ModuleList([sharded])
     model.load_state_dict({})
     load_weights(model, checkpoint.load(Path(directory)))

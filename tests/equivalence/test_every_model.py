@@ -88,8 +88,8 @@ def test_sharded_is_single(ranks: Callable[[int], Pool], sessions: Path, tmp_pat
     # differ by 2e-6 with a rate of 1.0, and by 6e-8 with 0.3
     lr = 0.3 if name == "dcnv2" and config.history.lists else 1.0
     rules = {
-        "tables.name": "sgd",
-        "tables.lr": lr,
+        "tables.rule.name": "sgd",
+        "tables.rule.lr": lr,
         "dense.name": "sgd",
         "dense.lr": 0.01,
     }  # Adam makes steps of rounding

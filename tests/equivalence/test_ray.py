@@ -21,7 +21,7 @@ from sparrow.core import UserError
 from sparrow.data.batches import parts
 from sparrow.data.logs.read import table_log
 from sparrow.data.preparation.job import Prepared
-from sparrow.features.schema import Cluster, Column, Schema, Source, Split, Table
+from sparrow.features.schema import Cluster, Column, Encoding, Schema, Source, Split
 from sparrow.features.transforms import Transforms
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'sparrow-rec[ray]')")
@@ -39,7 +39,7 @@ COLUMNS = {
 }  # fmt: skip
 SCHEMA = Schema(
     columns=COLUMNS,
-    tables={**{name: Table() for name in ("bucket", "code", "word")}, "hashed": Table(encoding="hash", rows=99)},
+    encodings={**{name: Encoding() for name in ("bucket", "code", "word")}, "hashed": Encoding(kind="hash", rows=99)},
     split=Split(by="time", valid=0.2, test=0.1, negatives=0.8),
 )  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_parquet(tmp_path: Path, cluster: Cluster | None) -> None:
     groups = {"once": ("word", "number")} if cluster else {}
     found = both(cut(made(), tmp_path / "log"), tmp_path, schema=replace(SCHEMA, cluster=cluster, groups=groups))
     assert min(found.rows.values()) > 0 and found.left_out > 0
-    assert found.schema.tables["word"].encoding == "vocabulary" and found.schema.tables["code"].encoding == "range"
+    assert found.schema.encodings["word"].kind == "vocabulary" and found.schema.encodings["code"].kind == "range"
 
 
 def test_text(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_grown_from_another_log(tmp_path: Path) -> None:
     before = data.prepare(cut(made().slice(0, 4000), tmp_path / "before"), tmp_path / "first", schema=SCHEMA)
     like = Transforms.load(before.out)
     grown = both(cut(made(1), tmp_path / "log"), tmp_path, schema=like, grow=True)
-    assert (grown.schema.tables["word"].rows or 0) > (like.schema.tables["word"].rows or 0)
+    assert (grown.schema.encodings["word"].rows or 0) > (like.schema.encodings["word"].rows or 0)
 
 
 def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:

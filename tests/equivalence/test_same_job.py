@@ -31,8 +31,8 @@ def says(ranks: Callable[[int], Pool], size: int, prepared: Path, place: Path, *
     [
         ({"seed": 1}, "seed: 1 on rank 1, 0 on the others"),
         (
-            {"tables__lr": 0.5, "dense__lr": 0.5},
-            r"tables\.lr: 0.5 on rank 1, .* the others; dense\.lr: 0.5 on rank 1, ",
+            {"tables__rule__lr": 0.5, "dense__lr": 0.5},
+            r"tables\.rule\.lr: 0.5 on rank 1, .* the others; dense\.lr: 0.5 on rank 1, ",
         ),
         ({"loop__clip_norm": 0.1}, r"loop\.clip_norm: 0.1 on rank 1, unset on the others"),
         ({"loop__max_steps": 3}, r"loop\.max_steps: 3 on rank 1, 2 on the others"),
@@ -60,7 +60,7 @@ def test_a_rank_that_reads_another_log_is_named(ranks: Callable[[int], Pool], pr
 def test_a_rank_with_another_plan_is_named(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
     """Whose file has the same name, say."""
     table, plan = next(iter(data.open(prepared).schema.tables)), tmp_path / "plan.toml"
-    plan.write_text(f'default = "row_wise"\n[tables.{table}]\nranks = [0]\n')
+    plan.write_text(f'default = "row_wise"\n[layouts.{table}]\nranks = [0]\n')
     found = says(ranks, 3, prepared, tmp_path, sharding__plan=str(plan))
     assert f"plan.{table}.ranks: [0] on rank 1, [0, 1, 2] on the others" in found
 

@@ -79,7 +79,7 @@ def assert_near(got: list[dict[str, Any]], want: dict[str, Any]) -> None:
 def test_training_on_many_ranks_is_training_on_one(
     ranks: Callable[[int], Pool], alone: Callable[..., dict[str, Any]], prepared: Path, tmp_path: Path, plan: str
 ) -> None:
-    changes = {"tables.name": "sgd"} if "column" in plan or plan == "grid" else {}
+    changes = {"tables.rule.name": "sgd"} if "column" in plan or plan == "grid" else {}
     got = ranks(4).run(
         cases.fit, str(prepared), str(tmp_path / "run"), {**SETTINGS, **changes, "sharding.plan": plan}, False
     )
@@ -112,9 +112,9 @@ def test_settings(
         del settings["model.deep"]
     plan = "row_wise"
     if settings.pop("sharding.plan", ""):
-        first = next(iter(data.open(prepared).schema.tables))
+        first = next(iter(data.open(prepared).schema.encodings))
         plan = str(tmp_path / "plan.toml")
-        Path(plan).write_text(f'default = "data_parallel"\n[tables.{first}]\nranks = [0, 1, 2, 3]\nrows = 4\n')
+        Path(plan).write_text(f'default = "data_parallel"\n[layouts.{first}]\nranks = [0, 1, 2, 3]\nrows = 4\n')
     got = ranks(4).run(cases.fit, str(prepared), str(tmp_path / "run"), {**settings, "sharding.plan": plan}, False)
     assert_near(got, cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False))
 
@@ -162,7 +162,7 @@ def test_many_ranks_with_dedup_are_one_without(
     schema = replace(SCHEMA, columns={**SCHEMA.columns, **columns})
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     settings = {
-        **SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.name": "sgd",
+        **SETTINGS, "data.batch_size": 60, "data.dedup": "on", "sharding.plan": plan, "tables.rule.name": "sgd",
         "data.shuffle": plan == "row_wise",
     }  # fmt: skip
     if model == "dlrm":

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import NumericEmbedding, computing
@@ -113,7 +113,7 @@ def model_and_batch(dense: int, sparse: int, config: dcnv2.Config) -> tuple[torc
     columns |= {f"c{i}": Column(kind="categorical", table="t") for i in range(sparse)}
     schema = Schema(
         columns=columns | {"click": Column(kind="label")},
-        tables={"t": Table(encoding="range", rows=20)} if sparse else {},
+        encodings={"t": Encoding(kind="range", rows=20)} if sparse else {},
     )
     random = torch.Generator().manual_seed(0)
     lengths = torch.ones(64 * sparse, dtype=torch.int64)

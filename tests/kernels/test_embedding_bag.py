@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparrow.kernels import Impl, embedding_bag, missing, rules
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables
-from sparrow.kernels.rules import Regularization, RowRule, rowwise_adagrad, sgd
+from sparrow.kernels.rules import Regularization, RowRule, init_state, rowwise_adagrad, sgd
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS = ["reference", pytest.param("cpp", marks=built)]
@@ -180,7 +180,7 @@ def build(
 
 def _table(rows: int, dim: int, rule: RowRule, levels: int, g: torch.Generator) -> Table:
     """Random weights, and the state of rows some of which were updated before."""
-    weight_RD, state = torch.randn(rows, dim, generator=g), rule.init_state(rows, dim)
+    weight_RD, state = torch.randn(rows, dim, generator=g), init_state(rule, rows, dim)
     for every in (1, 2):
         some = {name: tensor[::every] for name, tensor in state.items()}
         grad_UD = torch.randn(len(range(0, rows, every)), dim, generator=g)

@@ -13,7 +13,16 @@ from torch import Tensor
 from sparrow.core import UserError
 from sparrow.kernels import Impl, embedding_bag, missing, rules
 from sparrow.kernels.embedding_bag import Tables
-from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, regularized_update, rowwise_adagrad, sgd
+from sparrow.kernels.rules import (
+    Regularization,
+    RowRule,
+    adagrad,
+    adam,
+    init_state,
+    regularized_update,
+    rowwise_adagrad,
+    sgd,
+)
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS = ["reference", pytest.param("cpp", marks=built)]
@@ -49,7 +58,7 @@ def run(tables: Tables, impl: Impl, grads: list[Tensor], lr: float) -> Tensor:
 
 def random_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
     """The state after an update that not all rows had."""
-    state = rule.init_state(rows, dim)
+    state = init_state(rule, rows, dim)
     half = {name: tensor[::2] for name, tensor in state.items()}
     _, half = rule.update(torch.zeros(len(range(0, rows, 2)), dim), half, torch.ones(1, dim), torch.tensor(0.1))
     for name in state:
@@ -81,7 +90,7 @@ def test_a_member_states_its_interface(name: str) -> None:
     rule = MEMBERS[name]()
     assert rule.lr > 0
     assert rule.regularization == Regularization()
-    for tensor in rule.init_state(4, 3).values():
+    for tensor in init_state(rule, 4, 3).values():
         assert tensor.dtype == torch.float32
         assert tensor.shape in ((4,), (4, 3))
     _, numbers = rule.cpp()
@@ -214,7 +223,7 @@ def test_a_gradient_without_a_finite_square_does_not_end_a_rows_learning(name: s
 
 def test_rowwise_adagrad_adds_up_mean_squares() -> None:
     rule = rowwise_adagrad.Config(lr=0.1, eps=0.5, initial=1.0)
-    weight_UD, state = torch.zeros(1, 2), rule.init_state(1, 2)
+    weight_UD, state = torch.zeros(1, 2), init_state(rule, 1, 2)
     for _ in range(2):
         weight_UD, state = rule.update(weight_UD, state, torch.tensor([[3.0, -1.0]]), torch.tensor(0.1))
     torch.testing.assert_close(state["sum"], torch.tensor([1.0 + 5.0 + 5.0]))

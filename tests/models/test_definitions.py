@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.embeddings import TableChoices
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.rules import sgd
 from sparrow.losses import probabilities
 from sparrow.models import autoint, dcnv2, deepfm, din, dlrm, finalmlp, fm, gdcn, masknet, mmoe, ple, wukong
@@ -197,7 +198,7 @@ def test_experts_by_hand() -> None:
 def wide(layers: int, **changes: Any) -> tuple[Any, Schema]:
     """A Wukong over eight id columns."""
     columns = {f"c{i}": Column(kind="categorical", table="t") for i in range(8)} | {"click": Column(kind="label")}
-    schema = Schema(columns=columns, tables={"t": Table(encoding="range", rows=9)})
+    schema = Schema(columns=columns, encodings={"t": Encoding(kind="range", rows=9)})
     config = wukong.Config(**{"dim": 4, "layers": layers, "n_f": 3, "n_l": 3, "k": 2, **changes})
     return build(config, schema), schema
 
@@ -282,7 +283,10 @@ def test_wukongs_flops_are_counted_right(projection: Any) -> None:
 
 def test_wukongs_tables_may_have_several_vectors() -> None:
     model: Any = build(wukong.Config(dim=4, several={"item": 3}))
-    assert {record.spec.name: record.spec.dim for record in model.ids.tables.all_records()} == {"item": 12, "user": 4}
+    assert {record.component.name: record.component.dim for record in model.ids.tables.all_records()} == {
+        "item": 12,
+        "user": 4,
+    }
     assert model.layers[0].across.weight.shape[1] == 1 + 3 + 1 + 3  # dense columns, item, user, history
     with pytest.raises(UserError, match="model.several: no table 'itm'; did you mean 'item'"):
         build(wukong.Config(several={"itm": 3}))
@@ -322,9 +326,9 @@ def test_dlrm_has_the_losses_of_its_first_authors() -> None:
     columns |= {f"c{i}": Column(kind="list", table=f"t{i}", pooling="sum") for i in range(3)}
     schema = Schema(
         columns={**columns, "y": Column(kind="label")},
-        tables={f"t{i}": Table(encoding="range", rows=len(table)) for i, table in enumerate(tables)},
+        encodings={f"t{i}": Encoding(kind="range", rows=len(table)) for i, table in enumerate(tables)},
     )
-    model: Any = dlrm.Config(dim=2, bottom=(3,), top=(4, 2)).build(schema, sgd.Config(lr=0.01), 0)
+    model: Any = dlrm.Config(dim=2, bottom=(3,), top=(4, 2)).build(schema, TableChoices(rule=sgd.Config(lr=0.01)))
     for i, table in enumerate(tables):
         model.ids.tables.record(f"t{i}").fields["weight"].copy_(torch.tensor(table))
     for layer, (weight, bias) in zip([*model.bottom.layers, *model.top.layers, model.head], layers, strict=True):
@@ -360,8 +364,8 @@ def test_forward_is_torchrecs() -> None:
             ]
         )
         columns = {**SCHEMA.columns, "history": Column(kind="list", table="history", pooling="mean")}
-        tables = {name: Table(encoding="range", rows=30) for name in names}
-        schema = replace(SCHEMA, columns=columns, tables=tables)
+        tables = {name: Encoding(kind="range", rows=30) for name in names}
+        schema = replace(SCHEMA, columns=columns, encodings=tables)
         theirs: Any
         ours: Any
         if is_dcn:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.core.config import Family
-from sparrow.embeddings import EmbeddingTables
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.embeddings import EmbeddingTables, TableChoices
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import Head, computing
 from sparrow.losses import binary_cross_entropy, judged, probabilities
@@ -82,7 +82,7 @@ SCHEMA = Schema(
         "history": Column(kind="list", table="item", pooling="mean"),
         "click": Column(kind="label"),
     },
-    tables={"item": Table(encoding="range", rows=20), "user": Table(encoding="hash", rows=30)},
+    encodings={"item": Encoding(kind="range", rows=20), "user": Encoding(kind="hash", rows=30)},
 )
 
 
@@ -111,7 +111,7 @@ def score(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 def build(config: object, schema: Schema = SCHEMA, seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return config.build(schema, rowwise_adagrad.Config(lr=0.3), seed)
+    return config.build(schema, TableChoices(rule=rowwise_adagrad.Config(lr=0.3), seed=seed))
 
 
 def test_every_model_has_a_row() -> None:
@@ -267,7 +267,7 @@ def test_a_sequence_column_is_refused() -> None:
 
 @pytest.mark.parametrize("name", Family("sparrow.models").names())
 def test_a_log_without_features_is_refused(name: str) -> None:
-    schema = Schema(columns={"click": Column(kind="label")}, tables={})
+    schema = Schema(columns={"click": Column(kind="label")}, encodings={})
     with pytest.raises(UserError, match="this log has no feature; make some"):
         build(Family("sparrow.models").config(name)(), schema)
 

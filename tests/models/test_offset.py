@@ -15,7 +15,7 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.metrics import evaluate_labels
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.training import Trainer, train
@@ -44,13 +44,13 @@ def raw(rates: dict[str, float] = RATES, weights: bool = False) -> pa.Table:
 
 
 def prepared(folder: Path, table: pa.Table, schema: Schema = BOTH, **split: Any) -> Path:
-    tables = {name: Table(encoding="range") for name in schema.tables}
+    tables = {name: Encoding(kind="range") for name in schema.encodings}
     columns = schema.columns
     if "weight" in table.column_names:
         columns = {**columns, "weight": Column(kind="weight")}
     splits = Split(**{"by": "ratio", "valid": 0.0, "test": 0.0, **split})
     pq.write_table(table, folder / "log.parquet")
-    schema = dataclasses.replace(schema, columns=columns, tables=tables, split=splits)
+    schema = dataclasses.replace(schema, columns=columns, encodings=tables, split=splits)
     return data.prepare([folder / "log.parquet"], folder / "prepared", schema=schema).out
 
 

@@ -10,26 +10,22 @@ from typing import Any
 import pytest
 
 from sparrow.core import UserError
-from sparrow.distributed.codecs import cast
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
+from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels.rules import Regularization, sgd
-from sparrow.sharding import Layout, ShardedTables, column_wise, plan
+from sparrow.sharding import Codecs, Layout, column_wise, plan, shard
 from sparrow.sharding.plan import FAR, LARGE, NAMED
 
 WORLD: Any = SimpleNamespace(size=4, hosts=2, local_size=2, rank=0)
-SPECS = [
-    TableSpec(name=n, dim=16, addressing=Direct(r))
-    for n, r in [("s", 100), ("m", 40_000), ("l", 10_000_000), ("k", 50_000)]
-]
+SPECS = [Component(name=n, rows=r, dim=16) for n, r in [("s", 100), ("m", 40_000), ("l", 10_000_000), ("k", 50_000)]]
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_number_is_on_one_rank(name: str) -> None:
     for spec in SPECS:
         layout = plan(name, SPECS, WORLD)[spec.name]
-        shards = layout.shards(spec.name, spec.addressing.rows, spec.dim)
+        shards = layout.shards(spec.name, spec.rows, spec.dim)
         size = sum((s.rows[1] - s.rows[0]) * (s.columns[1] - s.columns[0]) for s in shards)
-        assert size == (0 if layout.is_replicated else spec.addressing.rows * spec.dim)
+        assert size == (0 if layout.is_replicated else spec.rows * spec.dim)
         assert {s.rank for s in shards} <= set(range(4))
 
 
@@ -45,8 +41,8 @@ def test_auto_goes_by_size() -> None:
     assert found["m"].ranks != found["k"].ranks
 
 
-def spec_of(name: str, bytes_table: int) -> TableSpec:
-    return TableSpec(name=name, dim=16, addressing=Direct(bytes_table // 64))
+def spec_of(name: str, bytes_table: int) -> Component:
+    return Component(name=name, rows=bytes_table // 64, dim=16)
 
 
 def held(found: dict[str, Layout], sizes: dict[str, int], world: Any) -> list[float]:
@@ -128,11 +124,11 @@ def test_a_table_is_cut_over_as_few_ranks_as_it_takes() -> None:
 
 def test_a_file_says_what_it_wants(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
-    file.write_text('default = "row_wise"\n[tables.l]\nranks = [2, 3]\nrows = 2\nthrough_host = true\n')
+    file.write_text('default = "row_wise"\n[layouts.l]\nranks = [2, 3]\nrows = 2\nthrough_host = true\n')
     found = plan(str(file), SPECS, WORLD)
     assert found["l"] == Layout(ranks=(2, 3), rows=2, through_host=True)
     assert found["m"].rows == 4
-    file.write_text("[tables.x]\nranks = [0]\n")
+    file.write_text("[layouts.x]\nranks = [0]\n")
     with pytest.raises(UserError, match=r"plan\.toml: no table 'x'"):
         plan(str(file), SPECS, WORLD)
 
@@ -149,11 +145,11 @@ def test_an_impossible_layout() -> None:
     [((2, 3), 2, 4), ((1, 2), 2, 2), ((1, 0), 2, 2), ((0, 1, 2, 3), 2, 4), ((0, 1, 3, 2), 4, 2)],
 )
 def test_a_host_is_all_its_ranks(ranks: tuple[int, ...], rows: int, local: int) -> None:
-    whole = EmbeddingTables(SPECS[:1], [Feature(name="f", table="s")])
+    whole = EmbeddingTables([TableSpec(name="s", dim=16, addressing=Direct(100))], [Feature(name="f", table="s")])
     of = Layout(ranks=ranks, rows=rows, columns=len(ranks) // rows, through_host=True)
     needs = rf"through_host needs rows = {local} for each of its hosts.*it has rows = {rows} on \[{ranks[0]}, "
     with pytest.raises(UserError, match=f"table 's': {needs}"):
-        ShardedTables(whole, {"s": of}, grid(4 // local, local), cast.Config(), cast.Config())
+        shard(whole, {"s": of}, grid(4 // local, local), Codecs())
 
 
 def test_norms_of_whole_rows_need_whole_rows() -> None:
@@ -162,7 +158,7 @@ def test_norms_of_whole_rows_need_whole_rows() -> None:
         [TableSpec(name="s", dim=16, addressing=Direct(9), rule=rule)], [Feature(name="f", table="s")]
     )
     with pytest.raises(UserError, match="table 's' is cut by columns, and its rule bounds norms"):
-        ShardedTables(whole, {"s": column_wise((0, 1))}, WORLD, cast.Config(), cast.Config())
+        shard(whole, {"s": column_wise((0, 1))}, WORLD, Codecs())
 
 
 def test_an_unknown_plan() -> None:

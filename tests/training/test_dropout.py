@@ -15,7 +15,7 @@ import torch
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.features.hashing import mix
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.features.vocabulary import UNKNOWN
 from sparrow.trained.run import Run
 from sparrow.training import Trainer, dropout, train
@@ -30,7 +30,7 @@ SCHEMA = Schema(
         "user": Column(kind="categorical", table="user"),
         "hashed": Column(kind="categorical", table="hashed"),
     },
-    tables={"item": Table(encoding="vocabulary"), "user": Table(encoding="range"), "hashed": Table(encoding="hash")},
+    encodings={"item": Encoding(kind="vocabulary"), "user": Encoding(kind="range"), "hashed": Encoding(kind="hash")},
 )
 
 
@@ -81,7 +81,7 @@ def test_dedup_loses_what_its_expansion_loses(tmp_path: Path, monkeypatch: pytes
     """And draws for the ids that it stores, once for a row that repeats."""
     drawn: list[int] = []
     monkeypatch.setattr(dropout, "mix", lambda x: drawn.append(len(x)) or mix(x))
-    schema = replace(GROUPED, tables={name: Table(min_count=1) for name in GROUPED.tables})
+    schema = replace(GROUPED, encodings={name: Encoding(min_count=1) for name in GROUPED.encodings})
     pq.write_table(made(200, 6), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=schema)
     dataset = data.open(tmp_path / "out")
@@ -127,7 +127,7 @@ def prepared(folder: Path, by: str, log: pa.Table | None = None) -> Path:
         "label": Column(kind="label"), "ts": Column(kind="time"), "number": Column(kind="numeric"),
         "item": Column(kind="categorical", table="item"),
     }  # fmt: skip
-    schema = Schema(columns=columns, tables={"item": Table()}, split=Split(by=by))  # type: ignore[arg-type]
+    schema = Schema(columns=columns, encodings={"item": Encoding()}, split=Split(by=by))  # type: ignore[arg-type]
     data.prepare([folder / "log.parquet"], folder / "prepared", schema=schema)
     return folder / "prepared"
 
@@ -207,6 +207,6 @@ def test_groups_drawn_at_random_bring_their_own_ids(tmp_path: Path) -> None:
         "label": Column(kind="label"), "session": Column(kind="session"),
         "cookie": Column(kind="categorical", table="cookie"), "item": Column(kind="categorical", table="item"),
     }  # fmt: skip
-    schema = Schema(columns=columns, tables={"cookie": Table(), "item": Table()}, split=Split(by="ratio"))
+    schema = Schema(columns=columns, encodings={"cookie": Encoding(), "item": Encoding()}, split=Split(by="ratio"))
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     assert default_shares(data.open(tmp_path / "prepared")) == {"cookie": 0.5}

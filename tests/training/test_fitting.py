@@ -10,7 +10,7 @@ import pytest
 import sparrow
 from sparrow import cli, data
 from sparrow.core import UserError
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.trained.predict import predict
 
 
@@ -102,7 +102,7 @@ def test_two_labels_give_two_columns(table: pa.Table) -> None:
     both = table.append_column("late", pa.array(((np.arange(6000) % 7 == 0) & (clicks == 1)).astype(int)))
     columns = {"label": Column(kind="label"), "late": Column(kind="label")}
     columns["user"] = Column(kind="categorical", table="user")
-    given = Schema(columns=columns, tables={"user": Table()})
+    given = Schema(columns=columns, encodings={"user": Encoding()})
     fitted = sparrow.fit(both, schema=given, split=Split(by="ratio"), settings={"threads": 1})
     scores = fitted.predict(both)
     assert scores.shape == (6000, 2)
@@ -134,7 +134,7 @@ def test_that_a_number_is_missing_can_be_the_whole_signal(model: str, lr: float)
     click = rng.random(n) < np.where(gone, 0.7, 0.15)
     x = pa.array(rng.normal(0, 1, n), mask=gone)  # a missing number used to be the mean, in the middle of all
     columns = {"click": click.astype(int), "x": x, "whole": rng.normal(0, 1, n), "item": rng.integers(0, 5, n)}
-    settings = {"model.name": model, "data.batch_size": 64, "threads": 1, "tables.lr": 0.01, "dense.lr": lr}
+    settings = {"model.name": model, "data.batch_size": 64, "threads": 1, "tables.rule.lr": 0.01, "dense.lr": lr}
     found = sparrow.fit(pa.table(columns), label="click", settings=settings)
     assert found.schema.dense == ("x", "x:missing", "whole")
     rates = np.array([0.15, 0.7])[gone.astype(int)]
@@ -159,7 +159,7 @@ def test_a_row_that_spoils_its_score_is_named() -> None:
         "plain": Column(kind="numeric", transform="none"),
         "tags": Column(kind="list", table="tags", weights="by"),
     }
-    given = Schema(columns=columns, tables={"tags": Table()})
+    given = Schema(columns=columns, encodings={"tags": Encoding()})
     found = sparrow.fit(pa.table(log), schema=given, settings={"threads": 1, "loop.max_steps": 5})
     rows = {name: list(values[:9]) for name, values in log.items()}
     with pytest.raises(UserError, match=r"row 4: its score and 0 others are not finite; .* plain = 1e\+30: mend it"):

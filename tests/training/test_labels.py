@@ -18,7 +18,7 @@ from sparrow.analysis import picture
 from sparrow.analysis.scaling import scale
 from sparrow.cli import main
 from sparrow.core import UserError
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.labels import by_label, of_first, together
 from sparrow.trained.run import Run
@@ -43,7 +43,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pa.table(columns), place / "log.parquet")
     kinds = {name: Column(kind=kind) for name, kind in KINDS.items()}
     kinds |= {name: Column(kind="categorical", table=name) for name in ("user", "item")}
-    schema = Schema(columns=kinds, tables={"user": Table(), "item": Table()}, split=Split(by="ratio"))
+    schema = Schema(columns=kinds, encodings={"user": Encoding(), "item": Encoding()}, split=Split(by="ratio"))
     return data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.data.batches.loader import Share
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
@@ -42,7 +44,7 @@ def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
         run_dir=str(run_dir),
         data=Data(path=str(prepared), batch_size=256),
         model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
-        tables=rowwise_adagrad.Config(lr=0.1),
+        tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.1)),
         dense=adam.Config(lr=3e-3),
         schedule=Schedule(warmup_steps=3, decay="cosine", hold=0.0),
         checkpoint=Checkpoints(every=4),
@@ -95,7 +97,7 @@ VARIANTS = {
         "loop": Loop(epochs=2, accumulate=2, clip_norm=0.5, evaluate_every=3),
     },
     "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
-    "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": sgd.Config(lr=0.1)},
+    "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
 }
 
@@ -227,7 +229,7 @@ def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -
     got = train(run)["progressive"]
     log = data.open(prepared)
     torch.manual_seed(run.seed)
-    model = Offset(DLRM(log.schema, run.model, rule=run.tables, seed=run.seed), log.schema)
+    model = Offset(DLRM(log.schema, run.model, replace(run.tables, seed=run.seed)), log.schema)
     model.begin(log.log_odds())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     scores, labels, seen = [], [], 0
@@ -254,7 +256,7 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
     )
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     log = data.prepare([tmp_path / "log.parquet"], tmp_path / "log", schema=schema).out
-    still = {"tables": sgd.Config(lr=0.0), "dense": dense_sgd.Config(lr=0.0)}
+    still = {"tables": TableChoices(rule=sgd.Config(lr=0.0)), "dense": dense_sgd.Config(lr=0.0)}
     for progressive in (True, False):
         place = tmp_path / str(progressive)
         loop = Loop(progressive=progressive, epochs=2)
@@ -265,7 +267,9 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
 
 
 def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
-    run = make(prepared, tmp_path / "run", tables=rowwise_adagrad.Config(lr=0.2), loop=Loop(epochs=4))
+    run = make(
+        prepared, tmp_path / "run", tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.2)), loop=Loop(epochs=4)
+    )
     result = train(run)["valid"]
     ((_, truth),) = data.open(prepared).baselines("valid")
     limit = evaluate(lambda batch: batch.dense_BC, truth)
@@ -317,7 +321,11 @@ def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path
 
 def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
     """With plain SGD at lr 1 the step's length is the clipped norm, over dense weights and rows together."""
-    changes = {"dense": dense_sgd.Config(lr=1.0), "tables": sgd.Config(lr=1.0), "schedule": Schedule()}
+    changes = {
+        "dense": dense_sgd.Config(lr=1.0),
+        "tables": TableChoices(rule=sgd.Config(lr=1.0)),
+        "schedule": Schedule(),
+    }
     trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
     weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
     before = [w.detach().clone() for w in weights]
@@ -338,7 +346,9 @@ def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path)
 
 
 def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -> None:
-    trainer = Trainer(make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=sgd.Config(lr=1.0)))
+    trainer = Trainer(
+        make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=TableChoices(rule=sgd.Config(lr=1.0)))
+    )
     before = [p.detach().clone() for p in trainer.dense]
     batch = next(iter(data.open(prepared).loader(256)))
     trainer._train_step(shares(dataclasses.replace(batch, weights_B=torch.zeros(256))))
@@ -350,7 +360,7 @@ def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: 
     weights_B = torch.linspace(0, 2, 256)
     stream = iter(data.open(prepared).loader(64))  # four batches of the same 256 rows
     parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
-    plain = {"dense": dense_sgd.Config(lr=0.1), "tables": sgd.Config(lr=0.1)}
+    plain = {"dense": dense_sgd.Config(lr=0.1), "tables": TableChoices(rule=sgd.Config(lr=0.1))}
     one, four = (Trainer(make(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
     one._train_step(shares(dataclasses.replace(batch, weights_B=weights_B)))
     four._train_step(shares(*parts))
@@ -409,7 +419,7 @@ def test_overwriting_forgets_the_old_best(prepared: Path, tmp_path: Path) -> Non
 
 
 def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
-    still = {"dense": adam.Config(lr=0.0), "tables": sgd.Config(lr=0.0)}
+    still = {"dense": adam.Config(lr=0.0), "tables": TableChoices(rule=sgd.Config(lr=0.0))}
     loop = Loop(epochs=5, evaluate_every=3, patience=2)
     result = train(make(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still))
     assert (result["step"], result["best_step"]) == (9, 3)

@@ -14,6 +14,7 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.core.memory import available_bytes
 from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import TableChoices
 from sparrow.kernels.rules import adam
 from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.trained.build import build, tables_of
@@ -38,7 +39,7 @@ def make(prepared: Path, **changes: object) -> Run:
 @pytest.mark.parametrize("model", [dcnv2.Config(dim=8), dlrm.Config(dim=8), logistic.Config()], ids=repr)
 @pytest.mark.parametrize("rule", [adam.Config(), None], ids=repr)
 def test_tables_are_counted_to_the_byte(prepared: Path, model: object, rule: object) -> None:
-    run = make(prepared, model=model, **({"tables": rule} if rule else {}))
+    run = make(prepared, model=model, **({"tables": TableChoices(rule=rule)} if rule else {}))
     log = data.open(prepared)
     built = build(run, log.schema)
     held = sum(t.nbytes for one in tables_of(built) for r in one.all_records() for t in r.fields.values())
@@ -110,8 +111,8 @@ def test_refused_with_a_change_that_helps(
 
 def with_large_tables(prepared: Path) -> Dataset:
     log = data.open(prepared)
-    tables = {n: dataclasses.replace(t, encoding="hash", rows=10_000_000) for n, t in log.schema.tables.items()}
-    return dataclasses.replace(log, schema=dataclasses.replace(log.schema, tables=tables))
+    tables = {n: dataclasses.replace(t, kind="hash", rows=10_000_000) for n, t in log.schema.encodings.items()}
+    return dataclasses.replace(log, schema=dataclasses.replace(log.schema, encodings=tables))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -123,7 +124,7 @@ def test_tables_are_counted_where_the_plan_puts_them(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 60, 1 << 60))
     log = with_large_tables(prepared)
     (tmp_path / "plan.toml").write_text('default = "table_wise"\n' + "".join(
-        f"[tables.{name}]\nranks = [1]\n" for name in log.schema.tables
+        f"[layouts.{name}]\nranks = [1]\n" for name in log.schema.encodings
     ))  # fmt: skip
 
     def tables(plan: str, ranks: int, per_host: int) -> int:
@@ -179,7 +180,7 @@ for name in (family := Family("sparrow.models")).names():
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, history=History(lists=lists, heads=1)))
     tables, (weights, state) = preflight._sizes(run, log.schema)
     assert not {{"sympy", "torch._dynamo"}} & set(sys.modules), name
-    model = run.model.build(log.schema, run.tables, 0)
+    model = run.model.build(log.schema, run.tables)
     assert weights == sum(p.nbytes for p in model.parameters()), name
     optimizer = run.dense.build(model.parameters())
     for p in model.parameters():

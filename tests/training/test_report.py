@@ -28,7 +28,8 @@ from sparrow.analysis.usage import usage
 from sparrow.cli import main
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.data.batches.dataset import Dataset
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.embeddings import TableChoices
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import dlrm, logistic
@@ -51,7 +52,7 @@ def a_run(prepared: Path, run_dir: Path, **changes: Any) -> Run:
         run_dir=str(run_dir),
         data=Data(path=str(prepared), batch_size=512),
         model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
-        tables=rowwise_adagrad.Config(lr=0.1),
+        tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.1)),
         log=Log(every=3, tensorboard=False),
         threads=1,
     )
@@ -186,7 +187,9 @@ def test_any_of_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     columns = table(buy=np.random.default_rng(1).integers(0, 2, 900))
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     kinds = {"label": "label", "buy": "label", "x": "numeric"}
-    schema = Schema(columns={n: Column(kind=k) for n, k in kinds.items()}, tables={}, split=Split(by="ratio", test=0.3))  # type: ignore[arg-type]
+    schema = Schema(
+        columns={n: Column(kind=k) for n, k in kinds.items()}, encodings={}, split=Split(by="ratio", test=0.3)
+    )  # type: ignore[arg-type]
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     run_dir = tmp_path / "run"
     train(a_run(tmp_path / "prepared", run_dir, model=logistic.Config()))
@@ -282,7 +285,7 @@ def planted(rows: int = 3000) -> tuple[Batch, Schema]:
     labels_B = (torch.rand(rows, generator=rng) < score(batch)).float()
     names = {name: Column(kind="numeric") for name in "abc"}
     names |= {"k": Column(kind="categorical", table="k"), "h": Column(kind="list", table="h")}
-    schema = Schema(columns=names, tables={"k": Table(), "h": Table()})
+    schema = Schema(columns=names, encodings={"k": Encoding(), "h": Encoding()})
     return dataclasses.replace(batch, labels_BT=labels_B[:, None]), schema
 
 
@@ -378,7 +381,7 @@ def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str,
             "ts": Column(kind="time"),
             "gone": Column(kind="ignore"),
         },
-        tables={"item": Table(encoding="range"), "h": Table(encoding="hash")},
+        encodings={"item": Encoding(kind="range"), "h": Encoding(kind="hash")},
         split=Split(by="time", valid=0, test=0.5),
     )
     data.prepare([path / "log.parquet"], path / "prepared", schema=schema)
@@ -431,7 +434,7 @@ def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
             "v": Column(kind="categorical", table="v"),
             "q": Column(kind="categorical", table="q", quantiles=3, boundaries=(1.5, 4.0)),
         },
-        tables={"v": Table(encoding="vocabulary", rows=5), "q": Table(encoding="range", low=1, high=3, rows=5)},
+        encodings={"v": Encoding(kind="vocabulary", rows=5), "q": Encoding(kind="range", low=1, high=3, rows=5)},
     )
     (tmp_path / "test").mkdir()
     table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [4, 2, 2, 0, 3, 2, 2]})
@@ -462,10 +465,10 @@ def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     kinds |= {n: Column(kind="categorical", table=n) for n in ("item", "other")}
     schema = Schema(
         columns=kinds | {"h": Column(kind="list", table="h")},
-        tables={
-            "item": Table(encoding="range"),
-            "other": Table(encoding="hash", rows=4096),
-            "h": Table(encoding="hash"),
+        encodings={
+            "item": Encoding(kind="range"),
+            "other": Encoding(kind="hash", rows=4096),
+            "h": Encoding(kind="hash"),
         },
         split=Split(by="time", valid=0, test=0.5),
     )

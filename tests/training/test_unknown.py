@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparrow import data
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.trained.run import Run
 from sparrow.training import train
 from tests.data.test_moments import explored
@@ -39,7 +39,7 @@ def test_a_group_is_not_recognised_across_a_split_by_ratio(tmp_path: Path) -> No
     kinds: dict[str, Any] = {"label": "label", "of": "group", "look": "numeric"}
     columns = {name: Column(kind=kind) for name, kind in kinds.items()}
     columns["id"] = Column(kind="categorical", table="id")
-    schema = Schema(columns=columns, tables={"id": Table(encoding="range")}, split=Split(by="ratio", valid=0.3))
+    schema = Schema(columns=columns, encodings={"id": Encoding(kind="range")}, split=Split(by="ratio", valid=0.3))
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     results = train(Run.of(tmp_path / "prepared", {"run_dir": str(tmp_path / "run"), "threads": 1, "loop.epochs": 4}))
     assert abs(results["valid"]["auc"] - 0.5) < 0.1  # 120 groups, of which a look says nothing

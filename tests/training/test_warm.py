@@ -15,11 +15,12 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.embeddings import TableChoices
 from sparrow.features.hashing import hash_ids
 from sparrow.features.rows import batches
-from sparrow.features.schema import Column, Schema, Split, Table
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.features.transforms import Transforms
-from sparrow.kernels.rules import sgd
+from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.models import dcnv2, dlrm
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
@@ -38,11 +39,11 @@ SCHEMA = Schema(
         "age": Column(kind="categorical", quantiles=4, table="age"),
         "click": Column(kind="label"),
     },
-    tables={
-        "user": Table(encoding="vocabulary", min_count=1),
-        "item": Table(encoding="range"),
-        "page": Table(encoding="hash", rows=64),
-        "age": Table(),
+    encodings={
+        "user": Encoding(kind="vocabulary", min_count=1),
+        "item": Encoding(kind="range"),
+        "page": Encoding(kind="hash", rows=64),
+        "age": Encoding(),
     },
     split=Split(by="ratio", valid=0.1, test=0.1),
 )
@@ -123,7 +124,7 @@ def saved(run_dir: Path) -> tuple[checkpoint.Checkpoint, dict[str, dict[str, tor
 def held(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
     """Copies of the fields of a model's tables."""
     records = [record for tables in tables_of(trainer.model) for record in tables.all_records()]
-    return {record.spec.name: {k: v.clone() for k, v in record.fields.items()} for record in records}
+    return {record.component.name: {k: v.clone() for k, v in record.fields.items()} for record in records}
 
 
 def users(transforms: Transforms, numbers: range) -> np.ndarray:
@@ -131,7 +132,7 @@ def users(transforms: Transforms, numbers: range) -> np.ndarray:
 
 
 def items(transforms: Transforms, numbers: range) -> np.ndarray:
-    low = transforms.schema.tables["item"].low
+    low = transforms.schema.encodings["item"].low
     assert low is not None
     return np.array(numbers) - low + 2
 
@@ -150,9 +151,9 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(world: World, tmp_path
     then = Transforms.load(world.first_run)
     trainer, said = world.begun(log, tmp_path / "warm")
     now = trainer.dataset.transforms
-    assert now.schema.tables["item"].low == (100 if log == "grown" else 90)
-    assert now.schema.tables["item"].high == 209
-    assert then.schema.tables["item"].high == 179
+    assert now.schema.encodings["item"].low == (100 if log == "grown" else 90)
+    assert now.schema.encodings["item"].high == 209
+    assert then.schema.encodings["item"].high == 179
     got, fresh = held(trainer), held(Trainer(world.run(log, tmp_path / "fresh")))
     was, old = saved(world.first_run)
     assert set(old["user"]) == set(FIELDS)
@@ -178,8 +179,8 @@ def test_known_ids_keep_their_rows_and_new_ones_are_fresh(world: World, tmp_path
     }
     assert same(optimizer, was.part("optimizer"))
     if log == "grown":
-        carried = 62 + 82 + 64 + (now.schema.tables["age"].rows or 0)
-        total = sum(table.rows or 0 for table in now.schema.tables.values())
+        carried = 62 + 82 + 64 + (now.schema.encodings["age"].rows or 0)
+        total = sum(table.rows or 0 for table in now.schema.encodings.values())
         assert said == [
             f"begun with {world.first_run}, step {was.step}: {carried} of {total} table rows come from there"
         ]
@@ -220,7 +221,10 @@ def test_a_log_with_another_share_of_negatives(world: World, tmp_path: Path, kep
 
 def test_what_it_learnt_is_there_after_training_too(world: World, tmp_path: Path) -> None:
     """With the learning rates at 0 nothing moves: the whole way through `train` keeps the rows."""
-    still = {"tables": dataclasses.replace(world.run("first", tmp_path).tables, lr=0.0), "dense": adam.Config(lr=0.0)}
+    still = {
+        "tables": dataclasses.replace(world.run("first", tmp_path).tables, rule=rowwise_adagrad.Config(lr=0.0)),
+        "dense": adam.Config(lr=0.0),
+    }
     run = world.run("grown", tmp_path / "warm", init_from=str(world.first_run), loop=Loop(max_steps=2), **still)
     assert train(run)["step"] == 2
     then, now = Transforms.load(world.first_run), Transforms.load(tmp_path / "warm")
@@ -242,7 +246,10 @@ def test_a_run_can_go_on_in_its_own_place(world: World, tmp_path: Path) -> None:
     place = tmp_path / "run"
     shutil.copytree(world.first_run, place)
     _, old = saved(place)
-    still = {"tables": dataclasses.replace(world.run("first", place).tables, lr=0.0), "loop": Loop(max_steps=1)}
+    still = {
+        "tables": dataclasses.replace(world.run("first", place).tables, rule=rowwise_adagrad.Config(lr=0.0)),
+        "loop": Loop(max_steps=1),
+    }
     train(world.run("grown", place, init_from=str(place), **still), overwrite=True)
     found, new = saved(place)
     assert found.step == 1
@@ -299,7 +306,7 @@ def test_a_missing_run_is_refused(world: World, tmp_path: Path) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "model": {"model": dcnv2.Config(dim=4)},
     "model ": {"model": dlrm.Config(dim=8, bottom=(8,), top=(8,))},
-    "table rule": {"tables": sgd.Config(lr=0.1)},
+    "rule rowwise_adagrad for table 'page'": {"tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dense optimizer": {"dense": dense_sgd.Config(lr=0.1)},
 }
 
@@ -313,7 +320,9 @@ def test_another_model_is_refused(world: World, tmp_path: Path, name: str) -> No
 def prepared(world: World, tmp_path: Path, **changes: Any) -> str:
     """The second day's log with some columns or tables otherwise: its place from the root."""
     schema = dataclasses.replace(
-        SCHEMA, columns=SCHEMA.columns | changes.get("columns", {}), tables=SCHEMA.tables | changes.get("tables", {})
+        SCHEMA,
+        columns=SCHEMA.columns | changes.get("columns", {}),
+        encodings=SCHEMA.encodings | changes.get("tables", {}),
     )
     data.prepare([world.root / "two.parquet"], tmp_path / "other", schema=schema)
     return str(tmp_path / "other")
@@ -322,13 +331,13 @@ def prepared(world: World, tmp_path: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"page": Table(encoding="hash", rows=128)}, "'page': hash of 64 rows then, hash of 128 now"),
-        ({"item": Table(encoding="vocabulary")}, r"'item': range of 82 rows then, vocabulary of \d+ now"),
-        ({"user": Table(encoding="hash", rows=62)}, "'user': vocabulary of 62 rows then, hash of 62 now"),
+        ({"page": Encoding(kind="hash", rows=128)}, "'page': hash of 64 rows then, hash of 128 now"),
+        ({"item": Encoding(kind="vocabulary")}, r"'item': range of 82 rows then, vocabulary of \d+ now"),
+        ({"user": Encoding(kind="hash", rows=62)}, "'user': vocabulary of 62 rows then, hash of 62 now"),
     ],
 )
 def test_tables_that_are_numbered_otherwise_are_refused(
-    world: World, tmp_path: Path, table: dict[str, Table], told: str
+    world: World, tmp_path: Path, table: dict[str, Encoding], told: str
 ) -> None:
     log = prepared(world, tmp_path, tables=table)
     with pytest.raises(UserError, match=rf"^init_from: table {told}; prepare the log with --like .*--grow$"):

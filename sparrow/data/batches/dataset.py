@@ -124,7 +124,7 @@ class Dataset:
             yield (
                 name,
                 Loader(
-                    replace(self.schema, columns=columns, tables={}, groups={}, cluster=None),
+                    replace(self.schema, columns=columns, encodings={}, groups={}, cluster=None),
                     self._part(split),
                     batch_size,
                 ),

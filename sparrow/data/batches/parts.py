@@ -24,7 +24,7 @@ from sparrow.features.runs import RUN, begins, bits
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import weights_of
 
-VERSION = 7  # of a prepared log's format
+VERSION = 8  # of a prepared log's format
 PARTS = ("train", "valid", "test")
 ROWS = "part-00000.parquet"
 GROUP_ROWS, GROUP_BYTES = 1 << 12, 1 << 20  # of a row group, at most: small, so that many readers can divide a batch

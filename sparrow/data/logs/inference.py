@@ -17,7 +17,7 @@ from sparrow.data.logs.looks import digits_lost, list_of, numbers_in, stands_for
 from sparrow.data.logs.read import Log, open_log
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers
-from sparrow.features.schema import Column, Schema, Table
+from sparrow.features.schema import Column, Encoding, Schema
 
 LABELS = (
     *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
@@ -112,8 +112,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     columns = {name: columns[name] for name in seen}  # in the log's order
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
-    tables = {c.table: Table() for c in columns.values() if c.table is not None}
-    return Schema(columns=columns, tables=tables, source=log.source)
+    tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
+    return Schema(columns=columns, encodings=tables, source=log.source)
 
 
 def _look(name: str, column: pa.ChunkedArray) -> _Seen:

@@ -209,7 +209,7 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
 
 
 def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
-    encoding = schema.tables[column.table].encoding if column.table else None
+    encoding = schema.encodings[column.table].kind if column.table else None
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
     if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):

@@ -344,7 +344,7 @@ def _explained(
     column = re.search(r"In CSV column #(\d+)", text)
     name = names[int(column[1])] if column and int(column[1]) < len(names) else "?"
     if value := re.match(r"CSV conversion error to (\S+): invalid value '(.*)'", what, re.DOTALL):
-        other = "make the column categorical, of a table with encoding 'vocabulary'"
+        other = "make the column categorical, of a table whose encoding is of kind 'vocabulary'"
         remedy = f"mend it, {REPAIR}, name it in the column's `missing`, or {other}"
         return UserError(f"{place}: column {name!r} has {shorten(value[2])} where {value[1]} is expected; {remedy}")
     return UserError(f"{place}: column {name!r}: {first_line(Exception(what))}; mend it, {REPAIR}")

@@ -20,7 +20,7 @@ from sparrow.data.preparation.moments import order_of
 from sparrow.features.hashing import mix
 from sparrow.features.numeric import Statistics, squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
-from sparrow.features.schema import Column, Schema, Table, missing_of
+from sparrow.features.schema import Column, Encoding, Schema, missing_of
 from sparrow.features.transforms import Transforms, hashes
 from sparrow.features.vocabulary import BEFORE, EMPTY, FIRST, MIN_COUNT, Counts, Range, Vocabulary
 
@@ -95,8 +95,8 @@ class Fitted:
 class _Ids:
     """The ids of one table in training."""
 
-    def __init__(self, path: Path, table: Table, memory: int) -> None:
-        needed = 0 if table.encoding == "hash" else (table.min_count or MIN_COUNT) - 1
+    def __init__(self, path: Path, table: Encoding, memory: int) -> None:
+        needed = 0 if table.kind == "hash" else (table.min_count or MIN_COUNT) - 1
         self.counts = Counts(path, needed, memory)
         self.low, self.high, self.hashed = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), False
 
@@ -121,14 +121,14 @@ class _Ids:
             self.widen(int(values_U.min()), int(values_U.max()), False)
         self.counts.add(np.stack([hashes(distinct)[code_E], *moments_2O[:, ordinal_E], count_E]))
 
-    def fitted(self, name: str, table: Table, known: Vocabulary | Range | None) -> tuple[Table, Known | None]:
+    def fitted(self, name: str, table: Encoding, known: Vocabulary | Range | None) -> tuple[Encoding, Known | None]:
         """The table with what it lacks, and which ids it knows. known: what is to be grown."""
-        encoding = table.encoding or ("hash" if table.rows else "range" if self._is_compact() else "vocabulary")
+        encoding = table.kind or ("hash" if table.rows else "range" if self._is_compact() else "vocabulary")
         if encoding == "vocabulary":
             old = known if isinstance(known, Vocabulary) else EMPTY
             vocabulary, since, distinct = old.grown(self.counts)
-            if table.encoding or vocabulary.rows <= VOCABULARY_MOST:
-                table = replace(table, encoding=encoding, rows=vocabulary.rows, digest=vocabulary.digest)
+            if table.kind or vocabulary.rows <= VOCABULARY_MOST:
+                table = replace(table, kind=encoding, rows=vocabulary.rows, digest=vocabulary.digest)
                 return replace(table, min_count=self.counts.needed + 1, distinct=distinct), (vocabulary, since)
             encoding = "hash"
         distinct = self._distinct() if table.distinct is None or encoding == "range" else table.distinct
@@ -140,9 +140,9 @@ class _Ids:
             old_range = old_range or Range(table.low, np.empty(0, np.int32))
             return table, old_range.grown(self.counts, table.low, table.high)
         rows = table.rows or max(16, 1 << (2 * distinct - 1).bit_length())
-        return replace(table, encoding="hash", rows=rows, distinct=distinct), None
+        return replace(table, kind="hash", rows=rows, distinct=distinct), None
 
-    def _widened(self, table: Table) -> Table:
+    def _widened(self, table: Encoding) -> Encoding:
         """A range that reaches to the highest integer, unless that would leave most of it empty."""
         assert table.low is not None
         assert table.high is not None
@@ -157,18 +157,18 @@ class _Ids:
     def _is_compact(self) -> bool:
         return not self.hashed and self.low <= self.high < self.low + 4 * self._distinct() + 1000
 
-    def _as_range(self, name: str, table: Table, distinct: int) -> Table:
+    def _as_range(self, name: str, table: Encoding, distinct: int) -> Encoding:
         low = self.low if table.low is None else table.low
         high = self.high if table.high is None else table.high
         if high < low:
-            remedy = "use encoding 'vocabulary' or 'hash', or give low and high"
-            raise UserError(f"tables.{name}: no integers in training to number; {remedy}")
+            remedy = "use kind 'vocabulary' or 'hash', or give low and high"
+            raise UserError(f"encodings.{name}: no integers in training to number; {remedy}")
         rows = high - low + 1 + FIRST
         if table.rows not in (None, rows):
             remedy = f"{low}..{high} needs {rows}; leave rows out"
-            raise UserError(f"tables.{name}.rows: {table.rows} for encoding 'range', but {remedy}")
+            raise UserError(f"encodings.{name}.rows: {table.rows} for kind 'range', but {remedy}")
         kept, min_count = distinct if table.distinct is None else table.distinct, self.counts.needed + 1
-        return replace(table, encoding="range", min_count=min_count, low=low, high=high, rows=rows, distinct=kept)
+        return replace(table, kind="range", min_count=min_count, low=low, high=high, rows=rows, distinct=kept)
 
 
 class Fitter:
@@ -188,9 +188,9 @@ class Fitter:
         self._weights = {name: Statistics() for name in ("", *schema.labels)} if schema.role("weight") else {}
         self._statistics = {name: Statistics() for name in schema.dense if schema.columns[name].transform != "missing"}
         self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
-        wanted = [name for name, table in schema.tables.items() if self._is_wanted(name, table)]
+        wanted = [name for name, table in schema.encodings.items() if self._is_wanted(name, table)]
         memory = COUNTED_IDS // max(1, len(wanted))
-        self._ids = {name: _Ids(work / f"ids-{i}", schema.tables[name], memory) for i, name in enumerate(wanted)}
+        self._ids = {name: _Ids(work / f"ids-{i}", schema.encodings[name], memory) for i, name in enumerate(wanted)}
         for name, known in given.vocabularies.items():
             for rare in known.rare() if name in self._ids else ():
                 self._ids[name].counts.remember(*rare)
@@ -255,18 +255,18 @@ class Fitter:
         schema = self.given.schema
         columns, groups = self._columns()
         found = dict(zip(self._ids, self._map(self._table, self._ids), strict=True))
-        tables = schema.tables | {name: table for name, (table, _) in found.items()}
+        tables = schema.encodings | {name: table for name, (table, _) in found.items()}
         tables |= {str(name): _of_buckets(columns, name) for name in self._bucketed}
         made = {name: known for name, (_, known) in found.items() if known is not None}
         vocabularies = {**self.given.vocabularies, **{name: known for name, (known, _) in made.items()}}
-        schema = replace(schema, columns=columns, tables=tables, groups=groups)
+        schema = replace(schema, columns=columns, encodings=tables, groups=groups)
         since = {name: since_2R for name, (_, since_2R) in made.items() if (since_2R > BEFORE).any()}
         return Fitted(transforms=Transforms(schema=schema, vocabularies=vocabularies), since=since)
 
-    def _is_wanted(self, name: str, table: Table) -> bool:
+    def _is_wanted(self, name: str, table: Encoding) -> bool:
         if name in self._bucketed:
             return False
-        if table.encoding == "hash":
+        if table.kind == "hash":
             return None in (table.rows, table.distinct)
         return self.grow or name not in self.given.vocabularies
 
@@ -293,8 +293,8 @@ class Fitter:
             else:
                 self._ids[table].add(values, ordinal_N, moments_2O)
 
-    def _table(self, name: str) -> tuple[Table, Known | None]:
-        return self._ids[name].fitted(name, self.given.schema.tables[name], self.given.vocabularies.get(name))
+    def _table(self, name: str) -> tuple[Encoding, Known | None]:
+        return self._ids[name].fitted(name, self.given.schema.encodings[name], self.given.vocabularies.get(name))
 
     def _check_labels(self) -> None:
         rows, total, split = int(self.rows[0]), int(self.rows.sum()), self.given.schema.split
@@ -384,7 +384,7 @@ def _whole(limbs: Int64s) -> int:
     return int.from_bytes(limbs.tobytes(), "little", signed=True)
 
 
-def _of_buckets(columns: Mapping[str, Column], table: str | None) -> Table:
+def _of_buckets(columns: Mapping[str, Column], table: str | None) -> Encoding:
     """The table of columns that are cut into buckets: as many rows as the one with most needs."""
     most = 1 + max(len(column.boundaries or ()) for column in columns.values() if column.table == table)
-    return Table(encoding="range", low=1, high=most, rows=most + FIRST, distinct=most)
+    return Encoding(kind="range", low=1, high=most, rows=most + FIRST, distinct=most)

@@ -263,7 +263,7 @@ def _write_manifest(
     folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter], unknown: Unknown, clipped: Clipped
 ) -> None:
     """What the folder holds, and the digests of its files."""
-    vocabularies = [vocabulary_file(schema, name) for name in schema.tables if is_numbered(schema, name)]
+    vocabularies = [vocabulary_file(schema, name) for name in schema.encodings if is_numbered(schema, name)]
     manifest = {
         "version": VERSION,
         "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},

@@ -167,7 +167,7 @@ class OnRay:
         folder, transforms = self._work / "fitted", fitted.transforms
         folder.mkdir()
         transforms.save(folder)
-        for i, name in enumerate(transforms.schema.tables):
+        for i, name in enumerate(transforms.schema.encodings):
             if name in fitted.since:
                 np.save(folder / f"since-{i}.npy", fitted.since[name])
         types = raw_types(transforms.schema, self._logs[0], self._integers)
@@ -250,7 +250,7 @@ def _keyed(
 @lru_cache(1)
 def _loaded(folder: str) -> Fitted:
     transforms = Transforms.load(folder)
-    files = {name: Path(folder) / f"since-{i}.npy" for i, name in enumerate(transforms.schema.tables)}
+    files = {name: Path(folder) / f"since-{i}.npy" for i, name in enumerate(transforms.schema.encodings)}
     since = {name: np.load(file) for name, file in files.items() if file.exists()}
     return Fitted(transforms=transforms, since=since)
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.kernels import Impl, resolve
 from sparrow.kernels.embedding_bag import reference
 from sparrow.kernels.embedding_bag.arguments import (
@@ -24,12 +25,16 @@ from sparrow.kernels.embedding_bag.arguments import (
     Table,
     Tables,
     bags_of,
+    fp32_table,
     tables_of,
 )  # fmt: skip
 
 
-def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
-    if resolve(impl, tensor.device) == "reference":
+def _implementation(impl: Impl, tensor: Tensor, tables: Tables | None = None) -> ModuleType:
+    is_known = tables is None or tables.is_compiled
+    if not is_known and impl == "cpp":
+        raise UserError("impl: 'cpp', but a table's row format is none that the C++ kernels know; use impl='auto'")
+    if not is_known or resolve(impl, tensor.device) == "reference":
         return reference
     from sparrow.kernels.embedding_bag import cpp  # can be imported only once the library is loaded
 
@@ -38,7 +43,7 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
 
 def lookup(tables: Tables, bags: Bags, *, impl: Impl = "auto") -> list[Tensor]:
     """Every output, [samples, sum of dims]: pooled rows, 0 for an empty bag."""
-    out: list[Tensor] = _implementation(impl, bags.slots_N).lookup(tables, bags)
+    out: list[Tensor] = _implementation(impl, bags.slots_N, tables).lookup(tables, bags)
     return out
 
 
@@ -55,7 +60,7 @@ def row_gradients(
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, *, impl: Impl = "auto") -> Tensor:
     """The gradient [N] of `bags.weights_N`, given those of `lookup`'s outputs."""
-    grad_N: Tensor = _implementation(impl, bags.slots_N).weight_gradients(tables, grads, bags)
+    grad_N: Tensor = _implementation(impl, bags.slots_N, tables).weight_gradients(tables, grads, bags)
     return grad_N
 
 
@@ -68,13 +73,13 @@ def update_rows(
     gradients: (rows_U, grad_UD) per table as `row_gradients` gives them (ascending, no row twice). lr_T: float32, a
     learning rate per table.
     """
-    _implementation(impl, lr_T).update_rows(tables, gradients, lr_T)
+    _implementation(impl, lr_T, tables).update_rows(tables, gradients, lr_T)
 
 
 @torch.no_grad()
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, *, impl: Impl = "auto") -> None:
     """`row_gradients` and `update_rows` in one pass, in place; arguments as theirs."""
-    _implementation(impl, bags.slots_N).fused_update(tables, grads, bags, lr_T)
+    _implementation(impl, bags.slots_N, tables).fused_update(tables, grads, bags, lr_T)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
@@ -84,6 +89,6 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *
 
 
 __all__ = [
-    "Bags", "Lookup", "Lookups", "Pooling", "Rows", "Table", "Tables", "bags_of", "count_outside", "fused_update",
-    "lookup", "row_gradients", "tables_of", "update_rows", "weight_gradients",
+    "Bags", "Lookup", "Lookups", "Pooling", "Rows", "Table", "Tables", "bags_of", "count_outside", "fp32_table",
+    "fused_update", "lookup", "row_gradients", "tables_of", "update_rows", "weight_gradients",
 ]  # fmt: skip

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels.rules import RowRule
+from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.kernels.rules import RowRule, init_state
 
 Pooling = Literal["sum", "mean", "none"]
 POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
@@ -19,29 +20,39 @@ POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Row records that lie together: weight_RD float32; touched_R uint8, 1 once updated; state as the rule made it."""
+    """Row records that lie together: the fields of the format, those of the rule, and a byte that says "touched".
 
-    weight_RD: Tensor
+    payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 once updated.
+    """
+
+    payload: dict[str, Tensor]
     touched_R: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """R."""
+        return self.touched_R.shape[0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """A table's rows, on one storage level or several, and how they learn. Slots number the levels' rows in turn."""
+    """A table's rows, on one storage level or several, how they are stored and how they learn.
+
+    rows, dim: R and D. Slots number the rows of all levels in turn; there may be more of them than R. What looks up or
+    updates takes slots, what only adds up gradients (`row_gradients`) takes row numbers.
+    """
 
     levels: tuple[Rows, ...]
     rule: RowRule
+    format: RowFormat
+    rows: int
+    dim: int
 
     @property
-    def rows(self) -> int:
-        """R, of all levels together."""
-        return sum(level.weight_RD.shape[0] for level in self.levels)
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return self.levels[0].weight_RD.shape[1]
+    def slots(self) -> int:
+        """How many rows all levels have together."""
+        return sum(level.count for level in self.levels)
 
 
 class Tables(tuple[Table, ...]):
@@ -54,8 +65,13 @@ class Tables(tuple[Table, ...]):
 
     @cached_property
     def weights(self) -> list[Tensor]:
-        """Every level's weights."""
-        return [level.weight_RD for level in self.levels]
+        """Every level's values, where all are stored as the C++ operators know them."""
+        return [level.payload["weight"] for level in self.levels]
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether the C++ operators know all formats."""
+        return all(table.format.is_compiled for table in self)
 
     @cached_property
     def touched(self) -> list[Tensor]:
@@ -166,8 +182,15 @@ def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weigh
     )  # fmt: skip
 
 
+def fp32_table(levels: Sequence[Rows], rule: RowRule) -> Table:
+    """A table of float32 rows that has as many rows as slots."""
+    rows, dim = sum(level.count for level in levels), levels[0].payload["weight"].shape[1]
+    return Table(levels=tuple(levels), rule=rule, format=fp32.Config(), rows=rows, dim=dim)
+
+
 def tables_of(weight_RD: Tensor, rule: RowRule) -> Tables:
-    """One table, of one level, with fresh state."""
+    """One float32 table, of one level, with fresh state."""
     rows, dim = weight_RD.shape
-    level = Rows(weight_RD=weight_RD, touched_R=torch.zeros(rows, dtype=torch.uint8), state=rule.init_state(rows, dim))
-    return Tables([Table(levels=(level,), rule=rule)])
+    touched_R = torch.zeros(rows, dtype=torch.uint8)
+    level = Rows(payload={"weight": weight_RD}, touched_R=touched_R, state=init_state(rule, rows, dim))
+    return Tables([fp32_table([level], rule)])

@@ -14,11 +14,11 @@ from sparrow.kernels.rules import regularized_update
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1."""
-    parts = _features(tables, bags)
-    out = [tables.weights[0].new_empty(shape) for shape in bags.outputs([table.dim for table in tables])]
+    parts = _features(tables, bags, [table.slots for table in tables])
+    none = _none(tables)
+    out = [none.new_empty(shape) for shape in bags.outputs([table.dim for table in tables])]
     for f, part in parts:
-        weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
-        rows_ND = weight_RD[part.slots_N]
+        rows_ND = _values(tables[f.table], part.slots_N)
         if part.weights_N is not None:
             rows_ND = rows_ND * part.weights_N[:, None]
         pooled_BD = rows_ND
@@ -32,7 +32,7 @@ def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
 
 def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
     """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n."""
-    parts = _features(tables, bags)
+    parts = _features(tables, bags, [table.rows for table in tables])
     _check_gradients(tables, grads, bags)
     rows: list[list[Tensor]] = [[] for _ in tables]
     values: list[list[Tensor]] = [[] for _ in tables]
@@ -44,23 +44,23 @@ def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[t
         values[f.table].append(grad_ND)
     found = []
     for table, slots, grad in zip(tables, rows, values, strict=True):
-        like = tables.weights[0]
-        slots_N = torch.cat([like.new_empty(0, dtype=torch.int64), *slots])
+        none = _none(tables)
+        slots_N = torch.cat([none.new_empty(0, dtype=torch.int64), *slots])
         rows_U, unique_N = slots_N.unique(return_inverse=True)
-        grad_UD = _sum_rows(torch.cat([like.new_empty(0, table.dim), *grad]), unique_N, rows_U.numel())
+        grad_UD = _sum_rows(torch.cat([none.new_empty(0, table.dim), *grad]), unique_N, rows_U.numel())
         found.append((rows_U, grad_UD))
     return found
 
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
     """The gradient of weights_n = scale_b * <grad_b, W[slot_n]>, summed over the features that use the key."""
-    parts = _features(tables, bags)
+    parts = _features(tables, bags, [table.slots for table in tables])
     _check_gradients(tables, grads, bags)
     grad_N = bags.slots_N.new_zeros(bags.slots_N.numel(), dtype=grads[0].dtype if grads else torch.float32)
     for f, part in parts:
-        weight_RD = torch.cat([level.weight_RD for level in tables[f.table].levels])
         grad_BD = _stored_gradients(grads, bags, f, tables[f.table], part)
-        dots_N = (grad_BD[part.bag_N] * weight_RD[part.slots_N]).sum(dim=1) * part.scale_B[part.bag_N]
+        rows_ND = _values(tables[f.table], part.slots_N)
+        dots_N = (grad_BD[part.bag_N] * rows_ND).sum(dim=1) * part.scale_B[part.bag_N]
         grad_N[bags.bounds[f.key] : bags.bounds[f.key + 1]] += dots_N
     return grad_N
 
@@ -68,17 +68,19 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Ten
 def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor) -> None:
     """The rule, once for every row in rows_U."""
     for table, (rows_U, _) in zip(tables, gradients, strict=True):
-        if not rows_U.is_cuda and not (_within(rows_U, table.rows) and (rows_U.diff() > 0).all()):
-            raise UserError(f"rows_U must ascend within [0, {table.rows})")
+        if not rows_U.is_cuda and not (_within(rows_U, table.slots) and (rows_U.diff() > 0).all()):
+            raise UserError(f"rows_U must ascend within [0, {table.slots})")
     for table, (rows_U, grad_UD), lr in zip(tables, gradients, lr_T, strict=True):
         first = 0
         for level in table.levels:
-            count = level.weight_RD.shape[0]
+            count = level.count
             here_U = (rows_U >= first) & (rows_U < first + count)
             rows_V = rows_U[here_U] - first
             state = {name: tensor[rows_V] for name, tensor in level.state.items()}
-            weight_VD, state = regularized_update(table.rule, level.weight_RD[rows_V], state, grad_UD[here_U], lr)
-            level.weight_RD[rows_V] = weight_VD
+            values_VD = table.format.decode({name: tensor[rows_V] for name, tensor in level.payload.items()})
+            values_VD, state = regularized_update(table.rule, values_VD, state, grad_UD[here_U], lr)
+            for name, tensor in table.format.encode(values_VD).items():
+                level.payload[name][rows_V] = tensor
             for name, tensor in level.state.items():
                 tensor[rows_V] = state[name]
             level.touched_R[rows_V] = 1
@@ -127,8 +129,19 @@ class _Part:
             self.scale_B = 1.0 / lengths_B.clamp(min=1)
 
 
-def _features(tables: Tables, bags: Bags) -> list[tuple[Lookup, _Part]]:
-    """Every feature, all of them checked before anything is done with one."""
+def _values(table: Table, slots_N: Tensor) -> Tensor:
+    """The values of rows, float32 [N, D]."""
+    first, *others = (level.payload for level in table.levels)
+    return table.format.decode({n: torch.cat([t, *(level[n] for level in others)])[slots_N] for n, t in first.items()})
+
+
+def _none(tables: Tables) -> Tensor:
+    """The values of no row: their type and device."""
+    return tables[0].format.decode({name: tensor[:0] for name, tensor in tables[0].levels[0].payload.items()})
+
+
+def _features(tables: Tables, bags: Bags, limits: Sequence[int]) -> list[tuple[Lookup, _Part]]:
+    """Every feature, all of them checked before anything is done with one. limits: the slots of each table."""
     keys, N = len(bags.bags), bags.slots_N.numel()
     if len(bags.bounds) != keys + 1 or (bags.weights_N is not None and bags.weights_N.numel() != N):
         raise UserError(
@@ -142,7 +155,7 @@ def _features(tables: Tables, bags: Bags) -> list[tuple[Lookup, _Part]]:
     ends = bags.offsets_B1[[0, -1]].tolist() if not bags.offsets_B1.is_cuda else [0, bags.slots_N.numel()]
     if ends != [0, bags.slots_N.numel()] or sum(bags.bags) != bags.offsets_B1.numel() - 1:
         raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
-    return [(f, _Part(bags, f, i, tables[f.table].rows)) for i, f in enumerate(bags.lookups)]
+    return [(f, _Part(bags, f, i, limits[f.table])) for i, f in enumerate(bags.lookups)]
 
 
 def _stored_gradients(grads: Sequence[Tensor], bags: Bags, f: Lookup, table: Table, part: _Part) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.formats import Field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ class RowRule(Protocol):
         """Weight decay and limits."""
         ...
 
-    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
-        """A table's state before any update: field name -> float32 tensor, first dimension `rows`."""
+    def fields(self, dim: int) -> dict[str, Field]:
+        """What a row of D = dim columns keeps beside its values, by name; float32."""
         ...
 
     def update(
@@ -63,6 +64,11 @@ class RowRule(Protocol):
     def cpp(self) -> tuple[str, Mapping[str, float]]:
         """Name of the C++ row function, and those of the numbers eps, beta1 and beta2 that it takes."""
         ...
+
+
+def init_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
+    """The state of so many rows before any update: field -> float32 [rows] or [rows, entries]."""
+    return {name: torch.full(field.empty(rows), field.first) for name, field in rule.fields(dim).items()}
 
 
 def regularized_update(
@@ -98,4 +104,4 @@ def _limited(rows_UD: Tensor, most: float) -> Tensor:
     return rows_UD * (most / norm_U1).where(norm_U1 > most, 1.0)
 
 
-__all__ = ["Regularization", "RowRule", "regularized_update"]
+__all__ = ["Regularization", "RowRule", "init_state", "regularized_update"]

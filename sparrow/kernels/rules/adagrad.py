@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
 
 
@@ -25,9 +25,9 @@ class Config:
         require(least=0, lr=self.lr, initial=self.initial)
         require(above=0, eps=self.eps)
 
-    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
-        """sum [rows, dim]: the squared gradients so far."""
-        return {"sum": torch.full((rows, dim), self.initial)}
+    def fields(self, dim: int) -> dict[str, Field]:
+        """sum [D]: the squared gradients so far."""
+        return {"sum": Field(width=dim, first=self.initial, across="cut")}
 
     def update(
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor

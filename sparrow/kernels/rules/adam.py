@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
 
 
@@ -28,10 +29,9 @@ class Config:
         require(least=0, most=1 - 1e-12, beta1=self.beta1, beta2=self.beta2)
         require(above=0, eps=self.eps)
 
-    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
-        """first, second [rows, dim]: the moments; updates [rows]: how many each row had."""
-        first, second = torch.zeros(rows, dim), torch.zeros(rows, dim)
-        return {"first": first, "second": second, "updates": torch.zeros(rows)}
+    def fields(self, dim: int) -> dict[str, Field]:
+        """first, second [D]: the moments; updates: how many the row had."""
+        return {"first": Field(width=dim, across="cut"), "second": Field(width=dim, across="cut"), "updates": Field()}
 
     def update(
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor

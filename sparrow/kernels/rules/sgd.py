@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sparrow.core.errors import require
+from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
 
 
@@ -18,7 +19,7 @@ class Config:
     def __post_init__(self) -> None:
         require(least=0, lr=self.lr)
 
-    def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
+    def fields(self, dim: int) -> dict[str, Field]:
         """No state."""
         return {}
 

@@ -1,0 +1,70 @@
+"""Which rows does an id use? One file per answer: its `Config` is what a run's `[tables]` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from sparrow.embeddings.addressing._size import Size
+from sparrow.embeddings.addressing.direct import Direct
+from sparrow.embeddings.addressing.hashed import Hashed
+
+
+class Combine(Protocol):
+    """Makes one vector of those that an id has in each component: a Module, which may have weights of its own."""
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes first."""
+        ...
+
+    def __call__(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Vectors [N, D of the component], one per component -> [N, D of the table]."""
+        ...
+
+
+class Addressing(Protocol):
+    """Says which components a table has, which row of each an id uses, and how their vectors become one."""
+
+    @property
+    def ids(self) -> int | None:
+        """Ids of the table are 0 <= id < ids; None where any int64 is one."""
+        ...
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the ids are the rows of the only component."""
+        ...
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """What a table of D = dim consists of."""
+        ...
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Rows int64 [N] in each component of legal ids int64 [N]."""
+        ...
+
+    def combine(self, dim: int) -> nn.Module | None:
+        """A new `Combine` for a table of D = dim; None where there is one component."""
+        ...
+
+
+class AddressingConfig(Protocol):
+    """What a member's `Config` offers."""
+
+    def build(self, rows: int, is_numbered: bool) -> Addressing:
+        """The addressing of a log's table.
+
+        Args:
+            rows: the rows that the log's encoding gives the table.
+            is_numbered: whether its ids are 0 <= id < rows; else they are hashes of 63 bits.
+
+        Raises:
+            UserError: when such ids cannot be addressed so.
+        """
+        ...
+
+
+__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "Size"]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import require
+from sparrow.core.mixing import splitmix64
+from sparrow.embeddings.addressing._size import Size
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Any int64 id but 0 has a row of 1 <= row < rows, by a mix of id + seed (splitmix64) modulo rows - 1.
+
+    Id 0 stands for a missing one and has row 0 to itself, so that "missing" is not what some ids happen to be. Two ids
+    may share a row. A table of one row has it for all.
+    """
+
+    rows: int
+    seed: int = 0
+    ids = None
+    is_identity = False
+
+    def __post_init__(self) -> None:
+        require(least=1, rows=self.rows)
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """One."""
+        return (Size("", self.rows, dim),)
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """See `Addressing.rows_of`."""
+        h = splitmix64(ids_N + (self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % (1 << 63))
+        rows_N = 1 + (h & torch.iinfo(torch.int64).max) % max(self.rows - 1, 1)
+        return (torch.where(ids_N == 0, 0, rows_N.clamp(max=self.rows - 1)),)
+
+    def combine(self, dim: int) -> None:
+        """There is nothing to combine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Ids share rows by chance. rows: as many as the log's encoding gives the table, by default. seed: of the hash."""
+
+    rows: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(least=1, rows=self.rows)
+
+    def build(self, rows: int, is_numbered: bool) -> Hashed:
+        """See `AddressingConfig.build`."""
+        return Hashed(self.rows or rows, self.seed)

@@ -1,0 +1,136 @@
+"""What a run's `[tables]` says: how the tables of a log are addressed, stored and trained, all of them or some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from sparrow.core.config import Family, from_dict, to_dict
+from sparrow.core.errors import UserError, require, suggest
+from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed
+from sparrow.embeddings.spec import TableSpec
+from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.kernels.rules import RowRule, rowwise_adagrad
+
+_TEST = re.compile(r"\s*(rows|dim)\s*(<=|>=|==|!=|<|>)\s*([0-9][0-9_]*)\s*")
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__, "==": int.__eq__, "!=": int.__ne__,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """Other choices for some tables: those of these names, for which the condition holds; one of the two may be left.
+
+    where: such as "rows > 100_000" or "rows > 100_000 and dim == 16". The rest are settings of `TableChoices`, of which
+    only what changes is said: `rule = { lr = 0.1 }` keeps the rule, another `name` begins from that member's defaults.
+    """
+
+    names: tuple[str, ...] | None = None
+    where: str | None = None
+    addressing: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    rule: dict[str, Any] | None = None
+    init_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.names is None and self.where is None:
+            raise UserError('overrides: of which tables? give names = ["item"] or where = "rows > 100_000"')
+        for test in self._tests:
+            if not _TEST.fullmatch(test):
+                raise UserError(f'where: {test.strip()!r} is no test of rows or dim; write such as "rows > 100_000"')
+
+    @property
+    def _tests(self) -> list[str]:
+        return [] if self.where is None else self.where.split(" and ")
+
+    def is_for(self, name: str, rows: int, dim: int) -> bool:
+        """Whether a table of this name and size is meant."""
+        if self.names is not None and name not in self.names:
+            return False
+        sizes = {"rows": rows, "dim": dim}
+        found = [_TEST.fullmatch(test) for test in self._tests]
+        return all(_COMPARE[m[2]](sizes[m[1]], int(m[3])) for m in found if m)
+
+    def on(self, choices: TableChoices) -> TableChoices:
+        """The choices with what this one changes."""
+        merged = to_dict(replace(choices, overrides=()))
+        for part in ("addressing", "format", "rule"):
+            change = getattr(self, part)
+            if change is not None:
+                same = merged.get(part, {}).get("name") == change.get("name", merged.get(part, {}).get("name"))
+                merged[part] = {**(merged.get(part, {}) if same else {}), **change}
+        if self.init_scale is not None:
+            merged["init_scale"] = self.init_scale
+        return from_dict(TableChoices, merged, "tables.overrides")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableChoices:
+    """How tables are addressed, stored and trained.
+
+    addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
+    format: how a row is stored. rule: how a row learns, with its learning rate. init_scale: rows begin uniform in
+    +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default.
+    overrides: for some tables, see `Override`; a later one changes what an earlier one made.
+    """
+
+    addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
+    format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
+    rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
+    init_scale: float | None = None
+    seed: int | None = None
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(least=0, init_scale=self.init_scale)
+        require(least=0, most=2**63 - 1, seed=self.seed)
+        for override in self.overrides:
+            override.on(self)  # says what is wrong with it before any work
+
+    def of(self, name: str, rows: int, dim: int) -> TableChoices:
+        """The choices for one table, its overrides applied."""
+        chosen = self
+        for override in self.overrides:
+            if override.is_for(name, rows, dim):
+                chosen = replace(override.on(chosen), overrides=self.overrides)
+        return chosen
+
+    def spec(self, name: str, dim: int, *, rows: int, is_numbered: bool, init_scale: float | None = None) -> TableSpec:
+        """What one table of a log is.
+
+        Args:
+            name: the table's.
+            dim: D of its vectors.
+            rows: as many as the log's encoding gives it.
+            is_numbered: whether its ids are 0 <= id < rows; else they are hashes.
+            init_scale: the model's own, for tables of which a run says none.
+
+        Raises:
+            UserError: when its ids cannot be addressed as chosen.
+        """
+        chosen = self.of(name, rows, dim)
+        try:
+            addressing = chosen.addressed(rows, is_numbered)
+        except UserError as error:
+            raise UserError(f"tables.addressing, table {name!r}: {error}") from None
+        return TableSpec(
+            name=name, dim=dim, addressing=addressing, format=chosen.format, rule=chosen.rule,
+            init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
+        )  # fmt: skip
+
+    def addressed(self, rows: int, is_numbered: bool) -> Addressing:
+        """The addressing of a table whose encoding gives it so many rows."""
+        if self.addressing is None:
+            return Direct(rows) if is_numbered else Hashed(rows)
+        return self.addressing.build(rows, is_numbered)
+
+    def check_names(self, tables: list[str]) -> None:
+        """UserError when an override names a table that is not there."""
+
+        for override in self.overrides:
+            for name in override.names or ():
+                if name not in tables:
+                    raise UserError(f"tables.overrides: no table {name!r}{suggest(name, tables)}")

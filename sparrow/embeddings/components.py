@@ -1,0 +1,282 @@
+"""`ComponentTables`: rows -> vectors, and gradients -> rows, on one process. Rows are known by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
+from sparrow.core.errors import suggest
+from sparrow.embeddings.autograd import Door
+from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
+from sparrow.embeddings.spec import Feature
+from sparrow.kernels import Impl, embedding_bag
+from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
+
+Mode = Literal["fused", "deferred", "off"]
+
+
+@dataclass(eq=False)
+class ComponentHandle:
+    """A batch made ready for lookup; its rows stay where they are until `release`. bags: of row numbers."""
+
+    ids: KeyedJagged
+    bags: Bags
+    released: bool = False
+
+
+class ComponentTables(nn.Module):
+    """Some components' row records, and the features that look into them.
+
+    records: the rows, or parts of them. features: whose `table` is a component; one of another name looks nothing up.
+    mode: "fused" updates rows inside backward; "deferred" collects exact unique-row gradients until `update`
+    (accumulation, clipping, skipping a step); "off" leaves the rows alone. impl: see `sparrow.kernels`.
+    Updates are exact: a row's gradients from the whole batch and all features are summed first, in order of
+    occurrence, then the rule runs once (Neo, arXiv 2104.05158, section 4.1).
+    """
+
+    def __init__(
+        self, records: Sequence[RowRecords], features: Sequence[Feature], *, mode: Mode = "fused", impl: Impl = "auto"
+    ) -> None:
+        super().__init__()
+        self.features = tuple(features)
+        self.records = nn.ModuleList(records)  # a list, since a module's name may not hold a dot
+        self.mode, self.impl = mode, impl
+        self.lr_T = torch.tensor([record.component.rule.lr for record in records])
+        self._pending: list[list[RowGradients]] = [[] for _ in records]
+        self._layouts: dict[object, Lookups] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a copy must have anew."""
+        dims = [record.dim for record in self.all_records()]
+        self.door = Door(look_up=self.run_lookup, learn=self.run_backward, dims=dims)
+        self._tables: Tables | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "door"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ComponentTables:
+        super()._apply(fn, recurse)
+        self._tables = None
+        return self
+
+    # -- the lifecycle ------------------------------------------------------------------------------------------
+
+    def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> ComponentHandle:
+        """Make a batch ready; may run some batches ahead.
+
+        Args:
+            ids: whose keys, lengths, weights and groups count; those of no feature pass.
+            rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
+        """
+        assert ids.offsets is not None and ids.rows is not None
+        bags = Bags(
+            slots_N=rows_N, offsets_B1=ids.offsets, weights_N=ids.weights_N, inverses=tuple(ids.inverse_B.values()),
+            bags=ids.rows, bounds=ids.bounds, lookups=self._lookups(ids),
+        )  # fmt: skip
+        return ComponentHandle(ids, bags)
+
+    def begin(self, handle: ComponentHandle) -> None:
+        """Begin the lookup before the model asks for it; here there is nothing to wait for."""
+
+    def lookup(self, handle: ComponentHandle) -> dict[str, Tensor | Jagged]:
+        """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
+        dims = self.door.dims
+        vectors: dict[str, Tensor] = {}
+        for number, output in enumerate(self._outputs(handle)):
+            names = [f.name for f, at in zip(self.features, handle.bags.lookups, strict=True) if at.output == number]
+            widths = [dims[at.table] for at in handle.bags.lookups if at.output == number]
+            parts = output.split(widths, 1) if len(names) > 1 else (output,)  # a split costs backward a copy
+            vectors |= dict(zip(names, parts, strict=True))
+        out: dict[str, Tensor | Jagged] = {}
+        for feature in self.features:
+            out[feature.name] = vectors[feature.name]
+            if feature.pooling == "none":
+                ids = handle.ids[feature.name]
+                out[feature.name] = Jagged(
+                    values_N=vectors[feature.name], offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B
+                )
+        return out
+
+    def pooled(self, handle: ComponentHandle) -> Tensor:
+        """See `EmbeddingTables.pooled`."""
+        outputs = self._outputs(handle)
+        if len(outputs) != 1:
+            raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
+        return outputs[0]
+
+    def release(self, handle: ComponentHandle) -> None:
+        """Let go of the batch's rows."""
+        handle.released = True
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
+        found = self.gradients()
+        if found:
+            gradients = []
+            for record in self.all_records():
+                mine = found.get(record.name) or empty_gradients(record)
+                rows_U, grad_UD = mine.rows_U, mine.grad_UD
+                if not record.store.slots_are_rows:
+                    rows_U, order_U = record.store.slots_of(rows_U).sort()
+                    grad_UD = grad_UD[order_U]
+                gradients.append((rows_U, grad_UD))
+            embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, impl=self.impl)
+            self.changed()
+        self.discard()
+
+    # -- deferred gradients, learning rate ----------------------------------------------------------------------
+
+    def gradients(self) -> dict[str, RowGradients]:
+        """Component -> exact unique-row gradients collected since the last `update` or `discard`, to read or scale."""
+        for number, record in enumerate(self.all_records()):
+            pending = self._pending[number]
+            if len(pending) > 1:
+                rows_N = torch.cat([g.rows_U for g in pending])
+                grad_ND = torch.cat([g.grad_UD for g in pending])
+                one_each = torch.arange(rows_N.numel() + 1, device=rows_N.device)
+                bags = embedding_bag.bags_of(rows_N, one_each)
+                merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
+                self._pending[number] = [RowGradients(*merged[0])]
+        names = [record.name for record in self.all_records()]
+        return {name: pending[0] for name, pending in zip(names, self._pending, strict=True) if pending}
+
+    def collect(self, number: int, gradients: RowGradients) -> None:
+        """Add gradients of record `number` to what is collected."""
+        self._pending[number].append(gradients)
+
+    def discard(self) -> None:
+        """Forget the collected gradients."""
+        self._pending = [[] for _ in self._pending]
+
+    def scale_lr(self, factor: float) -> None:
+        """Set every component's learning rate to its rule's times `factor` (a schedule)."""
+        self.lr_T.copy_(torch.tensor([record.component.rule.lr * factor for record in self.all_records()]))
+
+    @property
+    def mode(self) -> Mode:
+        """How gradients reach the rows; may be changed between steps."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        if mode not in ("fused", "deferred", "off"):
+            raise UserError(f"mode: {mode!r} is not one of 'fused', 'deferred', 'off'")
+        self._mode = mode
+
+    # -- rows in and out ----------------------------------------------------------------------------------------
+
+    def all_records(self) -> Iterator[RowRecords]:
+        """The rows of every component."""
+        for record in self.records:
+            assert isinstance(record, RowRecords)
+            yield record
+
+    def record(self, name: str) -> RowRecords:
+        """The rows of a component."""
+        found = next((r for r in self.all_records() if r.component.name == name), None)
+        if found is None:
+            raise UserError(f"no table {name!r}{suggest(name, [r.component.name for r in self.all_records()])}")
+        return found
+
+    def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
+        """Every row record, in blocks of at most about `max_bytes`; the tensors are views."""
+        for record in self.all_records():
+            yield from record.chunks(max_bytes)
+
+    def changed(self) -> None:
+        """Rows were written from outside."""
+        self.door.version += 1
+
+    # -- what `autograd` calls ----------------------------------------------------------------------------------
+
+    @property
+    def kernel_tables(self) -> Tables:
+        """The rows as the operators take them."""
+        if self._tables is None:
+            self._tables = Tables([record.kernel_table for record in self.all_records()])
+        return self._tables
+
+    def run_lookup(self, bags: Bags) -> list[Tensor]:
+        """The outputs of a batch."""
+        return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags), impl=self.impl)
+
+    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
+        """Where the rows learn. Gives the gradient of the batch's weights, if needed."""
+        if self.mode != "off" and version != self.door.version:
+            raise RuntimeError(
+                "the tables changed between this lookup and its backward; look up once per step in 'fused' mode, or "
+                "use 'deferred' and update() after the last backward"
+            )
+        grad_N = None
+        if needs_weights:  # before the rows change
+            grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, self._in_slots(bags), impl=self.impl)
+        if self.mode == "fused":
+            embedding_bag.fused_update(self.kernel_tables, grads, self._in_slots(bags), self.lr_T, impl=self.impl)
+            self.changed()
+        elif self.mode == "deferred":
+            found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
+            used = {f.table for f in bags.lookups}
+            for number, gradients in enumerate(found):
+                if number in used:
+                    self.collect(number, RowGradients(*gradients))
+        return grad_N
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _outputs(self, handle: ComponentHandle) -> list[Tensor]:
+        if handle.released:
+            raise UserError("lookup: this handle was released; prepare the batch again")
+        return self.door(handle.bags)
+
+    def _in_slots(self, bags: Bags) -> Bags:
+        """The same bags, of slots."""
+        stores = [record.store for record in self.all_records()]
+        if all(store.slots_are_rows for store in stores):
+            return bags
+        of_key = {f.key: stores[f.table] for f in bags.lookups}
+        parts = bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)])
+        slots = [of_key[k].slots_of(part_N) if k in of_key else part_N for k, part_N in enumerate(parts)]
+        return replace(bags, slots_N=torch.cat(slots))
+
+    def _lookups(self, ids: KeyedJagged) -> Lookups:
+        samples = [(f.pooling, ids.samples(f.name)) for f in self.features]
+        kind = (ids.keys, tuple(ids.inverse_B), len({count for pooling, count in samples if pooling != "none"}) <= 1)
+        if torch.compiler.is_compiling():
+            return self._make_lookups(*kind)
+        if kind not in self._layouts:
+            self._layouts[kind] = self._make_lookups(*kind)
+        return self._layouts[kind]
+
+    def _make_lookups(self, keys: tuple[str, ...], groups: tuple[tuple[str, ...], ...], uniform: bool) -> Lookups:
+        """Pooled features stand side by side in one output if they have as many samples; others have their own."""
+        tables = [record.component.name for record in self.all_records()]
+        lookups: list[Lookup] = []
+        outputs, together, width = 0, -1, 0
+        for f in self.features:
+            apart = f.pooling == "none" or not uniform
+            if apart or together < 0:
+                output, outputs = outputs, outputs + 1
+            if not apart and together < 0:
+                together = output
+            shared = [g for g, group in enumerate(groups) if f.name in group and f.pooling != "none"]
+            table = tables.index(f.table)
+            lookups.append(
+                Lookup(
+                    table=table, pooling=f.pooling, key=keys.index(f.name), inverse=shared[0] if shared else -1,
+                    output=output if apart else together, column=0 if apart else width,
+                )
+            )  # fmt: skip
+            width += 0 if apart else self.door.dims[table]
+        return Lookups(lookups)

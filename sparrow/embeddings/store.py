@@ -1,0 +1,136 @@
+"""Where the rows of a component are kept. A table, a checkpoint or a plan knows them by row number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.embeddings.memory import empty_rows
+from sparrow.embeddings.spec import Component
+from sparrow.kernels.embedding_bag import Rows
+
+At = slice | Tensor
+"""Some row numbers: a slice, or int64 [U] without repetition."""
+
+
+class RowStore(Protocol):
+    """Holds row records 0 <= row < R: a Module, so that it moves to a device with its model.
+
+    Kernels read and write rows by slot, which number the rows of all levels in turn. A store says which slot a row has;
+    it may have more slots than rows.
+    """
+
+    @property
+    def levels(self) -> tuple[Rows, ...]:
+        """The rows as kernels take them, one for each kind of memory."""
+        ...
+
+    @property
+    def slots_are_rows(self) -> bool:
+        """Whether `slots_of` gives what it is given."""
+        ...
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether there is memory for the rows."""
+        ...
+
+    def slots_of(self, rows_N: Tensor) -> Tensor:
+        """Slots [N] of rows [N]; they stay until the handle of the batch is released."""
+        ...
+
+    def read(self, at: At) -> dict[str, Tensor]:
+        """Field -> its entries in some rows, [U, ...]; views where the rows lie so."""
+        ...
+
+    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
+        """Overwrite some fields of some rows; of fields that have columns, only these."""
+        ...
+
+
+class MemoryStore(nn.Module):
+    """Rows in plain memory, of the device that the module is moved to: slots are rows, on one level.
+
+    component: whose rows. rows, dim: how many of its rows and columns are here. device: "meta" for no memory at all.
+    """
+
+    slots_are_rows = True
+
+    def __init__(self, component: Component, rows: int, dim: int, device: str = "cpu") -> None:
+        super().__init__()
+        self.component = component
+        self.names = tuple(component.fields_of(dim))
+        for name, field in component.fields_of(dim).items():
+            shape = field.empty(rows)
+            made = torch.empty(shape, dtype=field.dtype, device="meta") if device == "meta" else None
+            # not persistent: a state_dict holds the dense weights, tables travel as chunks
+            self.register_buffer(name, empty_rows(*shape, dtype=field.dtype) if made is None else made, False)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether there is memory for the rows."""
+        return not self.get_buffer("touched").is_meta
+
+    @property
+    def levels(self) -> tuple[Rows, ...]:
+        """One."""
+        fields = {name: self.get_buffer(name) for name in self.names}
+        return (level_of(self.component, fields),)
+
+    def slots_of(self, rows_N: Tensor) -> Tensor:
+        """The rows themselves."""
+        return rows_N
+
+    def read(self, at: At) -> dict[str, Tensor]:
+        """See `RowStore.read`."""
+        return {name: self.get_buffer(name)[at] for name in self.names}
+
+    @torch.no_grad()
+    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
+        """See `RowStore.write`."""
+        for name, values in fields.items():
+            buffer = self.get_buffer(name)
+            if buffer.dim() > 1:
+                buffer[at, columns] = values
+            else:
+                buffer[at] = values
+
+
+def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:
+    """A level of a component's rows, of all their fields."""
+    payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
+    return Rows(
+        payload={name: fields[name] for name in payload}, touched_R=fields["touched"],
+        state={name: fields[name] for name in state},
+    )  # fmt: skip
+
+
+MakeStore = Callable[[Component, int, int], RowStore]
+"""(component, rows, columns) -> a store for so many of its rows and columns."""
+
+_make: ContextVar[MakeStore] = ContextVar("_make", default=MemoryStore)
+
+
+def new_store(component: Component, rows: int, dim: int) -> RowStore:
+    """A store for so many rows and columns of a component, of the kind that is being used."""
+    return _make.get()(component, rows, dim)
+
+
+@contextmanager
+def stored_in(make: MakeStore) -> Iterator[None]:
+    """Tables that are made in here keep their rows in such stores."""
+    token = _make.set(make)
+    try:
+        yield
+    finally:
+        _make.reset(token)
+
+
+def unallocated() -> AbstractContextManager[None]:
+    """Tables that are made in here have no memory: whoever shards a model puts parts in their place."""
+    return stored_in(lambda component, rows, dim: MemoryStore(component, rows, dim, "meta"))
