@@ -6,7 +6,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 setup: .venv/ready  ## .venv with torch, the kernels and everything the tests need
 
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard sparrow/kernels/*.h sparrow/kernels/*/cpu.cpp sparrow/kernels/*/*.h)
+CPP := $(shell find sparrow -name "*.cpp" -o -name "*.h")
+
+.venv/ready: pyproject.toml constraints.txt setup.py $(CPP)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sparrow needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -10,10 +10,8 @@
 #include <tuple>
 #include <vector>
 
+namespace sparrow {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kRows = 128;
 constexpr int64_t W = 16;
@@ -252,10 +250,10 @@ bool is_narrow(const Tensor& like, std::initializer_list<const Tensor*> all, con
 }
 
 Tensor matrix(int64_t rows, int64_t columns, bool narrow) {
-  return sparrow::empty({rows, columns}, narrow ? ScalarType::BFloat16 : ScalarType::Float);
+  return empty({rows, columns}, narrow ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
-Tensor like(const Tensor& t) { return sparrow::empty({t.size(0), t.size(1)}, t.scalar_type()); }
+Tensor like(const Tensor& t) { return empty({t.size(0), t.size(1)}, t.scalar_type()); }
 
 // f(block, begin, end) for every block of rows.
 template <class F>
@@ -274,7 +272,7 @@ Tensor summed_over_rows(const Tensor& t, int64_t width, const F& f) {
   const int64_t blocks = (t.size(0) + kRows - 1) / kRows;
   std::vector<float> parts(blocks * width);
   over_rows(t, [&](int64_t b, int64_t begin, int64_t end) { f(parts.data() + b * width, begin, end); });
-  Tensor out = sparrow::empty({width}, ScalarType::Float);
+  Tensor out = empty({width}, ScalarType::Float);
   float* sums = static_cast<float*>(out.data_ptr());
   std::fill_n(sums, width, 0.0f);
   for (int64_t b = 0; b < blocks; ++b)
@@ -379,19 +377,19 @@ Tensor weight_gradient_op(const Tensor& grad, const Tensor& x) {
     const int64_t stride = amx::up(b1 - b0);
     if (a0 == a1 || b0 == b1) return;
     const int64_t sums_bytes = amx::up(a1 - a0) * stride * 4;
-    char* block = static_cast<char*>(sparrow::blocks().take(sums_bytes + amx::scratch_bytes(a1 - a0, b1 - b0)));
+    char* block = static_cast<char*>(blocks().take(sums_bytes + amx::scratch_bytes(a1 - a0, b1 - b0)));
     float* sums = reinterpret_cast<float*>(block);
     __builtin_memset(sums, 0, sums_bytes);
     amx::add_product(static_cast<const uint16_t*>(grad.data_ptr()) + a0, columns, a1 - a0,
                      static_cast<const uint16_t*>(x.data_ptr()) + b0, width, b1 - b0, rows, sums, block + sums_bytes);
     for (int64_t r = a0; r < a1; ++r)
       narrowed(sums + (r - a0) * stride, static_cast<bfloat16*>(out.data_ptr()) + r * width + b0, b1 - b0);
-    sparrow::blocks().give_back(block);
+    blocks().give_back(block);
   });
   return out;
 }
 
-void let_go() { sparrow::blocks().forget_all(); }
+void let_go() { blocks().forget_all(); }
 
 }  // namespace
 
@@ -425,3 +423,5 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("let_go", TORCH_BOX(&let_go));
   m.impl("has_amx", TORCH_BOX(&has_amx));
 }
+
+}  // namespace sparrow

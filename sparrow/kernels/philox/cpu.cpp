@@ -4,10 +4,8 @@
 
 #include <cstdint>
 
+namespace sparrow {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kLanes = 4, kGroups = 16;  // numbers of a counter, counters at a time
 
@@ -72,3 +70,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("philox_uniform", TORCH_BOX(&uniform)); }
+
+}  // namespace sparrow
