@@ -127,9 +127,9 @@ inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType type) {
   if (impossible || bytes < (1 << 20)) return torch::stable::empty(sizes, type);  // which says what is wrong
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
-  return torch::stable::from_blob(
-      blocks().take(bytes), sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
-      [](void* block) { blocks().give_back(block); });
+  return torch::stable::from_blob(blocks().take(bytes), sizes, strides,
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
+                                  [](void* block) { blocks().give_back(block); });
 }
 
 constexpr int64_t kGrain = 65536;  // floats of work below which another thread costs more than it saves

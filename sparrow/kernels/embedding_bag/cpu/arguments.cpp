@@ -66,7 +66,7 @@ Tables::Tables(const std::vector<Tensor>& weights, const std::vector<int64_t>& l
 }
 
 void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
-               const std::vector<Tensor>& state, const std::vector<Tensor>& touched) {
+                       const std::vector<Tensor>& state, const std::vector<Tensor>& touched) {
   const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
   check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
             numbers.size() == kNumbers * all.size(),
@@ -82,8 +82,8 @@ void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T
       level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
       for (int field = 0; field < table.rule.fields; ++field, ++s) {
         const bool wide = table.rule.wide[field];
-        check(s < state.size() && state[s].numel() == rows * (wide ? table.dim : 1) && state[s].size(0) == rows, names[t], ": field ", field,
-              " of the state does not have a number per ", wide ? "weight" : "row");
+        check(s < state.size() && state[s].numel() == rows * (wide ? table.dim : 1) && state[s].size(0) == rows,
+              names[t], ": field ", field, " of the state does not have a number per ", wide ? "weight" : "row");
         level->state[field] = data<float>(state[s], ScalarType::Float, wide ? 2 : 1, "state");
       }
     }
@@ -98,8 +98,8 @@ int64_t widest(const std::vector<Table>& tables) {
 }
 
 Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
-      const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
-      const std::vector<int64_t>& numbers, const std::vector<Table>& tables)
+             const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
+             const std::vector<int64_t>& numbers, const std::vector<Table>& tables)
     : N(slots_N.numel()) {
   if (slots_N.scalar_type() == ScalarType::Int) slots32 = data<int32_t>(slots_N, ScalarType::Int, 1, "slots_N");
   else slots64 = data<int64_t>(slots_N, ScalarType::Long, 1, "slots_N");
@@ -121,8 +121,9 @@ Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor&
   check(numbers.size() % kNumbersPerFeature == 0, "features: expected ", kNumbersPerFeature, " numbers for each");
   for (size_t i = 0; i < numbers.size(); i += kNumbersPerFeature) {
     const int64_t *n = numbers.data() + i, key = n[2];
-    check(n[0] >= 0 && n[0] < static_cast<int64_t>(tables.size()) && n[1] >= 0 && n[1] <= kNone && key >= 0 && key < keys && n[3] >= -1 &&
-              n[3] < static_cast<int64_t>(inverses.size()) && (n[3] < 0 || n[1] != kNone) && n[4] >= 0 && n[5] >= 0,
+    check(n[0] >= 0 && n[0] < static_cast<int64_t>(tables.size()) && n[1] >= 0 && n[1] <= kNone && key >= 0 &&
+              key < keys && n[3] >= -1 && n[3] < static_cast<int64_t>(inverses.size()) && (n[3] < 0 || n[1] != kNone) &&
+              n[4] >= 0 && n[5] >= 0,
           "features: feature ", i / kNumbersPerFeature, " names a table, key, inverse or output that is not there");
     Feature f{n[0], static_cast<Pooling>(n[1]), key, first[key], bags[key], bounds[key], bounds[key + 1]};
     check(f.pooling == kNone || (offsets[f.first] == f.low && offsets[f.first + f.bags] == f.high),
@@ -136,7 +137,8 @@ Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor&
       f.inverse = data<int64_t>(inverse, ScalarType::Long, 1, "inverse_B");
       f.samples = inverse.numel();
       bool fine = true;
-      for (int64_t b = 0; b < f.samples; ++b) fine &= static_cast<uint64_t>(f.inverse[b]) < static_cast<uint64_t>(f.bags);
+      for (int64_t b = 0; b < f.samples; ++b)
+        fine &= static_cast<uint64_t>(f.inverse[b]) < static_cast<uint64_t>(f.bags);
       check(fine, "inverse_B: an index is outside [0, ", f.bags, ")");
     }
     check(f.output <= outputs(), "output ", f.output, ": outputs must follow one another");
@@ -175,8 +177,8 @@ void Batch::raise(const std::vector<Table>& tables) const {
   for (size_t i = 0; bad_slots && i < features.size(); ++i)
     with_slots([&, &f = features[i]](const auto* slots) {
       for (int64_t n = f.low; n < f.high; ++n)
-        check(slots[n] >= 0 && slots[n] < tables[f.table].rows, "slot ", slots[n], " at position ", n - f.low, " of feature ", i,
-              " is outside [0, ", tables[f.table].rows, ") of table ", f.table);
+        check(slots[n] >= 0 && slots[n] < tables[f.table].rows, "slot ", slots[n], " at position ", n - f.low,
+              " of feature ", i, " is outside [0, ", tables[f.table].rows, ") of table ", f.table);
     });
 }
 

@@ -1,7 +1,7 @@
 // The operators' arguments: checked once, and unpacked into plain structs. `cpp.py` packs them.
 //
-// Slots and offsets are checked before they are used, so no loop reads or writes outside a table. What is refused throws
-// std::invalid_argument, which arrives in Python as a ValueError.
+// Slots and offsets are checked before they are used, so no loop reads or writes outside a table. What is refused
+// throws std::invalid_argument, which arrives in Python as a ValueError.
 
 #pragma once
 
@@ -15,7 +15,8 @@
 #include <vector>
 
 // Parts of the operators' schemas.
-#define BATCH "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
+#define BATCH \
+  "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
 #define TABLES "Tensor(a!)[] weights, Tensor(b!)[] state, Tensor(c!)[] touched, int[] levels"
 #define RULES "str[] rules, Tensor lr, float[] numbers"
 
@@ -32,7 +33,8 @@ T* data(const Tensor& tensor, ScalarType type, int64_t dim, const char* name) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-struct Tables {  // of a call
+// The tables of a call.
+struct Tables {
   std::vector<Table> all;
   std::vector<Level> levels;
   std::vector<int64_t> counts;  // of levels
@@ -52,7 +54,8 @@ int64_t widest(const std::vector<Table>& tables);
 
 enum Pooling { kSum, kMean, kNone };
 
-struct Feature {  // which bags are looked up in which table, and where their vectors go
+// Which bags are looked up in which table, and where their vectors go.
+struct Feature {
   int64_t table;
   Pooling pooling;
   int64_t key;
@@ -68,7 +71,8 @@ struct Feature {  // which bags are looked up in which table, and where their ve
   int64_t units() const { return pooling == kNone ? high - low : bags; }  // vectors before the inverse index
 };
 
-struct Batch {  // of a call: its slots, and the features that look them up
+// The slots of a call, and the features that look them up.
+struct Batch {
   int64_t N;
   const int64_t* offsets;
   const float* weights;  // null: all 1
@@ -125,7 +129,8 @@ struct Batch {  // of a call: its slots, and the features that look them up
     parallel(workers, [&](int64_t worker) {
       for (int64_t k = first[worker]; k < first[worker + 1]; ++k)
         for (size_t i = 0; i < features.size(); ++i)
-          if (edge(features[i], k) < edge(features[i], k + 1)) f(worker, features[i], edge(features[i], k), edge(features[i], k + 1));
+          if (edge(features[i], k) < edge(features[i], k + 1))
+            f(worker, features[i], edge(features[i], k), edge(features[i], k + 1));
     });
   }
 

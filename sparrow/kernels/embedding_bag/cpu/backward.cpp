@@ -11,7 +11,8 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
   for (Feature& f : batch.features) {
     const Tensor& grad = grads[f.output];
     check(grad.scalar_type() == ScalarType::Float && grad.dim() == 2 && grad.size(0) == batch.output_rows[f.output] &&
-              grad.size(1) == batch.output_columns[f.output] && (grad.stride(1) == 1 || grad.size(1) == 1 || grad.numel() == 0),
+              grad.size(1) == batch.output_columns[f.output] &&
+              (grad.stride(1) == 1 || grad.size(1) == 1 || grad.numel() == 0),
           "grads: expected float32 ", batch.output_rows[f.output], " x ", batch.output_columns[f.output],
           " with columns side by side");
     f.vectors = static_cast<float*>(grad.data_ptr()) + f.column;
@@ -19,9 +20,12 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
     work += (f.high - f.low) * tables[f.table].dim;
   }
   threads = team_for(work);
-  batch.for_blocks(threads, [](int64_t) {}, [&](int64_t, const Feature& f, int64_t begin, int64_t end) {
-    if (batch.rising(f, begin, end)) batch.within(batch.lookup_of(f, begin), batch.lookup_of(f, end), tables[f.table].rows);
-  });
+  batch.for_blocks(
+      threads, [](int64_t) {},
+      [&](int64_t, const Feature& f, int64_t begin, int64_t end) {
+        if (batch.rising(f, begin, end))
+          batch.within(batch.lookup_of(f, begin), batch.lookup_of(f, end), tables[f.table].rows);
+      });
   batch.raise(tables);
   summed.resize(batch.features.size());
   for (size_t i = 0; i < batch.features.size(); ++i)

@@ -25,9 +25,9 @@ Tensor count_outside(const Tensor& slots_N, const std::vector<int64_t>& bounds, 
       for (int64_t k = 0; k < keys; ++k) {
         if (rows[k] < 0) continue;
         const uint64_t limit = static_cast<uint64_t>(rows[k]);
+        const int64_t begin = std::max(bounds[k], N * c / team), end = std::min(bounds[k + 1], N * (c + 1) / team);
         int64_t outside = 0;
-        for (int64_t n = std::max(bounds[k], N * c / team), end = std::min(bounds[k + 1], N * (c + 1) / team); n < end; ++n)
-          outside += static_cast<uint64_t>(all[n]) >= limit;
+        for (int64_t n = begin; n < end; ++n) outside += static_cast<uint64_t>(all[n]) >= limit;
         found[c * keys + k] = outside;
       }
     });
@@ -41,9 +41,7 @@ Tensor count_outside(const Tensor& slots_N, const std::vector<int64_t>& bounds, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def("count_outside(Tensor slots, int[] bounds, int[] rows) -> Tensor");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) { m.def("count_outside(Tensor slots, int[] bounds, int[] rows) -> Tensor"); }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("count_outside", TORCH_BOX(&count_outside)); }
 

@@ -1,4 +1,5 @@
-// `row_gradients` and `update_rows` in one: each row's gradient is summed in registers and goes through the rule at once.
+// `row_gradients` and `update_rows` in one: each row's gradient is summed in registers and goes through the rule from
+// there.
 
 #include "backward.h"
 #include "processors.h"
@@ -9,10 +10,11 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-void fused_update(const std::vector<Tensor>& weights, const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                  const std::vector<int64_t>& levels, const std::vector<Tensor>& grads, const Tensor& slots_N,
-                  const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
-                  const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds, const std::vector<int64_t>& features,
+void fused_update(const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
+                  const std::vector<Tensor>& touched, const std::vector<int64_t>& levels,
+                  const std::vector<Tensor>& grads, const Tensor& slots_N, const Tensor& offsets_B1,
+                  const MaybeTensor& weights_N, const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
+                  const std::vector<int64_t>& bounds, const std::vector<int64_t>& features,
                   const std::vector<std::string>& rules, const Tensor& lr_T, const std::vector<double>& numbers) {
   Tables tables(weights, levels);
   tables.set_rules(rules, lr_T, numbers, state, touched);
@@ -26,14 +28,15 @@ void fused_update(const std::vector<Tensor>& weights, const std::vector<Tensor>&
     if (!shares[t].N) return;
     Reduce r{};
     r.table = &tables[t];
-    sorted(batch, shares[t], tables[t].rows, spaces[worker], team, r, [&](int64_t c, const uint64_t* keys, int64_t begin, int64_t end) {
-      Reduce mine = r;
-      mine.keys = keys;
-      mine.begin = begin;
-      mine.end = end;
-      mine.scratch = spaces[worker].scratch.get() + c * kScratch(dim);
-      run.reduce(mine);
-    });
+    sorted(batch, shares[t], tables[t].rows, spaces[worker], team, r,
+           [&](int64_t c, const uint64_t* keys, int64_t begin, int64_t end) {
+             Reduce mine = r;
+             mine.keys = keys;
+             mine.begin = begin;
+             mine.end = end;
+             mine.scratch = spaces[worker].scratch.get() + c * kScratch(dim);
+             run.reduce(mine);
+           });
   });
 }
 

@@ -8,10 +8,10 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector<int64_t>& levels, const Tensor& slots_N,
-                           const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
-                           const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
-                           const std::vector<int64_t>& features) {
+std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector<int64_t>& levels,
+                           const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
+                           const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
+                           const std::vector<int64_t>& bounds, const std::vector<int64_t>& features) {
   const Tables tables(weights, levels);
   Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, tables.all);
   std::vector<Tensor> outputs;
@@ -42,9 +42,16 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
     const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
     const float** found = rows[worker].get();
     if (!find_rows(batch, table, from, to, found)) return;
-    const Pool p{found, to - from, batch.offsets + f.first + begin, end - begin,
-                 batch.weights ? batch.weights + from : nullptr, f.pooling == kMean, f.vectors + begin * f.stride, f.stride,
-                 table.dim, scratch[worker].get()};
+    const Pool p{found,
+                 to - from,
+                 batch.offsets + f.first + begin,
+                 end - begin,
+                 batch.weights ? batch.weights + from : nullptr,
+                 f.pooling == kMean,
+                 f.vectors + begin * f.stride,
+                 f.stride,
+                 table.dim,
+                 scratch[worker].get()};
     (f.pooling == kNone ? run.copy : run.pool)(p);
   });
   batch.raise(tables.all);
@@ -59,9 +66,7 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def("lookup(Tensor[] weights, int[] levels, " BATCH ") -> Tensor[]");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) { m.def("lookup(Tensor[] weights, int[] levels, " BATCH ") -> Tensor[]"); }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("lookup", TORCH_BOX(&lookup)); }
 

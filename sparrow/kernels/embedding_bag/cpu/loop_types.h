@@ -1,5 +1,5 @@
-// What the inner loops of loops.h are given: plain pointers and numbers. Whoever calls a loop has checked them, so a loop
-// checks nothing.
+// What the inner loops of loops.h are given: plain pointers and numbers. Whoever calls a loop has checked them, so a
+// loop checks nothing.
 
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace sparrow::embedding_bag {
 
-// Floats from which a row is asked for into the second cache: the first has too few lines under way at a time (measured).
+// Floats from which a row is asked for into the second cache. The first has too few lines under way at a time
+// (measured).
 constexpr int64_t kFarLookup = 129, kFarUpdate = 128;
 // Lookups between asking for a row and using it.
 constexpr int64_t ahead_of(int64_t dim, bool far) {
@@ -26,14 +27,16 @@ constexpr int64_t kFields = 3;  // the most state fields of a rule
 
 struct Rule {
   RuleKind kind;
-  float lr, l2, keep, clip_norm, max_norm;  // l2: decay added to gradients; keep: what decoupled decay leaves of a weight
-  float eps;
+  float lr, clip_norm, max_norm, eps;
+  float l2;    // decay added to gradients
+  float keep;  // what decoupled decay leaves of a weight
   double beta1, beta2;
-  int fields;            // of the state
-  bool wide[kFields];    // a number per weight; otherwise one per row
+  int fields;          // of the state
+  bool wide[kFields];  // a number per weight; otherwise one per row
 };
 
-struct Level {  // one storage of some of a table's rows
+// One storage of some of a table's rows.
+struct Level {
   int64_t first;  // its first slot
   float* weight;
   float* state[kFields];
@@ -52,7 +55,8 @@ struct Table {
   }
 };
 
-struct Pool {  // lookups of some bags of a feature, whose rows are found
+// Lookups of some bags of a feature, whose rows are found.
+struct Pool {
   const float* const* rows;
   int64_t count;
   const int64_t* offsets;
@@ -64,7 +68,8 @@ struct Pool {  // lookups of some bags of a feature, whose rows are found
   float* scratch;
 };
 
-struct Dots {  // lookups of one bag, whose weights want their gradients
+// Lookups of one bag, whose weights want their gradients.
+struct Dots {
   const float* const* rows;
   int64_t count;
   const float* grad;
@@ -78,22 +83,24 @@ struct Dots {  // lookups of one bag, whose weights want their gradients
 INLINE int64_t row_of(uint64_t key) { return static_cast<int64_t>(key >> 32); }
 INLINE uint32_t payload_of(uint64_t key) { return static_cast<uint32_t>(key); }
 
-struct Source {  // the gradients of one feature's bags
+// The gradients of one feature's bags.
+struct Source {
   int64_t first;  // its first bag among the table's
   const float* grad;
   int64_t stride;
 };
 
-struct Reduce {  // sorted lookups of a table, whose gradients are to be summed per row
+// Sorted lookups of a table, whose gradients are to be summed per row.
+struct Reduce {
   const Table* table;
   const uint64_t* keys;
   int64_t begin, end;
   const Source* sources;
-  int64_t features;       // of whom there are gradients: sources
-  const uint32_t* bag;    // null: the payload is the bag
-  const float* weights;   // null: all 1
-  const float* scale;     // null: all 1
-  float* out;             // with `rows`: write sums and row numbers; without: apply the rule
+  int64_t features;      // of whom there are gradients: sources
+  const uint32_t* bag;   // null: the payload is the bag
+  const float* weights;  // null: all 1
+  const float* scale;    // null: all 1
+  float* out;            // with `rows`: write sums and row numbers; without: apply the rule
   int64_t* rows;
   float* scratch;
 
@@ -110,7 +117,8 @@ struct Reduce {  // sorted lookups of a table, whose gradients are to be summed 
   }
 };
 
-struct Update {  // rows of a table, and their summed gradients
+// Rows of a table, and their summed gradients.
+struct Update {
   const Table* table;
   const int64_t* rows;
   const float* grad;
@@ -118,7 +126,8 @@ struct Update {  // rows of a table, and their summed gradients
   float* scratch;
 };
 
-struct Loops {  // of one kind of processor
+// The loops of one kind of processor.
+struct Loops {
   void (*pool)(const Pool&);
   void (*copy)(const Pool&);
   void (*dots)(const Dots&);

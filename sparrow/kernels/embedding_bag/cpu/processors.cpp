@@ -77,7 +77,8 @@ std::string processor(const std::string& name) {
     chosen = best();
   } else if (!name.empty()) {
     const auto& all = processors();
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Processor& p) { return p.here && name == p.name; });
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Processor& p) { return p.here && name == p.name; });
     check(found != all.end(), "processor: ", name, " cannot run here");
     chosen = &*found;
   }

@@ -1,5 +1,5 @@
-// The rows that a batch uses and the sum of each one's gradients. The rows are counted first, so that every thread knows
-// where its own go.
+// The rows that a batch uses and the sum of each one's gradients. The rows are counted first, so that every thread
+// knows where its own go.
 
 #include "backward.h"
 #include "processors.h"
@@ -11,8 +11,8 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-std::vector<Tensor> row_gradients(const std::vector<Tensor>& grads, const std::vector<int64_t>& sizes, const Tensor& slots_N,
-                                  const Tensor& offsets_B1, const MaybeTensor& weights_N,
+std::vector<Tensor> row_gradients(const std::vector<Tensor>& grads, const std::vector<int64_t>& sizes,
+                                  const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
                                   const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
                                   const std::vector<int64_t>& bounds, const std::vector<int64_t>& features) {
   const int64_t T = static_cast<int64_t>(sizes.size()) / 2;
@@ -46,11 +46,12 @@ std::vector<Tensor> row_gradients(const std::vector<Tensor>& grads, const std::v
   std::vector<std::vector<Part>> parts(T, std::vector<Part>(backward.threads));
   for_tables(costs_of(shares), backward.threads, [&](int64_t t, int64_t worker, int64_t team) {
     std::swap(kept[t].counters, spaces[worker].counters);
-    sorted(batch, shares[t], tables[t].rows, kept[t], team, reduces[t], [&](int64_t c, const uint64_t* keys, int64_t begin, int64_t end) {
-      int64_t unique = 0;
-      for (int64_t i = begin; i < end; ++i) unique += i == begin || row_of(keys[i]) != row_of(keys[i - 1]);
-      parts[t][c] = {keys, begin, end, unique};
-    });
+    sorted(batch, shares[t], tables[t].rows, kept[t], team, reduces[t],
+           [&](int64_t c, const uint64_t* keys, int64_t begin, int64_t end) {
+             int64_t unique = 0;
+             for (int64_t i = begin; i < end; ++i) unique += i == begin || row_of(keys[i]) != row_of(keys[i - 1]);
+             parts[t][c] = {keys, begin, end, unique};
+           });
     std::swap(kept[t].counters, spaces[worker].counters);
   });
   std::vector<Tensor> found;

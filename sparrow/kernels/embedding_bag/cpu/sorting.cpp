@@ -9,9 +9,9 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-constexpr int kDigit = 11;               // the most bits that one pass of the sort looks at
+constexpr int kDigit = 11;                  // the most bits that one pass of the sort looks at
 constexpr int64_t kCounters = 3 << kDigit;  // for all passes: bits / digit bits * 2^digit is largest at 32 / 11
-constexpr int64_t kSample = 512;         // lookups that decide which rows are whose
+constexpr int64_t kSample = 512;            // lookups that decide which rows are whose
 
 struct Digits {  // how the rows of a table are sorted: few passes for many keys, few counters for few
   int bits, each, passes;
@@ -30,7 +30,8 @@ void sort_by_row(uint64_t* keys, uint64_t* other, int64_t N, const Digits& digit
   const uint64_t mask = buckets - 1;
   std::fill(counters, counters + buckets * digits.passes, 0);
   for (int64_t i = 0; i < N; ++i)
-    for (int pass = 0; pass < digits.passes; ++pass) ++counters[pass * buckets + (keys[i] >> (32 + pass * digits.each) & mask)];
+    for (int pass = 0; pass < digits.passes; ++pass)
+      ++counters[pass * buckets + (keys[i] >> (32 + pass * digits.each) & mask)];
   for (int pass = 0; pass < digits.passes; ++pass) {
     int64_t *next = counters + pass * buckets, total = 0;
     for (int64_t digit = 0; digit < buckets; ++digit) total += std::exchange(next[digit], total);
@@ -40,11 +41,11 @@ void sort_by_row(uint64_t* keys, uint64_t* other, int64_t N, const Digits& digit
   }
 }
 
-// Calls emit(slot, payload, place) on a feature's lookups in bags [begin, end), in order, and writes what `Reduce` needs
-// beside the keys. place: the lookup's number among the table's, `first` being that of the feature's first one.
+// Calls emit(slot, payload, place) on a feature's lookups in bags [begin, end), in order, and writes what `Reduce`
+// needs beside the keys. place: the lookup's number among the table's, `first` being that of the feature's first one.
 template <class Emit>
-INLINE void each_lookup(const Batch& batch, const Feature& f, int64_t first_bag, int64_t first, int64_t begin, int64_t end,
-                        uint32_t* bag, float* weights, float* scale, const Emit& emit) {
+INLINE void each_lookup(const Batch& batch, const Feature& f, int64_t first_bag, int64_t first, int64_t begin,
+                        int64_t end, uint32_t* bag, float* weights, float* scale, const Emit& emit) {
   batch.with_slots([&](const auto* slots) {
     int64_t place = first + batch.lookup_of(f, begin) - f.low;
     for (int64_t b = begin; b < end; ++b) {
@@ -100,7 +101,8 @@ std::vector<int64_t> costs_of(const std::vector<Share>& shares) {
   return costs;
 }
 
-std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t threads, bool weighted, int64_t dim, bool own_keys) {
+std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t threads, bool weighted, int64_t dim,
+                                  bool own_keys) {
   std::vector<Workspace> spaces(threads);
   const std::vector<bool> shared = large(costs_of(shares), threads);
   for (int64_t worker = 0; worker < threads; ++worker) {
@@ -125,7 +127,8 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
   return spaces;
 }
 
-void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& space, int64_t team, Reduce& r, const Then& then) {
+void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& space, int64_t team, Reduce& r,
+            const Then& then) {
   uint64_t *keys = space.keys.get(), *other = space.other.get();
   uint32_t* bag = batch.weights ? space.bag.get() : nullptr;
   float *weights = batch.weights ? space.weights.get() : nullptr, *scale = share.mean ? space.scale.get() : nullptr;
@@ -143,7 +146,8 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   const std::vector<int64_t>& first = share.first;
   if (team == 1) {
     for (int64_t s = 0; s < S; ++s)
-      each_lookup(batch, *share.features[s], share.sources[s].first, first[s], 0, share.features[s]->units(), bag, weights, scale,
+      each_lookup(batch, *share.features[s], share.sources[s].first, first[s], 0, share.features[s]->units(), bag,
+                  weights, scale,
                   [keys](uint64_t slot, uint64_t payload, int64_t place) { keys[place] = slot << 32 | payload; });
     return finish(0, 0, share.N);
   }
@@ -152,8 +156,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   auto each_part = [&](int64_t c, int64_t s, bool write, const auto& emit) {
     const Feature& f = *share.features[s];
     each_lookup(batch, f, share.sources[s].first, first[s], f.units() * c / team, f.units() * (c + 1) / team,
-                write ? bag : nullptr, weights, write ? scale : nullptr,
-                [&](uint64_t slot, uint64_t payload, int64_t) {
+                write ? bag : nullptr, weights, write ? scale : nullptr, [&](uint64_t slot, uint64_t payload, int64_t) {
                   int64_t owner = 0;
                   for (const uint64_t cut : cuts) owner += slot >= cut;
                   emit(owner, slot << 32 | payload);

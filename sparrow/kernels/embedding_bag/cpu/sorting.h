@@ -9,14 +9,16 @@
 
 namespace sparrow::embedding_bag {
 
-struct Workspace {  // of one thread, or of a table's team
+// The memory of one thread, or of a table's team.
+struct Workspace {
   Buffer<uint64_t> keys, other;
   Buffer<int64_t> counters;
   Buffer<uint32_t> bag;
   Buffer<float> weights, scale, scratch;
 };
 
-struct Share {  // one table's part of a batch
+// One table's part of a batch.
+struct Share {
   std::vector<const Feature*> features;
   std::vector<Source> sources;
   std::vector<int64_t> first;  // lookups before each feature's

@@ -1,4 +1,6 @@
 // How the tables of a call are shared among threads, and the memory that each thread works in.
+//
+// Every parallel loop gives a bag or a row to one thread, so any number of threads gives the same bits.
 
 #pragma once
 
@@ -10,8 +12,8 @@
 
 namespace sparrow::embedding_bag {
 
-// Memory of one thread: uninitialised, aligned for vectors; it keeps the largest size that it was asked for. It is taken
-// before threads start, since what is thrown in one cannot be caught.
+// Memory of one thread: uninitialised, aligned for vectors; it keeps the largest size that it was asked for. It is
+// taken before threads start, since what is thrown in one cannot be caught.
 template <class T>
 struct Buffer {
   struct Free {
@@ -38,7 +40,8 @@ inline std::vector<int64_t> split(const std::vector<int64_t>& costs, int64_t par
   for (int64_t cost : costs) total += cost;
   std::vector<int64_t> first{0};
   for (size_t i = 0; i < costs.size(); ++i) {
-    while (static_cast<int64_t>(first.size()) < parts && sum + costs[i] / 2 >= total / parts * static_cast<int64_t>(first.size()))
+    while (static_cast<int64_t>(first.size()) < parts &&
+           sum + costs[i] / 2 >= total / parts * static_cast<int64_t>(first.size()))
       first.push_back(static_cast<int64_t>(i));
     sum += costs[i];
   }

@@ -8,12 +8,14 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-void update_rows(const std::vector<Tensor>& weights, const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                 const std::vector<int64_t>& levels, const std::vector<Tensor>& rows, const std::vector<Tensor>& grads,
+void update_rows(const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
+                 const std::vector<Tensor>& touched, const std::vector<int64_t>& levels,
+                 const std::vector<Tensor>& rows, const std::vector<Tensor>& grads,
                  const std::vector<std::string>& rules, const Tensor& lr_T, const std::vector<double>& numbers) {
   Tables tables(weights, levels);
   tables.set_rules(rules, lr_T, numbers, state, touched);
-  check(rows.size() == grads.size() && static_cast<int64_t>(rows.size()) == tables.count(), "rows_U: expected one per table");
+  check(rows.size() == grads.size() && static_cast<int64_t>(rows.size()) == tables.count(),
+        "rows_U: expected one per table");
   std::vector<Update> updates;
   std::vector<int64_t> costs;
   int64_t work = 0;

@@ -55,8 +55,8 @@ Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tens
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def(
-      "weight_gradients(Tensor[] grads, Tensor[] weights, int[] levels, Tensor slots, Tensor offsets, Tensor[] inverses,"
-      " int[] bags, int[] bounds, int[] features) -> Tensor");
+      "weight_gradients(Tensor[] grads, Tensor[] weights, int[] levels, Tensor slots, Tensor offsets,"
+      " Tensor[] inverses, int[] bags, int[] bounds, int[] features) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("weight_gradients", TORCH_BOX(&weight_gradients)); }
