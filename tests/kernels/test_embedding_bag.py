@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
-import pkgutil
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparrow.kernels import Impl, embedding_bag, missing, rules
+from sparrow.core.config import Family
+from sparrow.kernels import Impl, embedding_bag, missing
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables
 from sparrow.kernels.rules import Regularization, RowRule, rowwise_adagrad, sgd
 
@@ -30,9 +29,10 @@ EXTRAS = {
     "max_norm": Regularization(max_norm=1.5),
     "all": Regularization(weight_decay=0.2, clip_norm=1.5, max_norm=1.5),
 }
+FAMILY = Family("sparrow.kernels.rules")
 RULES: dict[str, RowRule] = {
-    f"{found.name}, {extra}": importlib.import_module(f"{rules.__name__}.{found.name}").Config(regularization=numbers)
-    for found in pkgutil.iter_modules(rules.__path__)
+    f"{name}, {extra}": FAMILY.config(name)(regularization=numbers)
+    for name in FAMILY.names()
     for extra, numbers in EXTRAS.items()
 }
 DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 48, 50, 63, 64, 65, 80, 100, 128, 129, 200, 256, 257)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +9,16 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
-from sparrow.kernels import Impl, embedding_bag, missing, rules
+from sparrow.core.config import Family
+from sparrow.kernels import Impl, embedding_bag, missing
 from sparrow.kernels.embedding_bag import Tables
 from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, regularized_update, rowwise_adagrad, sgd
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS = ["reference", pytest.param("cpp", marks=built)]
 # the family: a file each, found in the folder
-MEMBERS: dict[str, Callable[..., RowRule]] = {
-    found.name: importlib.import_module(f"{rules.__name__}.{found.name}").Config
-    for found in pkgutil.iter_modules(rules.__path__)
-}
+FAMILY = Family("sparrow.kernels.rules")
+MEMBERS: dict[str, Callable[..., RowRule]] = {name: FAMILY.config(name) for name in FAMILY.names()}
 EXTRAS = {
     "plain": {},
     "l2": {"weight_decay": 0.3},

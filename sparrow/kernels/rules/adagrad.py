@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparrow.core.errors import require
 from sparrow.kernels.rules import Regularization
+from sparrow.kernels.rules._shared import require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,7 @@ class Config:
     regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
-        require(least=0, lr=self.lr, initial=self.initial)
-        require(above=0, eps=self.eps)
+        require_ranges(self)
 
     def init_state(self, rows: int, dim: int) -> dict[str, Tensor]:
         """sum [rows, dim]: the squared gradients so far."""

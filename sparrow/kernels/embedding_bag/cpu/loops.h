@@ -148,6 +148,12 @@ INLINE void adagrad(const Target<W, K>& t) {
   write(shape, sum, t.wide(0));
 }
 
+// A moment of Adam's after another value.
+template <class T>
+INLINE T moment(const T& before, const T& value, double beta) {
+  return before * static_cast<float>(beta) + value * static_cast<float>(1 - beta);
+}
+
 // Adam's first moment, and the factors that undo the bias of both.
 template <int W, int K>
 INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, float& root) {
@@ -155,21 +161,19 @@ INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, f
   const double count = t.narrow(2) += 1;
   step = t.rule.lr / static_cast<float>(1 - __builtin_pow(t.rule.beta1, count));
   root = __builtin_sqrtf(static_cast<float>(1 - __builtin_pow(t.rule.beta2, count)));
-  const float keep = static_cast<float>(t.rule.beta1), take = static_cast<float>(1 - t.rule.beta1);
   read(shape, t.wide(0), m);
-  EACH(k) m[k] = m[k] * keep + t.g[k] * take;
+  EACH(k) m[k] = moment(m[k], t.g[k], t.rule.beta1);
   write(shape, m, t.wide(0));
 }
 
 template <int W, int K>
 INLINE void adam(const Target<W, K>& t) {
   const auto& shape = t.shape;
-  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
   float step, root;
   Vectors<W, K> m = t.more(0), v = t.more(1);
   first_moment(t, m, step, root);
   read(shape, t.wide(1), v);
-  EACH(k) v[k] = v[k] * keep + t.g[k] * t.g[k] * take;
+  EACH(k) v[k] = moment<V<W>>(v[k], t.g[k] * t.g[k], t.rule.beta2);
   EACH(k) t.w[k] -= step * m[k] / (square_root<W>(v[k]) / root + t.rule.eps);
   write(shape, v, t.wide(1));
 }
@@ -177,11 +181,11 @@ INLINE void adam(const Target<W, K>& t) {
 template <int W, int K>
 INLINE void rowwise_adam(const Target<W, K>& t) {
   const auto& shape = t.shape;
-  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
   float step, root;
   Vectors<W, K> m = t.more(0);
   first_moment(t, m, step, root);
-  const float v = t.narrow(1) = t.narrow(1) * keep + dot(shape, t.g, t.g) / static_cast<float>(shape.dim) * take;
+  const float mean = dot(shape, t.g, t.g) / static_cast<float>(shape.dim);
+  const float v = t.narrow(1) = moment(t.narrow(1), mean, t.rule.beta2);
   const float rate = step / (__builtin_sqrtf(v) / root + t.rule.eps);
   EACH(k) t.w[k] -= rate * m[k];
 }
