@@ -162,6 +162,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
                   emit(owner, slot << 32 | payload);
                 });
   };
+  // Each thread counts, in its part of each feature, how many lookups go to which owner.
   parallel(team, [&](int64_t c) {
     int64_t* count = space.counters.get() + c * kCounters;  // apart from the other threads'
     for (int64_t s = 0; s < S; ++s) {
@@ -170,12 +171,14 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
       std::copy(count, count + team, places.begin() + (s * team + c) * team);
     }
   });
+  // Owner by owner, and for each in order of occurrence, every count gives way to the place of its first lookup.
   std::vector<int64_t> edges{0};
   int64_t total = 0;
   for (int64_t owner = 0; owner < team; ++owner) {
     for (int64_t part = 0; part < S * team; ++part) total += std::exchange(places[part * team + owner], total);
     edges.push_back(total);
   }
+  // The same threads go over the same parts again and put the keys there.
   parallel(team, [&](int64_t c) {
     int64_t* next = space.counters.get() + c * kCounters;
     for (int64_t s = 0; s < S; ++s) {
