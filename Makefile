@@ -6,7 +6,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 setup: .venv/ready  ## .venv with torch, the kernels and everything the tests need
 
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard sparrow/kernels/*.h sparrow/kernels/*/cpu.cpp sparrow/kernels/*/*.h)
+SOURCES := $(shell find sparrow -name "*.cpp" -o -name "*.h")
+
+.venv/ready: pyproject.toml constraints.txt setup.py $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sparrow needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -29,12 +31,14 @@ test-slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
 
 clean:
 	rm -rf .venv build *.egg-info sparrow/kernels/_cpp*.so

@@ -28,7 +28,7 @@ def kernels() -> dict[str, Any]:
             except Exception as error:
                 print(f"sparrow: no C++ kernels ({error}); the reference kernels will run", file=sys.stderr)
 
-    sources = sorted(glob.glob("sparrow/kernels/*/cpu.cpp"))
+    sources = sorted(glob.glob("sparrow/kernels/**/*.cpp", recursive=True))
     headers = sorted(glob.glob("sparrow/kernels/**/*.h", recursive=True))
     library = CppExtension(
         "sparrow.kernels._cpp", sources, depends=headers, extra_compile_args=FLAGS, py_limited_api=True

@@ -1,4 +1,4 @@
-"""Operators: one folder each, whose `reference.py` is the definition and `cpu.cpp` the same, faster; and row rules.
+"""Operators: one folder each, whose `reference.py` is the definition and whose C++ is the same, faster; and row rules.
 
 One argument names the implementation everywhere: "auto" (the compiled kernels for CPU tensors where they are built,
 else the reference), "reference" or "cpp". The compiled kernels live in one library, built by `make setup`.

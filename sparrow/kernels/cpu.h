@@ -127,16 +127,12 @@ inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType type) {
   if (impossible || bytes < (1 << 20)) return torch::stable::empty(sizes, type);  // which says what is wrong
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
-  return torch::stable::from_blob(
-      blocks().take(bytes), sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
-      [](void* block) { blocks().give_back(block); });
+  return torch::stable::from_blob(blocks().take(bytes), sizes, strides,
+                                  torch::stable::Device(torch::headeronly::DeviceType::CPU), type,
+                                  [](void* block) { blocks().give_back(block); });
 }
 
-}  // namespace sparrow
-
-namespace {
-
-constexpr int64_t kGrain = 65536;    // floats of work below which another thread costs more than it saves
+constexpr int64_t kGrain = 65536;  // floats of work below which another thread costs more than it saves
 constexpr int64_t kMostThreads = 1024;
 
 // std::invalid_argument arrives in Python as a ValueError.
@@ -148,10 +144,12 @@ void check(bool fine, const Parts&... parts) {
   throw std::invalid_argument(text.str());
 }
 
-int64_t team_for(int64_t work) {
+// How many threads should share so much work.
+inline int64_t team_for(int64_t work) {
   return std::clamp<int64_t>(work / kGrain, 1, std::min<int64_t>(torch::stable::get_num_threads(), kMostThreads));
 }
 
+// Calls f(0) to f(chunks - 1), on a thread each.
 template <class F>
 void parallel(int64_t chunks, const F& f) {
   if (chunks == 1) return f(0);
@@ -160,4 +158,4 @@ void parallel(int64_t chunks, const F& f) {
   });
 }
 
-}  // namespace
+}  // namespace sparrow

@@ -49,19 +49,21 @@ WITH_AMX inline void transpose(__m512i* v) {
     t[2 * i + 1] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
   }
   UNROLLED
-  for (int i = 0; i < 16; i += 4)
+  for (int i = 0; i < 16; i += 4) {
     UNROLLED
     for (int j = 0; j < 2; ++j) {
       v[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
       v[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
     }
+  }
   UNROLLED
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < 4; ++i) {
     UNROLLED
     for (int j = 0; j < 16; j += 8) {
       t[j + i] = _mm512_shuffle_i32x4(v[j + i], v[j + 4 + i], 0x88);
       t[j + 4 + i] = _mm512_shuffle_i32x4(v[j + i], v[j + 4 + i], 0xdd);
     }
+  }
   UNROLLED
   for (int i = 0; i < 8; ++i) {
     v[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);

@@ -10,10 +10,8 @@
 #include <tuple>
 #include <vector>
 
+namespace sparrow {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kRows = 128;
 constexpr int64_t W = 16;
@@ -179,7 +177,8 @@ INLINE void beside_rows(const Beside& a, int64_t begin, int64_t end) {
         const int64_t n = a.dim - d < W ? a.dim - d : W;
         store(wide + c * a.dim + d, load(a.weight + c * a.dim + d, n) * x[c], n);
       }
-    for (int64_t c = 0; c < a.padded; c += W) store(narrow + c, c < a.columns ? load(x + c, a.columns - c < W ? a.columns - c : W) : Floats{}, W);
+    for (int64_t c = 0; c < a.padded; c += W)
+      store(narrow + c, c < a.columns ? load(x + c, a.columns - c < W ? a.columns - c : W) : Floats{}, W);
     for (int64_t c = 0; c < a.others; c += W) {
       const int64_t n = a.others - c < W ? a.others - c : W;
       const Floats v = load(rest + c, n);
@@ -214,13 +213,13 @@ INLINE void beside_backward_rows(const BesideBackward& a, float* sums, int64_t b
   }
 }
 
-#define IN_BOTH_TYPES(name, Arguments)                                                   \
+#define IN_BOTH_TYPES(name, Arguments)                                                    \
   FOR_PROCESSORS void name(const Arguments& a, bool narrow, int64_t begin, int64_t end) { \
     narrow ? name##_rows<bfloat16>(a, begin, end) : name##_rows<float>(a, begin, end);    \
   }
-#define IN_BOTH_TYPES_WITH_SUMS(name, Arguments)                                                           \
-  FOR_PROCESSORS void name(const Arguments& a, bool narrow, float* sums, int64_t begin, int64_t end) {      \
-    narrow ? name##_rows<bfloat16>(a, sums, begin, end) : name##_rows<float>(a, sums, begin, end);          \
+#define IN_BOTH_TYPES_WITH_SUMS(name, Arguments)                                                       \
+  FOR_PROCESSORS void name(const Arguments& a, bool narrow, float* sums, int64_t begin, int64_t end) { \
+    narrow ? name##_rows<bfloat16>(a, sums, begin, end) : name##_rows<float>(a, sums, begin, end);     \
   }
 IN_BOTH_TYPES(cross, Cross)
 IN_BOTH_TYPES(relu, Relu)
@@ -241,8 +240,8 @@ bool is_narrow(const Tensor& like, std::initializer_list<const Tensor*> all, con
   check(like.dim() == 2 && (narrow || like.scalar_type() == ScalarType::Float),
         "expected matrices of float32 or bfloat16");
   for (const Tensor* t : all)
-    check(t->scalar_type() == like.scalar_type() && t->dim() == 2 && t->is_contiguous() &&
-              t->size(0) == like.size(0) && t->size(1) == like.size(1),
+    check(t->scalar_type() == like.scalar_type() && t->dim() == 2 && t->is_contiguous() && t->size(0) == like.size(0) &&
+              t->size(1) == like.size(1),
           "expected contiguous matrices of one shape and dtype");
   if (bias)
     check(bias->scalar_type() == ScalarType::Float && bias->dim() == 1 && bias->is_contiguous() &&
@@ -252,10 +251,10 @@ bool is_narrow(const Tensor& like, std::initializer_list<const Tensor*> all, con
 }
 
 Tensor matrix(int64_t rows, int64_t columns, bool narrow) {
-  return sparrow::empty({rows, columns}, narrow ? ScalarType::BFloat16 : ScalarType::Float);
+  return empty({rows, columns}, narrow ? ScalarType::BFloat16 : ScalarType::Float);
 }
 
-Tensor like(const Tensor& t) { return sparrow::empty({t.size(0), t.size(1)}, t.scalar_type()); }
+Tensor like(const Tensor& t) { return empty({t.size(0), t.size(1)}, t.scalar_type()); }
 
 // f(block, begin, end) for every block of rows.
 template <class F>
@@ -274,7 +273,7 @@ Tensor summed_over_rows(const Tensor& t, int64_t width, const F& f) {
   const int64_t blocks = (t.size(0) + kRows - 1) / kRows;
   std::vector<float> parts(blocks * width);
   over_rows(t, [&](int64_t b, int64_t begin, int64_t end) { f(parts.data() + b * width, begin, end); });
-  Tensor out = sparrow::empty({width}, ScalarType::Float);
+  Tensor out = empty({width}, ScalarType::Float);
   float* sums = static_cast<float*>(out.data_ptr());
   std::fill_n(sums, width, 0.0f);
   for (int64_t b = 0; b < blocks; ++b)
@@ -285,8 +284,8 @@ Tensor summed_over_rows(const Tensor& t, int64_t width, const F& f) {
 Tensor cross_op(const Tensor& x0, const Tensor& x, const Tensor& product, const Tensor& bias) {
   const bool narrow = is_narrow(x0, {&x0, &x, &product}, &bias);
   Tensor out = like(x0);
-  const Cross a{x0.data_ptr(), x.data_ptr(), product.data_ptr(), static_cast<const float*>(bias.data_ptr()),
-                out.data_ptr(), x0.size(1), past_caches(out)};
+  const Cross a{x0.data_ptr(),  x.data_ptr(), product.data_ptr(), static_cast<const float*>(bias.data_ptr()),
+                out.data_ptr(), x0.size(1),   past_caches(out)};
   over_rows(x0, [&](int64_t, int64_t begin, int64_t end) { cross(a, narrow, begin, end); });
   return out;
 }
@@ -295,8 +294,16 @@ std::tuple<Tensor, Tensor> cross_backward_op(const Tensor& grad, const Tensor& x
                                              const Tensor& bias, const Tensor& grad_x0, bool first, bool last) {
   const bool narrow = is_narrow(x0, {&grad, &x0, &product, &grad_x0}, &bias);
   Tensor flowing = like(x0);
-  const CrossBackward a{grad.data_ptr(), x0.data_ptr(), product.data_ptr(), static_cast<const float*>(bias.data_ptr()),
-                        grad_x0.data_ptr(), flowing.data_ptr(), nullptr, x0.size(1), first, last,
+  const CrossBackward a{grad.data_ptr(),
+                        x0.data_ptr(),
+                        product.data_ptr(),
+                        static_cast<const float*>(bias.data_ptr()),
+                        grad_x0.data_ptr(),
+                        flowing.data_ptr(),
+                        nullptr,
+                        x0.size(1),
+                        first,
+                        last,
                         past_caches(flowing) && past_caches(grad_x0)};
   Tensor sums = summed_over_rows(
       x0, x0.size(1), [&](float* part, int64_t begin, int64_t end) { cross_backward(a, narrow, part, begin, end); });
@@ -327,15 +334,21 @@ std::tuple<Tensor, Tensor> beside_op(const Tensor& numbers, const Tensor& weight
   const int64_t rows = numbers.size(0), columns = numbers.size(1), dim = weight.size(1), others = rest.size(1);
   check(weight.size(0) == columns && rest.size(0) == rows, "numbers [B, C], weight [C, D] and rest [B, R] do not fit");
   Tensor wide = matrix(rows, columns * dim + others, narrow), thin = matrix(rows, padded(columns) + others, narrow);
-  const Beside a{static_cast<const float*>(numbers.data_ptr()), static_cast<const float*>(weight.data_ptr()),
-                 static_cast<const float*>(rest.data_ptr()), wide.data_ptr(), thin.data_ptr(),
-                 columns, dim, padded(columns), others};
+  const Beside a{static_cast<const float*>(numbers.data_ptr()),
+                 static_cast<const float*>(weight.data_ptr()),
+                 static_cast<const float*>(rest.data_ptr()),
+                 wide.data_ptr(),
+                 thin.data_ptr(),
+                 columns,
+                 dim,
+                 padded(columns),
+                 others};
   over_rows(wide, [&](int64_t, int64_t begin, int64_t end) { beside(a, narrow, begin, end); });
   return {wide, thin};
 }
 
-std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Tensor& grad_narrow,
-                                              const Tensor& numbers, int64_t dim) {
+std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Tensor& grad_narrow, const Tensor& numbers,
+                                              int64_t dim) {
   const bool narrow = is_narrow(grad_wide, {&grad_wide}, nullptr);
   is_narrow(grad_narrow, {&grad_narrow}, nullptr);
   check(numbers.dim() == 2 && dim >= 0, "numbers: expected a matrix; dim: at least 0");
@@ -347,8 +360,14 @@ std::tuple<Tensor, Tensor> beside_backward_op(const Tensor& grad_wide, const Ten
             grad_narrow.size(1) == padded(columns) + others,
         "gradients and numbers do not fit");
   Tensor grad_rest = matrix(rows, others, false);
-  const BesideBackward a{grad_wide.data_ptr(), grad_narrow.data_ptr(), static_cast<const float*>(numbers.data_ptr()),
-                         static_cast<float*>(grad_rest.data_ptr()), columns, dim, padded(columns), others};
+  const BesideBackward a{grad_wide.data_ptr(),
+                         grad_narrow.data_ptr(),
+                         static_cast<const float*>(numbers.data_ptr()),
+                         static_cast<float*>(grad_rest.data_ptr()),
+                         columns,
+                         dim,
+                         padded(columns),
+                         others};
   Tensor sums = summed_over_rows(grad_wide, columns * dim, [&](float* part, int64_t begin, int64_t end) {
     beside_backward(a, narrow, part, begin, end);
   });
@@ -379,19 +398,19 @@ Tensor weight_gradient_op(const Tensor& grad, const Tensor& x) {
     const int64_t stride = amx::up(b1 - b0);
     if (a0 == a1 || b0 == b1) return;
     const int64_t sums_bytes = amx::up(a1 - a0) * stride * 4;
-    char* block = static_cast<char*>(sparrow::blocks().take(sums_bytes + amx::scratch_bytes(a1 - a0, b1 - b0)));
+    char* block = static_cast<char*>(blocks().take(sums_bytes + amx::scratch_bytes(a1 - a0, b1 - b0)));
     float* sums = reinterpret_cast<float*>(block);
     __builtin_memset(sums, 0, sums_bytes);
     amx::add_product(static_cast<const uint16_t*>(grad.data_ptr()) + a0, columns, a1 - a0,
                      static_cast<const uint16_t*>(x.data_ptr()) + b0, width, b1 - b0, rows, sums, block + sums_bytes);
     for (int64_t r = a0; r < a1; ++r)
       narrowed(sums + (r - a0) * stride, static_cast<bfloat16*>(out.data_ptr()) + r * width + b0, b1 - b0);
-    sparrow::blocks().give_back(block);
+    blocks().give_back(block);
   });
   return out;
 }
 
-void let_go() { sparrow::blocks().forget_all(); }
+void let_go() { blocks().forget_all(); }
 
 }  // namespace
 
@@ -425,3 +444,5 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("let_go", TORCH_BOX(&let_go));
   m.impl("has_amx", TORCH_BOX(&has_amx));
 }
+
+}  // namespace sparrow

@@ -95,7 +95,7 @@ class Tables(tuple[Table, ...]):
 
     @cached_property
     def rules(self) -> tuple[list[str], list[float]]:
-        """Name of every table's rule, and seven numbers for each: see `rule_of` in cpu.cpp."""
+        """Name of every table's rule, and seven numbers for each: see `rule_of` in cpu/arguments.cpp."""
         names, numbers = [], []
         for table in self:
             name, own = table.rule.cpp()

@@ -4,10 +4,8 @@
 
 #include <cstdint>
 
+namespace sparrow {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kLanes = 4, kGroups = 16;  // numbers of a counter, counters at a time
 
@@ -49,20 +47,24 @@ FOR_PROCESSORS void fill(float* out, int64_t dim, uint64_t key, float step, int6
       const int64_t from = std::max<int64_t>(columns[j], 0), to = std::min(columns[j] + kLanes, dim);
       float* here = out + rows[j] * dim;
       if (to - from == kLanes) __builtin_memcpy(here + from, numbers[j], sizeof numbers[j]);
-      else for (int64_t d = from; d < to; ++d) here[d] = numbers[j][d - columns[j]];
+      else
+        for (int64_t d = from; d < to; ++d) here[d] = numbers[j][d - columns[j]];
     }
   }
 }
 
 void uniform(Tensor out, int64_t key, double scale, int64_t row, int64_t column) {
-  check(out.scalar_type() == ScalarType::Float && out.dim() == 2 && out.is_contiguous(), "out_RD: expected contiguous float32 [R, D]");
+  check(out.scalar_type() == ScalarType::Float && out.dim() == 2 && out.is_contiguous(),
+        "out_RD: expected contiguous float32 [R, D]");
   check(row >= 0 && column >= 0, "row and column must not be negative");
   const int64_t rows = out.size(0), dim = out.size(1);
   if (!rows || !dim) return;
   const int64_t team = std::min(team_for(rows * dim), rows);
   const float step = static_cast<float>(scale * 0x1p-23);
   float* to = static_cast<float*>(out.data_ptr());
-  parallel(team, [&](int64_t c) { fill(to, dim, static_cast<uint64_t>(key), step, row, column, rows * c / team, rows * (c + 1) / team); });
+  parallel(team, [&](int64_t c) {
+    fill(to, dim, static_cast<uint64_t>(key), step, row, column, rows * c / team, rows * (c + 1) / team);
+  });
 }
 
 }  // namespace
@@ -72,3 +74,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("philox_uniform", TORCH_BOX(&uniform)); }
+
+}  // namespace sparrow

@@ -1,7 +1,8 @@
 """How a row learns. One file per rule: its `Config` is the rule, and `update` its definition.
 
-Adding a rule is adding its file here and, for speed, in C++: a `RuleKind` and a row of `known`
-(embedding_bag/cpu.cpp), a function and its `case` in `apply` (loops.h); without them it runs with impl="reference".
+Adding a rule is adding its file here and, for speed, in C++, in embedding_bag/cpu: a `RuleKind`
+(loop_types.h), a row of `known` (arguments.cpp), a function and its `case` in `apply` (loops.h). Without them it runs
+with impl="reference". What rules share is in `_shared.py`.
 """
 
 from __future__ import annotations

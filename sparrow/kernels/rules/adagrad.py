@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sparrow.core.errors import require
 from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
+from sparrow.kernels.rules._shared import require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,7 @@ class Config:
     regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
-        require(least=0, lr=self.lr, initial=self.initial)
-        require(above=0, eps=self.eps)
+        require_ranges(self)
 
     def fields(self, dim: int) -> dict[str, Field]:
         """sum [D]: the squared gradients so far."""

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from sparrow.core.errors import require
 from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
+from sparrow.kernels.rules._shared import adam_moments, require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +24,7 @@ class Config:
     regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
-        require(least=0, lr=self.lr)
-        require(least=0, most=1 - 1e-12, beta1=self.beta1, beta2=self.beta2)
-        require(above=0, eps=self.eps)
+        require_ranges(self)
 
     def fields(self, dim: int) -> dict[str, Field]:
         """first, second [D]: the moments; updates: how many the row had."""
@@ -37,13 +34,10 @@ class Config:
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """New weights and state; see `RowRule.update`."""
-        updates_U = state["updates"] + 1
-        bias1_U, bias2_U = ((1 - torch.pow(beta, updates_U.double())).float() for beta in (self.beta1, self.beta2))
-        first_UD = state["first"] * self.beta1 + grad_UD * (1 - self.beta1)
-        second_UD = state["second"] * self.beta2 + grad_UD.square() * (1 - self.beta2)
-        scale_UD = second_UD.sqrt() / bias2_U.sqrt()[:, None] + self.eps
-        weight_UD = weight_UD - (lr / bias1_U)[:, None] * first_UD / scale_UD
-        return weight_UD, {"first": first_UD, "second": second_UD, "updates": updates_U}
+        squares_UD = grad_UD.square()
+        state, step_U, root_U = adam_moments(state, grad_UD, squares_UD, lr, self.beta1, self.beta2)
+        scale_UD = state["second"].sqrt() / root_U[:, None] + self.eps
+        return weight_UD - step_U[:, None] * state["first"] / scale_UD, state
 
     def cpp(self) -> tuple[str, dict[str, float]]:
         """See `RowRule.cpp`."""

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from sparrow.core.errors import require
 from sparrow.kernels.formats import Field
 from sparrow.kernels.rules import Regularization
+from sparrow.kernels.rules._shared import adam_moments, require_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +23,7 @@ class Config:
     regularization: Regularization = field(default_factory=Regularization)
 
     def __post_init__(self) -> None:
-        require(least=0, lr=self.lr)
-        require(least=0, most=1 - 1e-12, beta1=self.beta1, beta2=self.beta2)
-        require(above=0, eps=self.eps)
+        require_ranges(self)
 
     def fields(self, dim: int) -> dict[str, Field]:
         """first [D], second: the moments; updates: how many the row had."""
@@ -36,13 +33,10 @@ class Config:
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """New weights and state; see `RowRule.update`."""
-        updates_U = state["updates"] + 1
-        bias1_U, bias2_U = ((1 - torch.pow(beta, updates_U.double())).float() for beta in (self.beta1, self.beta2))
-        first_UD = state["first"] * self.beta1 + grad_UD * (1 - self.beta1)
-        second_U = state["second"] * self.beta2 + grad_UD.square().mean(dim=1) * (1 - self.beta2)
-        rate_U = lr / bias1_U / (second_U.sqrt() / bias2_U.sqrt() + self.eps)
-        weight_UD = weight_UD - rate_U[:, None] * first_UD
-        return weight_UD, {"first": first_UD, "second": second_U, "updates": updates_U}
+        mean_U = grad_UD.square().mean(dim=1)
+        state, step_U, root_U = adam_moments(state, grad_UD, mean_U, lr, self.beta1, self.beta2)
+        rate_U = step_U / (state["second"].sqrt() / root_U + self.eps)
+        return weight_UD - rate_U[:, None] * state["first"], state
 
     def cpp(self) -> tuple[str, dict[str, float]]:
         """See `RowRule.cpp`."""

@@ -1,6 +1,9 @@
-// The inner loops, on plain pointers: cpu.cpp includes this file once for each kind of processor, inside a namespace
-// and under that processor's compiler flags. Nothing of the standard library is used here: a function shared between
-// the namespaces could be kept in the variant that this processor cannot run.
+// The inner loops, on plain pointers: processors.cpp includes this file once for each kind of processor, inside a
+// namespace and under that processor's compiler flags. Nothing of the standard library is used here: a function shared
+// between the namespaces could be kept in the variant that this processor cannot run.
+//
+// Every sum runs in order of occurrence, so it has the same bits whatever the processor and the number of threads.
+// Built with -ffp-contract=off: a fused multiply-add rounds once where the definition rounds twice.
 //
 // A row of D floats is K vectors of W lanes, the last one shifted back so that it ends with the row: where W does not
 // divide D, some lanes stand in two vectors with the same value, and no loop has a remainder.
@@ -34,7 +37,8 @@ struct Shape {
   const int64_t dim;
   INLINE int64_t count() const { return K ? K : (dim + W - 1) / W; }
   INLINE int64_t at(int64_t k) const { return k < count() - 1 ? k * W : dim - W; }
-  INLINE int64_t repeated() const { return count() * W - dim; }  // lanes of the last vector that stand in the one before
+  // Lanes of the last vector that stand in the one before.
+  INLINE int64_t repeated() const { return count() * W - dim; }
 };
 
 #define EACH(k) _Pragma("GCC unroll 16") for (int64_t k = 0; k < shape.count(); ++k)
@@ -71,7 +75,8 @@ INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors
     for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
     __builtin_memcpy(&total, lanes, sizeof lanes);
   }
-  EACH(k) if (k < last) total += a[k] * b[k];
+  EACH(k)
+    if (k < last) total += a[k] * b[k];
   return sum_of<W>(total);
 }
 
@@ -143,6 +148,12 @@ INLINE void adagrad(const Target<W, K>& t) {
   write(shape, sum, t.wide(0));
 }
 
+// A moment of Adam's after another value.
+template <class T>
+INLINE T moment(const T& before, const T& value, double beta) {
+  return before * static_cast<float>(beta) + value * static_cast<float>(1 - beta);
+}
+
 // Adam's first moment, and the factors that undo the bias of both.
 template <int W, int K>
 INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, float& root) {
@@ -150,21 +161,19 @@ INLINE void first_moment(const Target<W, K>& t, Vectors<W, K>& m, float& step, f
   const double count = t.narrow(2) += 1;
   step = t.rule.lr / static_cast<float>(1 - __builtin_pow(t.rule.beta1, count));
   root = __builtin_sqrtf(static_cast<float>(1 - __builtin_pow(t.rule.beta2, count)));
-  const float keep = static_cast<float>(t.rule.beta1), take = static_cast<float>(1 - t.rule.beta1);
   read(shape, t.wide(0), m);
-  EACH(k) m[k] = m[k] * keep + t.g[k] * take;
+  EACH(k) m[k] = moment(m[k], t.g[k], t.rule.beta1);
   write(shape, m, t.wide(0));
 }
 
 template <int W, int K>
 INLINE void adam(const Target<W, K>& t) {
   const auto& shape = t.shape;
-  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
   float step, root;
   Vectors<W, K> m = t.more(0), v = t.more(1);
   first_moment(t, m, step, root);
   read(shape, t.wide(1), v);
-  EACH(k) v[k] = v[k] * keep + t.g[k] * t.g[k] * take;
+  EACH(k) v[k] = moment<V<W>>(v[k], t.g[k] * t.g[k], t.rule.beta2);
   EACH(k) t.w[k] -= step * m[k] / (square_root<W>(v[k]) / root + t.rule.eps);
   write(shape, v, t.wide(1));
 }
@@ -172,11 +181,11 @@ INLINE void adam(const Target<W, K>& t) {
 template <int W, int K>
 INLINE void rowwise_adam(const Target<W, K>& t) {
   const auto& shape = t.shape;
-  const float keep = static_cast<float>(t.rule.beta2), take = static_cast<float>(1 - t.rule.beta2);
   float step, root;
   Vectors<W, K> m = t.more(0);
   first_moment(t, m, step, root);
-  const float v = t.narrow(1) = t.narrow(1) * keep + dot(shape, t.g, t.g) / static_cast<float>(shape.dim) * take;
+  const float mean = dot(shape, t.g, t.g) / static_cast<float>(shape.dim);
+  const float v = t.narrow(1) = moment(t.narrow(1), mean, t.rule.beta2);
   const float rate = step / (__builtin_sqrtf(v) / root + t.rule.eps);
   EACH(k) t.w[k] -= rate * m[k];
 }
@@ -201,8 +210,10 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   Vectors<W, K> w(scratch + kScratchRow(shape.dim));
   read(shape, weight, w);
   if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
-  if (rule.l2 > 0) EACH(k) g[k] += rule.l2 * w[k];
-  if (rule.keep != 1) EACH(k) w[k] *= rule.keep;
+  if (rule.l2 > 0)
+    EACH(k) g[k] += rule.l2 * w[k];
+  if (rule.keep != 1)
+    EACH(k) w[k] *= rule.keep;
   const Target<W, K> target{shape, rule, level.state, row, g, w, scratch};
   switch (rule.kind) {
     case kSgd: sgd(target); break;
@@ -330,20 +341,20 @@ INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
 }
 
 // Calls F on the shape of a row with `dim` floats.
-#define FOR_SHAPE(F, arguments, dim)                                              \
-  switch (dim < 4 ? dim : dim < 8 ? 4 : dim < 16 ? 5 : 5 + (dim + 15) / 16) {     \
-    case 1: return F(arguments, Shape<1, 1>{dim});                                \
-    case 2: return F(arguments, Shape<1, 2>{dim});                                \
-    case 3: return F(arguments, Shape<1, 3>{dim});                                \
+#define FOR_SHAPE(F, arguments, dim)                                                           \
+  switch (dim < 4 ? dim : dim < 8 ? 4 : dim < 16 ? 5 : 5 + (dim + 15) / 16) {                  \
+    case 1: return F(arguments, Shape<1, 1>{dim});                                             \
+    case 2: return F(arguments, Shape<1, 2>{dim});                                             \
+    case 3: return F(arguments, Shape<1, 3>{dim});                                             \
     case 4: return dim == 4 ? F(arguments, Shape<4, 1>{dim}) : F(arguments, Shape<4, 2>{dim}); \
     case 5: return dim == 8 ? F(arguments, Shape<8, 1>{dim}) : F(arguments, Shape<8, 2>{dim}); \
-    case 6: return F(arguments, Shape<16, 1>{dim});                               \
-    case 7: return F(arguments, Shape<16, 2>{dim});                               \
-    case 8: return F(arguments, Shape<16, 3>{dim});                               \
-    case 9: return F(arguments, Shape<16, 4>{dim});                               \
-    case 13: return F(arguments, Shape<16, 8>{dim});                              \
-    case 21: return F(arguments, Shape<16, 16>{dim});                             \
-    default: return F(arguments, Shape<16, 0>{dim});                              \
+    case 6: return F(arguments, Shape<16, 1>{dim});                                            \
+    case 7: return F(arguments, Shape<16, 2>{dim});                                            \
+    case 8: return F(arguments, Shape<16, 3>{dim});                                            \
+    case 9: return F(arguments, Shape<16, 4>{dim});                                            \
+    case 13: return F(arguments, Shape<16, 8>{dim});                                           \
+    case 21: return F(arguments, Shape<16, 16>{dim});                                          \
+    default: return F(arguments, Shape<16, 0>{dim});                                           \
   }
 
 void pool(const Pool& p) { FOR_SHAPE(pool_shape, p, p.dim) }

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
-from sparrow.kernels import Impl, embedding_bag, missing, rules
+from sparrow.core.config import Family
+from sparrow.kernels import Impl, embedding_bag, missing
 from sparrow.kernels.embedding_bag import Tables
 from sparrow.kernels.rules import (
     Regularization,
@@ -27,10 +26,8 @@ from sparrow.kernels.rules import (
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS = ["reference", pytest.param("cpp", marks=built)]
 # the family: a file each, found in the folder
-MEMBERS: dict[str, Callable[..., RowRule]] = {
-    found.name: importlib.import_module(f"{rules.__name__}.{found.name}").Config
-    for found in pkgutil.iter_modules(rules.__path__)
-}
+FAMILY = Family("sparrow.kernels.rules")
+MEMBERS: dict[str, Callable[..., RowRule]] = {name: FAMILY.config(name) for name in FAMILY.names()}
 EXTRAS = {
     "plain": {},
     "l2": {"weight_decay": 0.3},
@@ -53,7 +50,7 @@ def run(tables: Tables, impl: Impl, grads: list[Tensor], lr: float) -> Tensor:
     for grad_RD in grads:
         rows_R = torch.arange(len(grad_RD))
         embedding_bag.update_rows(tables, [(rows_R, grad_RD)], torch.tensor([lr]), impl=impl)
-    return tables[0].levels[0].weight_RD
+    return tables[0].levels[0].payload["weight"]
 
 
 def random_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
@@ -189,7 +186,7 @@ def test_adam_counts_the_updates_of_each_row(impl: Impl) -> None:
             expected_RD.grad = grad_RD[:1].clone()
             optimizer.step()
     level = tables[0].levels[0]
-    torch.testing.assert_close(level.weight_RD[:1], expected_RD.detach())
+    torch.testing.assert_close(level.payload["weight"][:1], expected_RD.detach())
     assert level.state["updates"].tolist() == [2, 5]
 
 

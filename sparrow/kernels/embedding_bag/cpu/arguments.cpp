@@ -1,0 +1,211 @@
+// What arguments.h declares.
+
+#include "arguments.h"
+
+#include <limits>
+
+namespace sparrow::embedding_bag {
+namespace {
+
+constexpr int64_t kNumbers = 7;  // per rule: what `kernels/rules` gives
+
+Rule rule_of(const std::string& name, float lr, const double* numbers) {
+  Rule rule{};
+  const double decay = numbers[0];
+  rule.lr = lr;
+  rule.l2 = numbers[1] ? 0 : static_cast<float>(decay);
+  rule.keep = numbers[1] ? 1 - lr * static_cast<float>(decay) : 1;
+  rule.clip_norm = static_cast<float>(numbers[2]);
+  rule.max_norm = static_cast<float>(numbers[3]);
+  rule.eps = static_cast<float>(numbers[4]);
+  rule.beta1 = numbers[5];
+  rule.beta2 = numbers[6];
+  struct Known {
+    const char* name;
+    RuleKind kind;
+    int fields;
+    bool wide[kFields];
+  };
+  static const Known known[] = {{"sgd", kSgd, 0, {}},
+                                {"rowwise_adagrad", kRowwiseAdagrad, 1, {false}},
+                                {"adagrad", kAdagrad, 1, {true}},
+                                {"adam", kAdam, 3, {true, true, false}},
+                                {"rowwise_adam", kRowwiseAdam, 3, {true, false, false}}};
+  for (const Known& k : known)
+    if (name == k.name) {
+      rule.kind = k.kind;
+      rule.fields = k.fields;
+      std::copy(k.wide, k.wide + kFields, rule.wide);
+      return rule;
+    }
+  check(false, "rule ", name, " has no C++ row function; use impl='reference'");
+  return rule;
+}
+// table, pooling, key, inverse (-1: none), output, column: the order of `cpp.py`
+constexpr int64_t kNumbersPerFeature = 6;
+
+}  // namespace
+
+Tables::Tables(const std::vector<Tensor>& weights, const std::vector<int64_t>& level_counts) : counts(level_counts) {
+  levels.reserve(weights.size() + level_counts.size());
+  size_t w = 0;
+  for (int64_t count : level_counts) {
+    check(count >= 1 && w + count <= weights.size(), "levels: they do not add up to the ", weights.size(), " weights");
+    Table table{0, weights[w].dim() == 2 ? weights[w].size(1) : 0, {}, levels.data() + levels.size()};
+    check(table.dim >= 1, "weight_RD: a row needs at least one column");
+    for (int64_t l = 0; l < count; ++l, ++w) {
+      levels.push_back({table.rows, data<float>(weights[w], ScalarType::Float, 2, "weight_RD"), {}, nullptr});
+      check(weights[w].size(1) == table.dim, "weight_RD: the levels of a table differ in their columns");
+      table.rows += weights[w].size(0);
+    }
+    check(table.rows <= kMax, "more than 2**32 rows in a table; use impl='reference'");
+    levels.push_back({std::numeric_limits<int64_t>::max(), nullptr, {}, nullptr});
+    all.push_back(table);
+  }
+  check(w == weights.size(), "levels: they do not add up to the ", weights.size(), " weights");
+}
+
+void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
+                       const std::vector<Tensor>& state, const std::vector<Tensor>& touched) {
+  const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
+  check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
+            numbers.size() == kNumbers * all.size(),
+        "rules: expected a name, a learning rate and ", kNumbers, " numbers for each of ", all.size(), " tables");
+  size_t s = 0, w = 0;
+  for (size_t t = 0; t < all.size(); ++t) {
+    Table& table = all[t];
+    table.rule = rule_of(names[t], lr[t], numbers.data() + kNumbers * t);
+    Level* level = const_cast<Level*>(table.levels);
+    for (Level* const last = level + counts[t]; level < last; ++level, ++w) {
+      const int64_t rows = std::min(level[1].first, table.rows) - level->first;
+      check(w < touched.size() && touched[w].numel() == rows, "touched_R: expected ", rows, " rows");
+      level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
+      for (int field = 0; field < table.rule.fields; ++field, ++s) {
+        const bool wide = table.rule.wide[field];
+        check(s < state.size() && state[s].numel() == rows * (wide ? table.dim : 1) && state[s].size(0) == rows,
+              names[t], ": field ", field, " of the state does not have a number per ", wide ? "weight" : "row");
+        level->state[field] = data<float>(state[s], ScalarType::Float, wide ? 2 : 1, "state");
+      }
+    }
+  }
+  check(s == state.size() && w == touched.size(), "rules: more state than they have fields");
+}
+
+int64_t widest(const std::vector<Table>& tables) {
+  int64_t dim = 1;
+  for (const Table& table : tables) dim = std::max(dim, table.dim);
+  return dim;
+}
+
+Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
+             const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
+             const std::vector<int64_t>& numbers, const std::vector<Table>& tables)
+    : N(slots_N.numel()) {
+  if (slots_N.scalar_type() == ScalarType::Int) slots32 = data<int32_t>(slots_N, ScalarType::Int, 1, "slots_N");
+  else slots64 = data<int64_t>(slots_N, ScalarType::Long, 1, "slots_N");
+  offsets = data<int64_t>(offsets_B1, ScalarType::Long, 1, "offsets_B1");
+  check(!weights_N || weights_N->numel() == N, "weights_N: expected ", N, " values");
+  weights = weights_N ? data<float>(*weights_N, ScalarType::Float, 1, "weights_N") : nullptr;
+  const int64_t keys = static_cast<int64_t>(bags.size());
+  check(static_cast<int64_t>(bounds.size()) == keys + 1, "bounds: expected one more than the ", keys, " keys");
+  std::vector<int64_t> first{0};
+  for (int64_t k = 0; k < keys; ++k) {
+    check(bags[k] >= 0 && bounds[k] <= bounds[k + 1], "bags and bounds must not be negative or fall");
+    check(bags[k] < offsets_B1.numel() - first[k], "offsets_B1 must go from 0 to the ", N,
+          " slots and never fall, one for each of the bags and one more");
+    first.push_back(first[k] + bags[k]);
+  }
+  check(first[keys] == offsets_B1.numel() - 1 && bounds[0] == 0 && bounds[keys] == N && offsets[0] == 0 &&
+            offsets[first[keys]] == N,
+        "offsets_B1 must go from 0 to the ", N, " slots and never fall");
+  check(numbers.size() % kNumbersPerFeature == 0, "features: expected ", kNumbersPerFeature, " numbers for each");
+  for (size_t i = 0; i < numbers.size(); i += kNumbersPerFeature) {
+    const int64_t *n = numbers.data() + i, key = n[2];
+    check(n[0] >= 0 && n[0] < static_cast<int64_t>(tables.size()) && n[1] >= 0 && n[1] <= kNone && key >= 0 &&
+              key < keys && n[3] >= -1 && n[3] < static_cast<int64_t>(inverses.size()) && (n[3] < 0 || n[1] != kNone) &&
+              n[4] >= 0 && n[5] >= 0,
+          "features: feature ", i / kNumbersPerFeature, " names a table, key, inverse or output that is not there");
+    Feature f{n[0], static_cast<Pooling>(n[1]), key, first[key], bags[key], bounds[key], bounds[key + 1]};
+    check(f.pooling == kNone || (offsets[f.first] == f.low && offsets[f.first + f.bags] == f.high),
+          "offsets_B1 must go from 0 to the ", N, " slots and never fall");
+    f.samples = f.units();
+    f.output = n[4];
+    f.column = n[5];
+    if (n[3] >= 0) {
+      const Tensor& inverse = inverses[n[3]];
+      f.shared = true;
+      f.inverse = data<int64_t>(inverse, ScalarType::Long, 1, "inverse_B");
+      f.samples = inverse.numel();
+      bool fine = true;
+      for (int64_t b = 0; b < f.samples; ++b)
+        fine &= static_cast<uint64_t>(f.inverse[b]) < static_cast<uint64_t>(f.bags);
+      check(fine, "inverse_B: an index is outside [0, ", f.bags, ")");
+    }
+    check(f.output <= outputs(), "output ", f.output, ": outputs must follow one another");
+    if (f.output == outputs()) {
+      output_rows.push_back(f.samples);
+      output_columns.push_back(0);
+    }
+    check(output_rows[f.output] == f.samples, "output ", f.output, ": its features differ in their number of samples");
+    check(f.column == output_columns[f.output], "output ", f.output, ": columns must follow one another");
+    output_columns[f.output] += tables[f.table].dim;
+    features.push_back(f);
+  }
+}
+
+bool Batch::rising(const Feature& f, int64_t begin, int64_t end) {
+  if (f.pooling == kNone) return true;
+  const int64_t* o = offsets + f.first;
+  bool fine = true;
+  for (int64_t b = begin; b < end; ++b) fine &= o[b] <= o[b + 1];
+  fine = fine && o[begin] >= f.low && o[end] <= f.high;
+  if (!fine) bad_offsets = true;
+  return fine;
+}
+
+bool Batch::within(int64_t begin, int64_t end, int64_t rows) {
+  return with_slots([&](const auto* slots) {
+    bool fine = true;
+    for (int64_t n = begin; n < end; ++n) fine &= static_cast<uint64_t>(slots[n]) < static_cast<uint64_t>(rows);
+    if (!fine) bad_slots = true;
+    return fine;
+  });
+}
+
+void Batch::raise(const std::vector<Table>& tables) const {
+  check(!bad_offsets, "offsets_B1 must go from 0 to the ", N, " slots and never fall");
+  for (size_t i = 0; bad_slots && i < features.size(); ++i)
+    with_slots([&, &f = features[i]](const auto* slots) {
+      for (int64_t n = f.low; n < f.high; ++n)
+        check(slots[n] >= 0 && slots[n] < tables[f.table].rows, "slot ", slots[n], " at position ", n - f.low,
+              " of feature ", i, " is outside [0, ", tables[f.table].rows, ") of table ", f.table);
+    });
+}
+
+int64_t Batch::work(const std::vector<Table>& tables) const {
+  int64_t floats = 0;
+  for (const Feature& f : features) floats += (f.high - f.low + f.units()) * tables[f.table].dim;
+  return floats;
+}
+
+bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const float** rows) {
+  if (!batch.within(begin, end, table.rows)) return false;
+  batch.with_slots([&](const auto* slots) {
+    const int64_t count = end - begin, dim = table.dim;
+    slots += begin;
+    if (table.levels[1].first >= table.rows) {
+      const float* weight = table.levels[0].weight;
+      for (int64_t n = 0; n < count; ++n) rows[n] = weight + slots[n] * dim;
+    } else {
+      for (int64_t n = 0; n < count; ++n) {
+        const Level& level = table.level_of(slots[n]);
+        rows[n] = level.weight + (slots[n] - level.first) * dim;
+      }
+    }
+    for (int64_t n = 0; n < std::min(count, ahead_of(dim, dim >= kFarLookup)); ++n)
+      for (int64_t d = 0; d < dim && d < 256; d += 16) PREFETCH(rows[n] + d);
+  });
+  return true;
+}
+
+}  // namespace sparrow::embedding_bag

@@ -1,0 +1,138 @@
+// What the inner loops of loops.h are given: plain pointers and numbers. Whoever calls a loop has checked them, so a
+// loop checks nothing.
+
+#pragma once
+
+#include "../../cpu.h"
+
+#define PREFETCH(address) __builtin_prefetch(address)
+#define PREFETCH_FAR(address) __builtin_prefetch(address, 0, 2)
+
+namespace sparrow::embedding_bag {
+
+// Floats from which a row is asked for into the second cache. The first has too few lines under way at a time
+// (measured).
+constexpr int64_t kFarLookup = 129, kFarUpdate = 128;
+// Lookups between asking for a row and using it.
+constexpr int64_t ahead_of(int64_t dim, bool far) {
+  return far ? std::clamp<int64_t>(4096 / dim, 4, 32) : std::clamp<int64_t>(1024 / dim, 8, 16);
+}
+
+// Floats of scratch memory: for a row in whole vectors, and for the four rows that a loop needs at most.
+constexpr int64_t kScratchRow(int64_t dim) { return (dim + 15) / 16 * 16; }
+constexpr int64_t kScratch(int64_t dim) { return 4 * kScratchRow(dim); }
+
+enum RuleKind { kSgd, kRowwiseAdagrad, kAdagrad, kAdam, kRowwiseAdam };
+constexpr int64_t kFields = 3;  // the most state fields of a rule
+
+struct Rule {
+  RuleKind kind;
+  float lr, clip_norm, max_norm, eps;
+  float l2;    // decay added to gradients
+  float keep;  // what decoupled decay leaves of a weight
+  double beta1, beta2;
+  int fields;          // of the state
+  bool wide[kFields];  // a number per weight; otherwise one per row
+};
+
+// One storage of some of a table's rows.
+struct Level {
+  int64_t first;  // its first slot
+  float* weight;
+  float* state[kFields];
+  uint8_t* touched;
+};
+
+struct Table {
+  int64_t rows, dim;
+  Rule rule;
+  const Level* levels;  // and one more, where the slots end
+
+  INLINE const Level& level_of(int64_t slot) const {
+    const Level* level = levels;
+    while (slot >= level[1].first) ++level;
+    return *level;
+  }
+};
+
+// Lookups of some bags of a feature, whose rows are found.
+struct Pool {
+  const float* const* rows;
+  int64_t count;
+  const int64_t* offsets;
+  int64_t bags;
+  const float* weights;  // null: all 1
+  bool mean;
+  float* out;
+  int64_t stride, dim;
+  float* scratch;
+};
+
+// Lookups of one bag, whose weights want their gradients.
+struct Dots {
+  const float* const* rows;
+  int64_t count;
+  const float* grad;
+  float scale;
+  float* out;
+  int64_t dim;
+  float* scratch;
+};
+
+// A lookup while it is sorted: its row, and in the low half its bag, or its place in the table's lookups if weighted.
+INLINE int64_t row_of(uint64_t key) { return static_cast<int64_t>(key >> 32); }
+INLINE uint32_t payload_of(uint64_t key) { return static_cast<uint32_t>(key); }
+
+// The gradients of one feature's bags.
+struct Source {
+  int64_t first;  // its first bag among the table's
+  const float* grad;
+  int64_t stride;
+};
+
+// Sorted lookups of a table, whose gradients are to be summed per row.
+struct Reduce {
+  const Table* table;
+  const uint64_t* keys;
+  int64_t begin, end;
+  const Source* sources;
+  int64_t features;      // of whom there are gradients: sources
+  const uint32_t* bag;   // null: the payload is the bag
+  const float* weights;  // null: all 1
+  const float* scale;    // null: all 1
+  float* out;            // with `rows`: write sums and row numbers; without: apply the rule
+  int64_t* rows;
+  float* scratch;
+
+  INLINE uint32_t bag_of(uint64_t key) const { return bag ? bag[payload_of(key)] : payload_of(key); }
+  INLINE const float* gradient(uint64_t key) const {
+    const int64_t b = bag_of(key);
+    const Source* source = sources;
+    for (int64_t left = features; left > 1;) {  // halved without a branch: whose bag it is cannot be foretold
+      const int64_t half = left / 2;
+      source += b >= source[half].first ? half : 0;
+      left -= half;
+    }
+    return source->grad + (b - source->first) * source->stride;
+  }
+};
+
+// Rows of a table, and their summed gradients.
+struct Update {
+  const Table* table;
+  const int64_t* rows;
+  const float* grad;
+  int64_t begin, end;
+  float* scratch;
+};
+
+// The loops of one kind of processor.
+struct Loops {
+  void (*pool)(const Pool&);
+  void (*copy)(const Pool&);
+  void (*dots)(const Dots&);
+  void (*reduce)(const Reduce&);
+  void (*update)(const Update&);
+};
+
+}  // namespace sparrow::embedding_bag

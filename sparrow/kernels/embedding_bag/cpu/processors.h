@@ -1,0 +1,12 @@
+// The inner loops of the best kind of processor that this machine can be: AVX-512, AVX2 or any.
+
+#pragma once
+
+#include "loop_types.h"
+
+namespace sparrow::embedding_bag {
+
+// Those of the best kind, unless the operator `processor` chose another.
+const Loops& loops();
+
+}  // namespace sparrow::embedding_bag

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.register_assert_rewrite("tests.kernels.embedding_bag.cases")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def poison() -> Iterator[None]:
+    """What aten leaves uninitialised, for C++ too, is NaN (or the largest integer), so that reading it shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def processors() -> Iterator[list[str]]:
+    """Those that this machine can be; the best is put back afterwards."""
+    here = []
+    for name in ("avx512", "avx2", "portable"):
+        with contextlib.suppress(ValueError):
+            here.append(torch.ops.sparrow.processor(name))
+    torch.ops.sparrow.processor("best")
+    yield here
+    torch.ops.sparrow.processor("best")
