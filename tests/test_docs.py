@@ -16,7 +16,7 @@ LONG_LINES = ("CHANGELOG.md", "docs/LOG.md", "docs/flow.md", "docs/adding-a-mode
 WIDTH = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|^    [^\n]*$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"`((?:benchmarks|tests|recipes|docs)/[\w./-]+)(?: [^`]*)?`")
+NAMED = re.compile(r"`((?:benchmarks|tests|recipes|docs|sparrow)/[\w./-]+)(?: [^`]*)?`")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
