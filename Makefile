@@ -1,22 +1,29 @@
 PYTHON ?= python3
 BIN = .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: setup demo test test-slow lint format clean
 
-setup: .venv/ready  ## .venv with torch, the kernels and everything the tests need
+setup: .venv/dev  ## .venv with everything that development and the tests need
 
 SOURCES := $(shell find sparrow -name "*.cpp" -o -name "*.h")
 
+# Two stamps: .venv/ready has what the demo needs (torch, the compiled kernels, the command line, pictures),
+# .venv/dev adds the tests' and linters' packages. The package is installed once, editable, by the first.
 .venv/ready: pyproject.toml constraints.txt setup.py $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sparrow needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy 'setuptools>=77' ninja
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(PIP) torch numpy 'setuptools>=77' ninja
+	$(PIP) --no-build-isolation --editable '.[cli,pictures]'
 	@touch $@
 
-demo: setup  ## generate a log with a known answer, prepare it, train on it, read the result against the limit
+.venv/dev: .venv/ready
+	$(PIP) 'sparrow-rec[dev]'
+	@touch $@
+
+demo: .venv/ready  ## generate a log with a known answer, prepare it, train on it, read the result against the limit
 	$(BIN)/sparrow generate data/demo.parquet --rows 1000000 --overwrite
 	$(BIN)/sparrow prepare data/demo.parquet --out data/demo --overwrite
 	$(BIN)/sparrow train recipes/demo.toml --overwrite
