@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # as a log meets them; others follow
 EXTRAS = {  # what brings a package, as pyproject.toml says
-    **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "report", "tensorboard": "report"},
+    **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **{"daft": "ray", "ray": "ray"},
 }
 

@@ -50,7 +50,7 @@ def warm_start(
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
-    for name in ours["tables"].keys() & theirs["tables"].keys():
+    for name in [name for name in ours["tables"] if name in theirs["tables"]]:
         for what in ("rule", "format"):
             mine, its = ours["tables"][name][what], theirs["tables"][name][what]
             if mine != its:
