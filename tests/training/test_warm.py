@@ -306,7 +306,7 @@ def test_a_missing_run_is_refused(world: World, tmp_path: Path) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "model": {"model": dcnv2.Config(dim=4)},
     "model ": {"model": dlrm.Config(dim=8, bottom=(8,), top=(8,))},
-    "rule rowwise_adagrad for table 'item'": {"tables": TableChoices(rule=sgd.Config(lr=0.1))},
+    "rule rowwise_adagrad for table": {"tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dense optimizer": {"dense": dense_sgd.Config(lr=0.1)},
 }
 
