@@ -41,6 +41,7 @@ lint: setup
 	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
+	$(BIN)/python lint/budgets.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,7 @@ import torch
 from sparrow import data
 from sparrow.analysis import elements, picture
 from sparrow.analysis.scores import Rows, label_number, score_part
-from sparrow.core.config import flatten, to_dict
+from sparrow.core.config import differences, to_dict
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.metrics import Streaming
@@ -101,10 +101,16 @@ def compare(
     differences = [_difference(m, *([e[m] for e in side] for side in estimates)) for m in estimates[0][0]]
     first_a, first_b = sides[0][0], sides[1][0]
     return Comparison(
-        names_a=tuple(map(str, runs_a)), names_b=tuple(map(str, runs_b)), split=split, label=first_a.label,
-        differences=tuple(differences), notes=tuple(_notes(sides, split)),
-        settings=tuple(_settings(first_a.found.run, first_b.found.run)), rows_a=first_a.rows, rows_b=first_b.rows,
-    )  # fmt: skip
+        names_a=tuple(map(str, runs_a)),
+        names_b=tuple(map(str, runs_b)),
+        split=split,
+        label=first_a.label,
+        differences=tuple(differences),
+        notes=tuple(_notes(sides, split)),
+        settings=tuple(_settings(first_a.found.run, first_b.found.run)),
+        rows_a=first_a.rows,
+        rows_b=first_b.rows,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,9 +152,15 @@ def _difference(metric: str, side_a: Sequence[Estimate], side_b: Sequence[Estima
         half = math.sqrt(total) * t_quantile(LEVEL, total**2 / noise if noise else math.inf)  # Welch-Satterthwaite
     low, high = b.value - a.value - half, b.value - a.value + half
     return Difference(
-        metric=metric, a=a.value, b=b.value, spread_a=spreads[0], spread_b=spreads[1], low=low, high=high,
+        metric=metric,
+        a=a.value,
+        b=b.value,
+        spread_a=spreads[0],
+        spread_b=spreads[1],
+        low=low,
+        high=high,
         verdict=_verdict(metric, a.value, b.value, low, high),
-    )  # fmt: skip
+    )
 
 
 def _verdict(metric: str, a: float, b: float, low: float, high: float) -> str:
@@ -189,9 +201,8 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
 
 def _settings(a: Run, b: Run) -> list[tuple[str, str, str]]:
     """The settings of the run files that differ."""
-    one, other = flatten(to_dict(a)), flatten(to_dict(b))
-    names = [n for n in sorted(one.keys() | other.keys()) if n not in OWN and one.get(n) != other.get(n)]
-    return [(name, str(one.get(name, "")), str(other.get(name, ""))) for name in names]
+    found = [item for item in differences(to_dict(a), to_dict(b)) if item[0] not in OWN]
+    return [(name, "" if one is None else str(one), "" if other is None else str(other)) for name, one, other in found]
 
 
 def to_html(found: Comparison) -> str:
@@ -233,12 +244,14 @@ def lines(found: Comparison) -> list[tuple[str, ...]]:
 
     return [
         (
-            d.metric, side(d.a, d.spread_a), side(d.b, d.spread_b),
+            d.metric,
+            side(d.a, d.spread_a),
+            side(d.b, d.spread_b),
             *(("-", "-") if d.verdict == "undefined" else (f"{d.value:+.4f}", f"{d.low:+.4f} to {d.high:+.4f}")),
             d.verdict,
         )
         for d in found.differences
-    ]  # fmt: skip
+    ]
 
 
 def _curve(rows: Rows) -> picture.Curve:

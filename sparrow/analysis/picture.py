@@ -15,7 +15,9 @@ from sparrow.core.files import whole
 from sparrow.trained.labels import of_first
 from sparrow.training import runlog
 
-BLUE, ORANGE, GREY = "#2f6fa8", "#d9822b", "#8a8f98"
+BLUE = "#2f6fa8"
+ORANGE = "#d9822b"
+GREY = "#8a8f98"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -115,9 +117,13 @@ def reliability(axis: Any, curves: dict[str, Curve]) -> None:
 
 
 def dots(
-    axis: Any, names: Sequence[str], values: Sequence[float], errors: Sequence[float], title: str,
+    axis: Any,
+    names: Sequence[str],
+    values: Sequence[float],
+    errors: Sequence[float],
+    title: str,
     line: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """One row per name from the top: a dot with its interval value +- 1.96 errors; line: what it is read against."""
     shown = [(i, v, e) for i, (v, e) in enumerate(zip(values, errors, strict=True)) if math.isfinite(v)]
     if line is not None:

@@ -80,18 +80,27 @@ def report(
         slices(dataset, split, name)  # a wrong name should not cost an hour
     number = label_number(found.schema, label)
     source = _Source(
-        run_dir=run_dir, found=found, dataset=dataset, split=split, told=told, label=number,
+        run_dir=run_dir,
+        found=found,
+        dataset=dataset,
+        split=split,
+        told=told,
+        label=number,
         rows=score_part(found, dataset, split, told, number),
-    )  # fmt: skip
+    )
     weighed = _importance(source, rows)
     estimates = source.rows.estimates()
     sections = [
-        _verdict(source, estimates), _learning(source), _calibration(source, estimates["calibration"]),
+        _verdict(source, estimates),
+        _learning(source),
+        _calibration(source, estimates["calibration"]),
         _slices(source, by or _columns(dataset.schema, weighed)),
         _importances(weighed, split, min(rows, dataset.rows(split))),
-        _time(source), *_groups(source), *_tables(source),
+        _time(source),
+        *_groups(source),
+        *_tables(source),
         ("Settings", f"<pre>{elements.escape((run_dir / 'run.toml').read_text(encoding='utf-8'))}</pre>"),
-    ]  # fmt: skip
+    ]
     path = Path(out) if out is not None else run_dir / "report.html"
     write_text(path, elements.page(*_head(source, estimates), sections))
     return path
@@ -365,7 +374,9 @@ def _time(source: _Source) -> Section:
 
 
 def _groups(source: _Source) -> list[Section]:
-    dataset, dedup, lines = source.dataset, source.found.run.data.dedup, []
+    dataset = source.dataset
+    dedup = source.found.run.data.dedup
+    lines = []
     for group, names in dataset.schema.groups.items():
         saved = sum(dataset.manifest["saved_bytes"][part][group] for part in PARTS)
         once = dedup == "on" or (dedup == "auto" and dataset.pays(group))

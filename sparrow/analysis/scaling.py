@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparrow import checkpoint, data
 from sparrow.analysis import picture
 from sparrow.core import Batch
-from sparrow.core.config import Family, flatten, to_dict
+from sparrow.core.config import Family, differences, to_dict
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
+from sparrow.metrics.intervals import t_quantile
 from sparrow.trained.labels import of_first
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
@@ -26,26 +27,6 @@ from sparrow.training.loop import train
 from sparrow.training.preflight import resolved
 
 Told = Callable[[str], None]
-
-# Student's t, two-sided 95 %, by degrees of freedom; the last for all beyond
-_T95 = (
-    math.nan,
-    12.71,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.16,
-    2.145,
-    2.131,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +118,7 @@ def law(points: Sequence[Point]) -> Law:
     free = len(x) - 2
     left = math.sqrt(float(((y - log_a - b * x) ** 2).sum()) / free) if free else math.nan
     error = left / math.sqrt(float(((x - x.mean()) ** 2).sum()))
-    return Law(a=math.exp(log_a), b=float(b), margin=error * _T95[min(free, len(_T95) - 1)])
+    return Law(a=math.exp(log_a), b=float(b), margin=error * (t_quantile(0.95, free) if free else math.nan))
 
 
 def flops(model: torch.nn.Module, batch: Batch) -> float:
@@ -187,10 +168,10 @@ def _check_same(run: Run, place: Path) -> None:
     if not (place / "run.toml").is_file():
         return
     dataset = data.open(run.data.path)
-    before, now = (flatten(to_dict(one)) for one in (Run.load(place / "run.toml"), resolved(run, dataset)))
-    for name in sorted(before.keys() | now.keys()):
-        if name != "threads" and before.get(name) != now.get(name):
-            what = f"{name} {before.get(name)!r}, it is {now.get(name)!r} now"
+    before, now = to_dict(Run.load(place / "run.toml")), to_dict(resolved(run, dataset))
+    for name, then, value in differences(before, now):
+        if name != "threads":
+            what = f"{name} {then!r}, it is {value!r} now"
             raise UserError(f"{place}: was trained with {what}; delete it or give another run_dir")
     saved = checkpoint.latest(place / "checkpoints")
     if saved is not None and checkpoint.load(place / "checkpoints", saved).state.get("data") != dataset.fingerprint:
@@ -218,7 +199,10 @@ def _point(run: Run, results: dict[str, Any]) -> Point:
         raise UserError(f"{run.run_dir}: {what}'s labels are all alike, so NE is not defined; prepare a larger one")
     measured += of_first(dataset.schema.labels)
     return Point(
-        family=Family("sparrow.models").name_of(run.model), measured=measured,
-        flops=flops(found.model, dataset.first(64)), ne=part["ne"], auc=part["auc"],
+        family=Family("sparrow.models").name_of(run.model),
+        measured=measured,
+        flops=flops(found.model, dataset.first(64)),
+        ne=part["ne"],
+        auc=part["auc"],
         weights=sum(p.numel() for p in found.model.parameters()),
-    )  # fmt: skip
+    )

@@ -75,19 +75,25 @@ def usage(
         component = record.component
         uses.append(
             TableUse(
-                name=name, dim=component.dim, bytes_weight=component.bytes_values,
+                name=name,
+                dim=component.dim,
+                bytes_weight=component.bytes_values,
                 bytes_state=component.rows * component.bytes_row - component.bytes_values,
                 columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name]),
                 hits_R=hits[name],
             )
-        )  # fmt: skip
+        )
     return uses, columns
 
 
 def _count(
-    tables: EmbeddingTables, batch: Batch, schema: Schema, hits: dict[str, Tensor],
-    columns: dict[str, dict[str, ColumnUse]], part: str,
-) -> None:  # fmt: skip
+    tables: EmbeddingTables,
+    batch: Batch,
+    schema: Schema,
+    hits: dict[str, Tensor],
+    columns: dict[str, dict[str, ColumnUse]],
+    part: str,
+) -> None:
     ids = batch.ids
     for feature in tables.features:
         values_N = ids[feature.name].values_N

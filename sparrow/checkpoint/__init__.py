@@ -5,6 +5,6 @@ A checkpoint is a folder `step-N` that appears whole or not at all:
 file per part ("dense", "optimizer", ...) and per table chunk. Nothing in it is ever executed.
 """
 
-from sparrow.checkpoint.store import Checkpoint, clean, clear, latest, load, mark_best, remove, save, steps
+from sparrow.checkpoint.store import Checkpoint, Team, clean, clear, latest, load, mark_best, remove, save, steps
 
-__all__ = ["Checkpoint", "clean", "clear", "latest", "load", "mark_best", "remove", "save", "steps"]
+__all__ = ["Checkpoint", "Team", "clean", "clear", "latest", "load", "mark_best", "remove", "save", "steps"]

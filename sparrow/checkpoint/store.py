@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sparrow.core import Chunk, UserError
-from sparrow.core.config import flatten
+from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, write_text
 
 FORMAT = 2
@@ -62,13 +62,11 @@ class Checkpoint:
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """UserError when this is a checkpoint of another model: names the first difference."""
-        ours, theirs = flatten(identity), flatten(self.identity)
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key):
-                raise UserError(
-                    f"{self.path}: checkpoint of another model: {key} is {theirs.get(key)!r} there and "
-                    f"{ours.get(key)!r} here; restore the setting or choose another run_dir"
-                )
+        for key, ours, theirs in differences(identity, self.identity):
+            raise UserError(
+                f"{self.path}: checkpoint of another model: {key} is {theirs!r} there and {ours!r} here; restore the "
+                "setting or choose another run_dir"
+            )
 
     def _read(self, file: str) -> dict[str, Tensor]:
         def damaged(why: str) -> UserError:
@@ -93,6 +91,19 @@ class Checkpoint:
             raise damaged(str(error)) from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """Many ranks that write one checkpoint, in a folder on a file system that all of them share.
+
+    rank, ranks: who of how many this is. Each brings its own chunks; rank 0 brings the parts too, and gives the folder
+    its name when all have written. all_written: comes back then.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    all_written: Callable[[], None] = lambda: None
+
+
 def save(
     directory: Path,
     step: int,
@@ -102,21 +113,19 @@ def save(
     parts: Mapping[str, Mapping[str, Tensor]],
     chunks: Iterable[Chunk],
     keep: int = 3,
-    rank: int = 0,
-    ranks: int = 1,
-    all_written: Callable[[], None] = lambda: None,
+    team: Team | None = None,
 ) -> Path:
     """Write checkpoint `step` under `directory` and drop all but the last `keep` and the best.
 
-    rank, ranks: who of how many writes; each brings its own chunks, rank 0 the parts too, and gives the folder its
-    name when all have written: all_written comes back then. The folder is on a file system that all ranks share.
-
-    state: plain data (JSON). parts: name -> tensors. Atomic: the folder gets its name when every byte is on disk; a
+    state: plain data (JSON). parts: name -> tensors. team: who writes, where many ranks do.
+    Atomic: the folder gets its name when every byte is on disk; a
     failure (full disk) removes what was begun, leaves the others alone and raises UserError. A checkpoint that is there
     already is left as it is: the same step of the same run. Of many ranks rank 0 alone looks whether it is, when all
     have written: they may see the folder differently.
     """
     final = directory / f"step-{step:09d}"
+    team = team or Team()
+    rank, ranks = team.rank, team.ranks
     if ranks == 1 and final.exists():
         return final
     directory.mkdir(parents=True, exist_ok=True)
@@ -135,21 +144,14 @@ def save(
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             _sync(writing)
-        all_written()
+        team.all_written()
         if rank:
             return final
         if final.exists():
             shutil.rmtree(writing)
             return final
         for other in range(1, ranks):
-            theirs = writing / f"rank-{other:06d}.json"
-            if not comes_into_view(theirs, PATIENCE_S):
-                raise UserError(
-                    f"{theirs}: rank {other} wrote it, and rank 0 has not seen it for {PATIENCE_S:g} s; use a folder "
-                    "that all ranks share"
-                )
-            files |= json.loads(theirs.read_bytes())
-            theirs.unlink()
+            files |= _files_of(other, writing)
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         _sync(writing)
@@ -164,6 +166,19 @@ def save(
         ) from error
     _prune(directory, keep)
     return final
+
+
+def _files_of(rank: int, writing: Path) -> dict[str, dict[str, Any]]:
+    """What another rank has written, as rank 0 sees it."""
+    theirs = writing / f"rank-{rank:06d}.json"
+    if not comes_into_view(theirs, PATIENCE_S):
+        raise UserError(
+            f"{theirs}: rank {rank} wrote it, and rank 0 has not seen it for {PATIENCE_S:g} s; use a folder that all "
+            "ranks share"
+        )
+    found: dict[str, dict[str, Any]] = json.loads(theirs.read_bytes())
+    theirs.unlink()
+    return found
 
 
 def load(directory: Path, step: int | None = None) -> Checkpoint:

@@ -47,10 +47,22 @@ def generate(
 
     with _show.progress_bar() as progress:
         made = data.generate(
-            out, rows=rows, seed=seed, users=users, items=items, click_rate=click_rate, numeric=numeric,
-            categorical=categorical, missing=missing, days=days, drift=drift, zipf=zipf, history=history,
-            overwrite=overwrite, progress=progress,
-        )  # fmt: skip
+            out,
+            rows=rows,
+            seed=seed,
+            users=users,
+            items=items,
+            click_rate=click_rate,
+            numeric=numeric,
+            categorical=categorical,
+            missing=missing,
+            days=days,
+            drift=drift,
+            zipf=zipf,
+            history=history,
+            overwrite=overwrite,
+            progress=progress,
+        )
     _show.notes(made.notes)
     _show.out.print(f"{made.rows:,} rows -> {out}", soft_wrap=True)
     _show.out.print(f"the best any model can do: {_show.numbers(made.limit)}", soft_wrap=True)

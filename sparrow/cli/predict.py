@@ -40,8 +40,16 @@ def predict(
     kept = [name for name in keep.split(",") if name]
     with _show.progress_bar() as progress:
         rows = scoring.predict(
-            run_dir, inputs, out, keep=kept, which=checkpoint, device=device, batch_size=batch_size,
-            overwrite=overwrite, progress=progress, note=notes.append,
-        )  # fmt: skip
+            run_dir,
+            inputs,
+            out,
+            keep=kept,
+            which=checkpoint,
+            device=device,
+            batch_size=batch_size,
+            overwrite=overwrite,
+            progress=progress,
+            note=notes.append,
+        )
     _show.notes(notes)
     _show.out.print(f"{rows:,} scores -> {out}", soft_wrap=True)

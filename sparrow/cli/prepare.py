@@ -12,6 +12,7 @@ from sparrow.core.config import write_toml
 
 if TYPE_CHECKING:
     from sparrow.data.batches.repeats import Repeats
+    from sparrow.data.preparation.job import Prepared
 
 
 def prepare(
@@ -110,20 +111,35 @@ def prepare(
         raise UserError("--out: missing; name the folder for the prepared log")
     with _show.progress_bar() as progress:
         made = data.prepare(
-            inputs, out, schema=given, label=label, split=wanted, grow=grow, overwrite=overwrite, progress=progress,
-            source=source, ray=ray,
-        )  # fmt: skip
+            inputs,
+            out,
+            schema=given,
+            label=label,
+            split=wanted,
+            grow=grow,
+            overwrite=overwrite,
+            progress=progress,
+            source=source,
+            ray=ray,
+        )
+    _parts(made)
+    if suggest_groups:
+        _suggest(repeats(data.open(out)))
+    _show.out.print(
+        f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
+    )
+
+
+def _parts(made: Prepared) -> None:
+    """What to look at, and the parts with their rows and the means of their labels."""
+    from sparrow.cli import _show
+
     _show.notes(made.notes)
     labels = made.schema.labels
     table = _show.Table("part", "rows", *(["positives"] if len(labels) == 1 else labels))
     for name, rows in made.rows.items():
         table.add_row(name, f"{rows:,}", *(f"{made.label_means[name][label]:.4f}" if rows else "" for label in labels))
     _show.out.print(table)
-    if suggest_groups:
-        _suggest(repeats(data.open(out)))
-    _show.out.print(
-        f"{out}/schema.toml says what each column is taken for; edit it and pass it back with --schema", soft_wrap=True
-    )
 
 
 def _suggest(found: Repeats) -> None:

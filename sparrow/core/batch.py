@@ -211,7 +211,9 @@ class KeyedJagged:
         spans = [(first + begin, first + end) for first, (begin, end) in zip(firsts, ends, strict=True)]
         at = torch.tensor(spans, dtype=torch.int64, device=self.offsets.device).view(-1, 2)
         spots = self.offsets[at].tolist()
-        values, lengths, weights = [self.values_N[:0]], [self.lengths[:0]], [self.values_N[:0].float()]
+        values = [self.values_N[:0]]
+        lengths = [self.lengths[:0]]
+        weights = [self.values_N[:0].float()]
         for key, span, (begin, end) in zip(self.keys, spans, spots, strict=True):
             if key in kept:
                 chosen = replace(self[key], inverse_B=kept[key]).expanded()

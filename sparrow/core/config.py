@@ -178,6 +178,13 @@ def flatten(data: Any, place: str = "") -> dict[str, Any]:
     return {place: list(data) if isinstance(data, tuple) else data}
 
 
+def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """Dotted name, value here and value there of every leaf that differs, in the order of names; None for no value."""
+    ours, theirs = flatten(one), flatten(other)
+    names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    return [(name, ours.get(name), theirs.get(name)) for name in names]
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Parse a TOML file; UserError naming file and line when it is absent or malformed."""
     try:

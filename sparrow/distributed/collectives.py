@@ -22,7 +22,8 @@ class Pending(Generic[T]):
     def wait(self) -> T:
         """Wait until it is there and return it."""
         if self._finish is not None:
-            self._value, self._finish = self._finish(), None
+            self._value = self._finish()
+            self._finish = None
         return self._value
 
 

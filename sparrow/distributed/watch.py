@@ -30,7 +30,9 @@ class Watch:
     """
 
     def __init__(self, job: str, rank: int, size: int, where: Callable[[], str], timeout: timedelta = STORE) -> None:
-        self.rank, self.size, self._where = rank, size, where
+        self.rank = rank
+        self.size = size
+        self._where = where
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # a client of its own: the other may be waiting. To connect may take long: torch asks for the host's name
         client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)

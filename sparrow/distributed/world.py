@@ -27,9 +27,16 @@ from sparrow.distributed.watch import Watch
 T = TypeVar("T")
 # what Gloo and NCCL say when another rank does not answer
 SIGNS = (
-    "Connection closed", "Connection reset", "likely closed", "Timed out", "timed out", "timeout", "Broken pipe",
-    "NCCL", "gloo",
-)  # fmt: skip
+    "Connection closed",
+    "Connection reset",
+    "likely closed",
+    "Timed out",
+    "timed out",
+    "timeout",
+    "Broken pipe",
+    "NCCL",
+    "gloo",
+)
 
 
 def leads() -> bool:
@@ -41,7 +48,9 @@ class Lobby:
     """The ranks of a job before they are a `World`, which begins with settings that rank 0 may know alone."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.rank, self.size, self._timeout_s = int(os.environ.get("RANK", "0")), _size(), timeout_s
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.size = _size()
+        self._timeout_s = timeout_s
         if self.size > 1:
             limits.allow(self.size)
             with _coming(self.size, timeout_s):
@@ -64,14 +73,16 @@ class World:
     """
 
     def __init__(self, mesh: DeviceMesh | None = None, timeout_s: float = 600) -> None:
-        self.mesh, self.timeout = mesh, timedelta(seconds=timeout_s)
+        self.mesh = mesh
+        self.timeout = timedelta(seconds=timeout_s)
         self.rank = mesh.get_rank() if mesh is not None else 0
         self.hosts, self.local_size = mesh.shape if mesh is not None else (1, 1)
         self.size = self.hosts * self.local_size
         self.host, self.local_rank = divmod(self.rank, self.local_size)
         self.name = ""  # that no other job and no earlier attempt had
         self.meter = Meter()
-        self.step, self.stage = 0, "start"  # what this rank is at, for whoever waits for it
+        self.step = 0
+        self.stage = "start"  # what this rank is at, for whoever waits for it
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._made: list[dist.ProcessGroup] = []
         self._links: dict[str, list[str]] = {}
@@ -99,9 +110,13 @@ class World:
         with _coming(size, timeout_s):
             if not dist.is_initialized():
                 dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout, rank=int(os.environ["RANK"]),
-                    world_size=size, store=_part(size, timeout), device_id=own,
-                )  # fmt: skip
+                    "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+                    timeout=timeout,
+                    rank=int(os.environ["RANK"]),
+                    world_size=size,
+                    store=_part(size, timeout),
+                    device_id=own,
+                )
             told = torch.zeros(size, dtype=torch.int64)
             told[dist.get_rank()] = local
             dist.all_reduce(told)
@@ -157,7 +172,8 @@ class World:
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
         """Within it this rank is at `stage`: errors and the other ranks name it."""
-        before, self.stage = self.stage, stage
+        before = self.stage
+        self.stage = stage
         yield
         self.stage = before  # not after an error: it happened here
 

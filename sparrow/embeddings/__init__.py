@@ -8,6 +8,17 @@ from sparrow.embeddings.store import stored_in, unallocated
 from sparrow.embeddings.tables import EmbeddingTables, Handle
 
 __all__ = [
-    "Addressing", "Component", "Direct", "EmbeddingTables", "Feature", "Handle", "Hashed", "RowGradients", "RowRecords",
-    "TableChoices", "TableSpec", "stored_in", "unallocated",
-]  # fmt: skip
+    "Addressing",
+    "Component",
+    "Direct",
+    "EmbeddingTables",
+    "Feature",
+    "Handle",
+    "Hashed",
+    "RowGradients",
+    "RowRecords",
+    "TableChoices",
+    "TableSpec",
+    "stored_in",
+    "unallocated",
+]

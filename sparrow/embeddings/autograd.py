@@ -34,7 +34,9 @@ class Door:
     """
 
     def __init__(self, *, look_up: Lookup, learn: Learn, dims: Sequence[int]) -> None:
-        self.look_up, self.learn, self.dims = look_up, learn, list(dims)
+        self.look_up = look_up
+        self.learn = learn
+        self.dims = list(dims)
         self.version = 0
         self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call `learn`
         self.number = _register(self)
@@ -43,9 +45,16 @@ class Door:
         """`look_up`, whose backward is `learn`."""
         if torch.compiler.is_compiling():
             *outputs, _ = _compiled_lookup(
-                self.anchor, bags.slots_N, bags.offsets_B1, bags.weights_N, list(bags.inverses), list(bags.bags),
-                list(bags.bounds), bags.lookups.to_numbers(), self.number,
-            )  # fmt: skip
+                self.anchor,
+                bags.slots_N,
+                bags.offsets_B1,
+                bags.weights_N,
+                list(bags.inverses),
+                list(bags.bags),
+                list(bags.bounds),
+                bags.lookups.to_numbers(),
+                self.number,
+            )
             return outputs
         return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self))
 
@@ -57,7 +66,8 @@ class Mapper:
     """
 
     def __init__(self, map_ids: Map, kind: Callable[[torch.dtype, Sequence[int]], torch.dtype]) -> None:
-        self.map_ids, self.kind = map_ids, kind
+        self.map_ids = map_ids
+        self.kind = kind
         self.number = _register(self)
 
     def __call__(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
@@ -78,7 +88,9 @@ def _register(it: Any) -> int:
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: Bags, door: Door) -> tuple[Tensor, ...]:
-        ctx.bags, ctx.door, ctx.version = bags, door, door.version
+        ctx.bags = bags
+        ctx.door = door
+        ctx.version = door.version
         return tuple(door.look_up(bags))
 
     @staticmethod
@@ -90,13 +102,23 @@ class _Lookup(torch.autograd.Function):
 
 
 def _bags(
-    slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None, inverses: list[Tensor], bags: list[int],
-    bounds: list[int], numbers: list[int],
-) -> Bags:  # fmt: skip
+    slots_N: Tensor,
+    offsets_B1: Tensor,
+    weights_N: Tensor | None,
+    inverses: list[Tensor],
+    bags: list[int],
+    bounds: list[int],
+    numbers: list[int],
+) -> Bags:
     return Bags(
-        slots_N=slots_N, offsets_B1=offsets_B1, weights_N=weights_N, inverses=inverses, bags=bags, bounds=bounds,
+        slots_N=slots_N,
+        offsets_B1=offsets_B1,
+        weights_N=weights_N,
+        inverses=inverses,
+        bags=bags,
+        bounds=bounds,
         lookups=Lookups.from_numbers(numbers),
-    )  # fmt: skip
+    )
 
 
 @torch.library.custom_op("sparrow::table_rows", mutates_args=())
@@ -112,9 +134,16 @@ def _(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tens
 
 @torch.library.custom_op("sparrow::table_lookup", mutates_args=())
 def _compiled_lookup(
-    anchor: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None, inverses: list[Tensor],
-    bags: list[int], bounds: list[int], numbers: list[int], number: int,
-) -> list[Tensor]:  # fmt: skip
+    anchor: Tensor,
+    slots_N: Tensor,
+    offsets_B1: Tensor,
+    weights_N: Tensor | None,
+    inverses: list[Tensor],
+    bags: list[int],
+    bounds: list[int],
+    numbers: list[int],
+    number: int,
+) -> list[Tensor]:
     """Every output, and the tables' version."""
     door = _live[number]
     outputs = door.look_up(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
@@ -123,18 +152,34 @@ def _compiled_lookup(
 
 @_compiled_lookup.register_fake
 def _(
-    anchor: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None, inverses: list[Tensor],
-    bags: list[int], bounds: list[int], numbers: list[int], number: int,
-) -> list[Tensor]:  # fmt: skip
+    anchor: Tensor,
+    slots_N: Tensor,
+    offsets_B1: Tensor,
+    weights_N: Tensor | None,
+    inverses: list[Tensor],
+    bags: list[int],
+    bounds: list[int],
+    numbers: list[int],
+    number: int,
+) -> list[Tensor]:
     shapes = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers).outputs(_live[number].dims)
     return [*(slots_N.new_empty(s, dtype=torch.float32) for s in shapes), torch.empty((), dtype=torch.int64)]
 
 
 @torch.library.custom_op("sparrow::table_backward", mutates_args=())
 def _compiled_backward(
-    grads: list[Tensor], version: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None,
-    inverses: list[Tensor], bags: list[int], bounds: list[int], numbers: list[int], number: int, needs_weights: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grads: list[Tensor],
+    version: Tensor,
+    slots_N: Tensor,
+    offsets_B1: Tensor,
+    weights_N: Tensor | None,
+    inverses: list[Tensor],
+    bags: list[int],
+    bounds: list[int],
+    numbers: list[int],
+    number: int,
+    needs_weights: bool,
+) -> tuple[Tensor, Tensor]:
     """Zero for the anchor, which keeps this operator in the program, and the gradient of the weights."""
     batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
     grad_N = _live[number].learn(grads, batch, int(version), needs_weights)
@@ -143,9 +188,18 @@ def _compiled_backward(
 
 @_compiled_backward.register_fake
 def _(
-    grads: list[Tensor], version: Tensor, slots_N: Tensor, offsets_B1: Tensor, weights_N: Tensor | None,
-    inverses: list[Tensor], bags: list[int], bounds: list[int], numbers: list[int], number: int, needs_weights: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grads: list[Tensor],
+    version: Tensor,
+    slots_N: Tensor,
+    offsets_B1: Tensor,
+    weights_N: Tensor | None,
+    inverses: list[Tensor],
+    bags: list[int],
+    bounds: list[int],
+    numbers: list[int],
+    number: int,
+    needs_weights: bool,
+) -> tuple[Tensor, Tensor]:
     return torch.empty(()), slots_N.new_empty(slots_N.shape[0] if needs_weights else 0, dtype=torch.float32)
 
 

@@ -16,8 +16,13 @@ from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
 _TEST = re.compile(r"\s*(rows|dim)\s*(<=|>=|==|!=|<|>)\s*([0-9][0-9_]*)\s*")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__, "==": int.__eq__, "!=": int.__ne__,
-}  # fmt: skip
+    "<": int.__lt__,
+    "<=": int.__le__,
+    ">": int.__gt__,
+    ">=": int.__ge__,
+    "==": int.__eq__,
+    "!=": int.__ne__,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +122,13 @@ class TableChoices:
         except UserError as error:
             raise UserError(f"tables.addressing, table {name!r}: {error}") from None
         return TableSpec(
-            name=name, dim=dim, addressing=addressing, format=chosen.format, rule=chosen.rule,
+            name=name,
+            dim=dim,
+            addressing=addressing,
+            format=chosen.format,
+            rule=chosen.rule,
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
-        )  # fmt: skip
+        )
 
     def addressed(self, rows: int, is_numbered: bool) -> Addressing:
         """The addressing of a table whose encoding gives it so many rows."""

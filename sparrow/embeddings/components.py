@@ -46,7 +46,8 @@ class ComponentTables(nn.Module):
         super().__init__()
         self.features = tuple(features)
         self.records = nn.ModuleList(records)  # a list, since a module's name may not hold a dot
-        self.mode, self.impl = mode, impl
+        self.mode = mode
+        self.impl = impl
         self.lr_T = torch.tensor([record.component.rule.lr for record in records])
         self._pending: list[list[RowGradients]] = [[] for _ in records]
         self._layouts: dict[object, Lookups] = {}
@@ -81,9 +82,14 @@ class ComponentTables(nn.Module):
         """
         assert ids.offsets is not None and ids.rows is not None
         bags = Bags(
-            slots_N=rows_N, offsets_B1=ids.offsets, weights_N=ids.weights_N, inverses=tuple(ids.inverse_B.values()),
-            bags=ids.rows, bounds=ids.bounds, lookups=self._lookups(ids),
-        )  # fmt: skip
+            slots_N=rows_N,
+            offsets_B1=ids.offsets,
+            weights_N=ids.weights_N,
+            inverses=tuple(ids.inverse_B.values()),
+            bags=ids.rows,
+            bounds=ids.bounds,
+            lookups=self._lookups(ids),
+        )
         return ComponentHandle(ids, bags)
 
     def begin(self, handle: ComponentHandle) -> None:
@@ -263,7 +269,9 @@ class ComponentTables(nn.Module):
         """Pooled features stand side by side in one output if they have as many samples; others have their own."""
         tables = [record.component.name for record in self.all_records()]
         lookups: list[Lookup] = []
-        outputs, together, width = 0, -1, 0
+        outputs = 0
+        together = -1
+        width = 0
         for f in self.features:
             apart = f.pooling == "none" or not uniform
             if apart or together < 0:
@@ -274,9 +282,13 @@ class ComponentTables(nn.Module):
             table = tables.index(f.table)
             lookups.append(
                 Lookup(
-                    table=table, pooling=f.pooling, key=keys.index(f.name), inverse=shared[0] if shared else -1,
-                    output=output if apart else together, column=0 if apart else width,
+                    table=table,
+                    pooling=f.pooling,
+                    key=keys.index(f.name),
+                    inverse=shared[0] if shared else -1,
+                    output=output if apart else together,
+                    column=0 if apart else width,
                 )
-            )  # fmt: skip
+            )
             width += 0 if apart else self.door.dims[table]
         return Lookups(lookups)

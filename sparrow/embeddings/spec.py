@@ -98,11 +98,15 @@ class TableSpec:
         """What the table consists of."""
         return tuple(
             Component(
-                name=f"{self.name}.{part}" if part else self.name, rows=rows, dim=dim, format=self.format,
-                rule=self.rule, init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
+                name=f"{self.name}.{part}" if part else self.name,
+                rows=rows,
+                dim=dim,
+                format=self.format,
+                rule=self.rule,
+                init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
             )
             for part, rows, dim in self.addressing.components(self.dim)
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

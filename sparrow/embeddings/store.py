@@ -132,9 +132,10 @@ def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:
     """A level of a component's rows, of all their fields."""
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
-        payload={name: fields[name] for name in payload}, touched_R=fields["touched"],
+        payload={name: fields[name] for name in payload},
+        touched_R=fields["touched"],
         state={name: fields[name] for name in state},
-    )  # fmt: skip
+    )
 
 
 MakeStore = Callable[[Component, int, int], RowStore]

@@ -54,7 +54,9 @@ class EmbeddingTables(nn.Module):
         for feature in features:
             if feature.table not in names:
                 raise UserError(f"feature {feature.name!r}: no table {feature.table!r}{suggest(feature.table, names)}")
-        self.specs, self.features, self.seed = tuple(specs), tuple(features), seed
+        self.specs = tuple(specs)
+        self.features = tuple(features)
+        self.seed = seed
         self._spec_of = {feature.name: specs[names.index(feature.table)] for feature in features}
         made = {spec.name: spec.addressing.combine(spec.dim) for spec in specs}
         self._combined = [name for name in names if made[name] is not None]
@@ -248,10 +250,13 @@ class EmbeddingTables(nn.Module):
             weights_N = torch.cat([ids.weights_N[:0], *weights])
         groups = {tuple(n for key in group for n in names[key]): at_B for group, at_B in ids.inverse_B.items()}
         return KeyedJagged(
-            keys=tuple(origin), values_N=torch.cat([ids.values_N[slice(*bounds_of[key])] for key in origin.values()]),
-            lengths=torch.cat([lengths_of[key] for key in origin.values()]), weights_N=weights_N, inverse_B=groups,
+            keys=tuple(origin),
+            values_N=torch.cat([ids.values_N[slice(*bounds_of[key])] for key in origin.values()]),
+            lengths=torch.cat([lengths_of[key] for key in origin.values()]),
+            weights_N=weights_N,
+            inverse_B=groups,
             rows=tuple(ids.stored(key) for key in origin.values()),
-        )  # fmt: skip
+        )
 
     def _names(self, key: str) -> list[str]:
         feature = self._feature(key)

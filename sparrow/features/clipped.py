@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from sparrow.core.arrays import Float64s
 from sparrow.features.schema import Column, Schema
 
 
@@ -19,7 +19,7 @@ class Clipped:
 
     found: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
-    def add(self, name: str, column: Column, x_N: npt.NDArray[np.float64], row0: int) -> None:
+    def add(self, name: str, column: Column, x_N: Float64s, row0: int) -> None:
         """Look at a column's numbers [N], of which row0 is the first one's row."""
         if column.low is not None and column.high is not None:
             beyond = np.flatnonzero((x_N < column.low) | (x_N > column.high))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-UInt64s = npt.NDArray[np.uint64]
+from sparrow.core.arrays import Int64s, UInt64s
+from sparrow.core.mixing import splitmix64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-def hash_ids(ids: pa.Array) -> npt.NDArray[np.int64]:
+def hash_ids(ids: pa.Array) -> Int64s:
     """Stable ids int64 [N] in [1, 2^63) of a string, binary or integer array [N]; missing -> 0.
 
     An id is hashed as bytes: a string's UTF-8, an integer's decimal text ("-12"), so that the id 12 is the same in a
@@ -36,10 +36,7 @@ def hash_ids(ids: pa.Array) -> npt.NDArray[np.int64]:
 
 def mix(z_N: UInt64s) -> UInt64s:
     """splitmix64 of uint64 [N]: one step and its finaliser."""
-    z_N = z_N + _GOLDEN
-    z_N = (z_N ^ (z_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z_N = (z_N ^ (z_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z_N ^ (z_N >> np.uint64(31))
+    return splitmix64((z_N + _GOLDEN).view(np.int64)).view(np.uint64)
 
 
 def _hash_texts(texts: pa.LargeBinaryArray) -> UInt64s:
@@ -61,7 +58,7 @@ def _hash_texts(texts: pa.LargeBinaryArray) -> UInt64s:
     return h
 
 
-def hashes_of(distinct: pa.Array) -> npt.NDArray[np.int64]:
+def hashes_of(distinct: pa.Array) -> Int64s:
     """Hashes int64 [U] of distinct ids, integers or, uint64, hashes already."""
     if distinct.type == pa.uint64():
         return distinct.to_numpy(zero_copy_only=False).view(np.int64)

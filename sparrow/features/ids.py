@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
+from sparrow.core.arrays import Float32s, Int64s
 from sparrow.core.errors import UserError
-
-Int64s = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 _JSON = r"""^\s*\[\s*(?:(?:ITEM)(?:\s*,\s*(?:ITEM))*)?\s*\]\s*$"""
 _BARE = r"""-?[0-9][0-9.eE+-]*|true|false|null|None|nan|NaN"""  # the last three are what Python writes
@@ -55,7 +52,7 @@ def as_lists(
     max_length: int | None,
     separator: str | None = None,
     weights: pa.Array | str | None = None,
-) -> tuple[pa.Array, Int64s, Floats | None]:
+) -> tuple[pa.Array, Int64s, Float32s | None]:
     """A list column's flat ids as `as_ids` gives them [M], none missing, offsets int64 [N + 1] and weights float32 [M].
 
     Text is cut at `separator`: white space when None, "json" for JSON arrays, or else that text; white space around
@@ -69,7 +66,7 @@ def as_lists(
     def row_of_id(i: int) -> int:
         return row_of(int(np.searchsorted(offsets, i, "right")) - 1)
 
-    w_M: Floats | None = None
+    w_M: Float32s | None = None
     if isinstance(weights, str):
         flat, w_M = _cut_weights(flat, name, row_of_id)
     elif weights is not None:
@@ -100,7 +97,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _whole(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
-    """Floats as the integers they are; NaN is missing."""
+    """Float32s as the integers they are; NaN is missing."""
     x_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     missing_N = np.isnan(x_N)
     bad = np.flatnonzero(~missing_N & ((x_N != np.round(x_N)) | (np.abs(x_N) > 2.0**53)))
@@ -187,7 +184,7 @@ def _blank(text: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(text, ""), None, text)
 
 
-def _cut_weights(flat: pa.Array, name: str, row_of: Callable[[int], int]) -> tuple[pa.Array, Floats]:
+def _cut_weights(flat: pa.Array, name: str, row_of: Callable[[int], int]) -> tuple[pa.Array, Float32s]:
     """Text "id:weight" [M] as ids and weights."""
     if not is_text(flat.type):
         if not len(flat):
@@ -202,7 +199,7 @@ def _cut_weights(flat: pa.Array, name: str, row_of: Callable[[int], int]) -> tup
     return _blank(pc.struct_field(parts, 0)), _as_weights(weights, name, row_of)
 
 
-def _as_weights(numbers: pa.Array, name: str, row_of: Callable[[int], int]) -> Floats:
+def _as_weights(numbers: pa.Array, name: str, row_of: Callable[[int], int]) -> Float32s:
     try:
         w_M = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

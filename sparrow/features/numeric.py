@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Float32s, Float64s
 from sparrow.core.errors import UserError
-
-Floats = npt.NDArray[np.float64]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST = 2.0**-150  # what float32 cannot tell from 0
@@ -23,7 +21,7 @@ TAIL = 2.0  # standard deviations
 _CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
 
 
-def as_numbers(column: pa.Array, name: str, row0: int) -> Floats:
+def as_numbers(column: pa.Array, name: str, row0: int) -> Float64s:
     """A number or boolean array [N] as float64, missing -> NaN; text that spells numbers counts too.
 
     Empty text is missing. row0: the log's row of the array's first entry. Raises UserError for other types, for text
@@ -75,12 +73,12 @@ def without(column: pa.Array, missing: Sequence[str]) -> pa.Array:
     return pc.if_else(pc.is_in(texts, pa.array(missing, pa.large_string())), None, column)
 
 
-def squash(x_N: Floats, kind: str | None) -> Floats:
+def squash(x_N: Float64s, kind: str | None) -> Float64s:
     """Float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x itself."""
     return np.sign(x_N) * np.log1p(np.abs(x_N)) if kind == "log" else x_N
 
 
-def tamed(z_N: Floats) -> Floats:
+def tamed(z_N: Float64s) -> Float64s:
     """Standardised numbers, which beyond TAIL standard deviations grow like a logarithm.
 
     Few rows of training are there. A model goes on along the slope that it learned from the others, and is far off when
@@ -90,20 +88,20 @@ def tamed(z_N: Floats) -> Floats:
     return near_N + np.sign(z_N) * np.log1p(np.abs(z_N - near_N))
 
 
-def untamed(z_N: Floats) -> Floats:
+def untamed(z_N: Float64s) -> Float64s:
     """The inverse of `tamed`."""
     near_N = np.clip(z_N, -TAIL, TAIL)
     return near_N + np.sign(z_N) * np.expm1(np.abs(z_N - near_N))
 
 
 def transform(
-    x_N: Floats,
+    x_N: Float64s,
     kind: str | None,
     mean: float | None,
     std: float | None,
     low: float | None = None,
     high: float | None = None,
-) -> npt.NDArray[np.float32]:
+) -> Float32s:
     """Float32 [N] for the model: clipped to low..high, squashed, then (x - mean) / std unless kind is "none".
 
     The tails of "standard" numbers are tamed, those of "log" ones are already. Missing (NaN) -> 0. kind "missing": 1
@@ -136,7 +134,7 @@ class Statistics:
     low: float = math.inf
     high: float = -math.inf
 
-    def add(self, x_N: Floats) -> None:
+    def add(self, x_N: Float64s) -> None:
         """Take in float64 [N]."""
         x_N = x_N[~np.isnan(x_N)]
         x_N = np.where(np.abs(x_N) < _LEAST, 0.0, x_N)
@@ -149,7 +147,7 @@ class Statistics:
             low = x - high
             self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)  # Dekker 1971
 
-    def widen(self, x_N: Floats) -> None:
+    def widen(self, x_N: Float64s) -> None:
         """Take the range of float64 [N] into account, NaN left out."""
         x_N = x_N[~np.isnan(x_N)]
         self.low = min(self.low, float(x_N.min(initial=math.inf)))
@@ -157,9 +155,11 @@ class Statistics:
 
     def merge(self, other: Statistics) -> None:
         """Take in what another one has."""
-        self.count, self.total = self.count + other.count, self.total + other.total
+        self.count = self.count + other.count
+        self.total = self.total + other.total
         self.squares += other.squares
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
 
     @property
     def mean(self) -> float:
@@ -173,7 +173,7 @@ class Statistics:
         return math.sqrt(Fraction(variance, self.count**2 << 2 * _UNIT)) if variance > 0 else 1.0
 
 
-def _sum(x_N: Floats) -> int:
+def _sum(x_N: Float64s) -> int:
     """The exact sum of at most _CHUNK numbers, in units of 2^-_UNIT (Rump, Ogita and Oishi 2008).
 
     What is left of each number above a common unit adds up without rounding; the rest comes in the next round.

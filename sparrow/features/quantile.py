@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from sparrow.core.arrays import Array, Float64s, Int64s
 
 RUN_VALUES = 1 << 20
 _SAMPLE_EVERY = 4096
@@ -23,7 +22,8 @@ class Ordered:
     """
 
     def __init__(self, path: Path, kind: type[np.int64] | type[np.float64]) -> None:
-        self._path, self._kind = path, kind
+        self._path = path
+        self._kind = kind
         self._new: list[Array] = []
         self._held = 0
         self._lengths: list[int] = []  # of the runs in the file
@@ -63,7 +63,8 @@ class Ordered:
         with self._path.open("ab") as file:
             np.sort(np.concatenate(self._new)).tofile(file)
         self._lengths.append(self._held)
-        self._new, self._held = [], 0
+        self._new = []
+        self._held = 0
 
     def runs(self) -> list[Array]:
         """Everything taken in, as sorted pieces."""
@@ -91,7 +92,7 @@ def quantile_boundaries(x: Ordered, buckets: int) -> tuple[float, ...]:
     return tuple(found[:-1].tolist())
 
 
-def bucketize(x_N: npt.NDArray[np.float64], boundaries: Sequence[float]) -> npt.NDArray[np.int64]:
+def bucketize(x_N: Float64s, boundaries: Sequence[float]) -> Int64s:
     """Buckets int64 [N], 1 for x <= boundaries[0] to len(boundaries) + 1; missing (NaN) -> 0."""
     buckets_N = np.searchsorted(np.asarray(boundaries, np.float64), x_N, "left") + 1
     return np.where(np.isnan(x_N), 0, buckets_N).astype(np.int64)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
 from sparrow.core import Batch, KeyedJagged
+from sparrow.core.arrays import Array, Int64s
 from sparrow.features.runs import RUN, Column, first_equal, first_of
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import weights_of
-
-Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
 
 CACHED = 1 << 12  # rows that are turned from columns to rows at a time: as many as a processor's cache holds
 
@@ -119,9 +115,12 @@ class Rows:
             if kind in self._roles
         }
         return Batch(
-            dense_BC=torch.from_numpy(dense_BC), ids=self._ids(sources, inverse), labels_BT=roles.get("label"),
-            weights_B=roles.get("weight"), session_B=roles.get("group"),
-        )  # fmt: skip
+            dense_BC=torch.from_numpy(dense_BC),
+            ids=self._ids(sources, inverse),
+            labels_BT=roles.get("label"),
+            weights_B=roles.get("weight"),
+            session_B=roles.get("group"),
+        )
 
     def _fill(self, dense_BC: Array, store: _Store, at: Int64s) -> None:
         for c, name in enumerate(store.dense):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
+from sparrow.core.arrays import Array, Bools, Int64s, UInt64s
+from sparrow.core.mixing import splitmix64
+
 RUN = ":rows"  # how many rows a run has: a separator of ours, so that no column of a log is named so
 Column = tuple[Array, Int64s | None]
 """Integers [N]; or those of lists [M], and where each list begins and the last one ends [N + 1]."""
@@ -20,10 +18,7 @@ Column = tuple[Array, Int64s | None]
 
 def mixed(x: Array) -> UInt64s:
     """Another number for each int64 or uint64, which looks random (SplitMix64's finalizer, a bijection)."""
-    x = x.astype(np.uint64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return splitmix64(x.view(np.int64)).view(np.uint64)
 
 
 def bits(column: pa.ChunkedArray | pa.Array) -> Column:
@@ -37,7 +32,7 @@ def bits(column: pa.ChunkedArray | pa.Array) -> Column:
     return values.view(f"i{values.itemsize}"), starts
 
 
-def begins(columns: Sequence[Column], rows: int) -> npt.NDArray[np.bool_]:
+def begins(columns: Sequence[Column], rows: int) -> Bools:
     """Where rows [N] differ from the one before in a column, number by number; the first one does."""
     differs = np.zeros(rows, np.bool_)
     differs[:1] = True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.ids import is_text
-
-Int64s = npt.NDArray[np.int64]
 
 FORMATS = (
     "%Y-%m-%d %H:%M:%S",

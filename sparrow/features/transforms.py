@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Array, Bools, Float64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
@@ -29,9 +29,6 @@ from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times
-
-Floats = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -193,7 +190,7 @@ def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.A
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
-def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: int) -> Floats:
+def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: int) -> Float64s:
     """0/1 labels float64 [N] of a raw column, missing ones NaN (UserError when training)."""
     if column.positive is not None and not _is_number(raw.type):
         raw = pc.equal(raw.cast(pa.string()), column.positive)
@@ -254,7 +251,7 @@ def _typed(
     return {each: values.take(run_N) for each, values in lists.items()}
 
 
-def _begins(raw: pa.Array) -> npt.NDArray[np.bool_]:
+def _begins(raw: pa.Array) -> Bools:
     """Where text [N] differs from the one before; everywhere in what is not text, and converted as fast as compared."""
     begins_N = np.ones(len(raw), np.bool_)
     if is_text(raw.type) and len(raw):
@@ -315,7 +312,7 @@ def _integers(texts: pa.Array, name: str, strict: bool) -> pa.Array:
         raise UserError(f"column {name!r}: its table numbers integers, but {error}; {remedy}") from None
 
 
-def _weights(raw: pa.Array, name: str, row0: int) -> Floats:
+def _weights(raw: pa.Array, name: str, row0: int) -> Float64s:
     w_N = as_numbers(raw, name, row0)
     bad = np.flatnonzero(~(w_N >= 0))
     if len(bad):
@@ -325,7 +322,7 @@ def _weights(raw: pa.Array, name: str, row0: int) -> Floats:
     return w_N
 
 
-def _probabilities(raw: pa.Array, name: str, row0: int) -> Floats:
+def _probabilities(raw: pa.Array, name: str, row0: int) -> Float64s:
     p_N = as_numbers(raw, name, row0)
     bad = np.flatnonzero(~((p_N >= 0) & (p_N <= 1)))
     if len(bad):
@@ -333,7 +330,7 @@ def _probabilities(raw: pa.Array, name: str, row0: int) -> Floats:
     return p_N
 
 
-def _numpy(values: pa.Array) -> npt.NDArray[Any]:
+def _numpy(values: pa.Array) -> Array:
     return values.to_numpy(zero_copy_only=False)
 
 

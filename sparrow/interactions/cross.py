@@ -41,7 +41,9 @@ class _Cross(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x0: Tensor, x: Tensor, count: int, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:count], parameters[count:]
-        factors, inputs, products = count // len(biases), [], []
+        factors = count // len(biases)
+        inputs = []
+        products = []
         ctx.own = x is x0
         for layer, bias in enumerate(biases):
             product = x
@@ -60,7 +62,9 @@ class _Cross(torch.autograd.Function):
         x0, *saved = ctx.saved_tensors
         count, layers = ctx.count, len(saved) // 2 - ctx.count
         factors = count // layers
-        weights, biases, saved = saved[:count], saved[count : count + layers], saved[count + layers :]
+        weights = saved[:count]
+        biases = saved[count : count + layers]
+        saved = saved[count + layers :]
         inputs, products = saved[:count], saved[count:]
         grad_x0, grad_x = dense.empty_like(x0), None
         grad_weights, grad_biases = [], []

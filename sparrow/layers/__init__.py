@@ -6,6 +6,15 @@ from sparrow.layers.precision import Precision, computing, lacks_bf16, to_comput
 from sparrow.layers.transformer import CausalTransformer
 
 __all__ = [
-    "MLP", "CausalTransformer", "Fold", "Head", "Linear", "NumericEmbedding", "Precision", "computing",
-    "lacks_bf16", "require_sizes", "to_compute",
-]  # fmt: skip
+    "MLP",
+    "CausalTransformer",
+    "Fold",
+    "Head",
+    "Linear",
+    "NumericEmbedding",
+    "Precision",
+    "computing",
+    "lacks_bf16",
+    "require_sizes",
+    "to_compute",
+]

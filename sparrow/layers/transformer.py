@@ -50,10 +50,13 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm_attention = nn.LayerNorm(dim)
+        self.norm_mlp = nn.LayerNorm(dim)
         # no bias: softmax does not see one of the keys, and Adam would make steps of its rounding
-        self.qkv, self.out = Linear(dim, 3 * dim, bias=False), Linear(dim, dim)
-        self.up, self.down = MLP(dim, [4 * dim]), Linear(4 * dim, dim)
+        self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.out = Linear(dim, dim)
+        self.up = MLP(dim, [4 * dim])
+        self.down = Linear(4 * dim, dim)
 
     def forward(self, x: Tensor, place_N: Tensor, size: int, most: int) -> Tensor:
         """x: [N, dim], each at place_N of [size * most]; what is left of a row behind it no vector sees."""

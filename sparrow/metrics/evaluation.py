@@ -39,7 +39,10 @@ def evaluate_labels(
 
     world: ranks that each score their share of the rows; all of them get the metrics of all rows.
     """
-    judged, streams, kept, world = list(labels), [Streaming() for _ in labels], [], world or World()
+    judged = list(labels)
+    streams = [Streaming() for _ in labels]
+    kept = []
+    world = world or World()
     with torch.no_grad():
         for batch in batches:
             if batch.labels_BT is None:
@@ -61,7 +64,9 @@ def evaluate_labels(
         raise UserError("evaluate: no rows; give at least one batch that has some")
     if exact and not any(math.isnan(result["logloss"]) for result in results):
         all_scores, all_labels, weights, sessions = zip(*kept, strict=True)
-        scores_NT, labels_NT, weights_N = torch.cat(all_scores), torch.cat(all_labels), torch.cat(weights)
+        scores_NT = torch.cat(all_scores)
+        labels_NT = torch.cat(all_labels)
+        weights_N = torch.cat(weights)
         sessions_N = torch.cat(sessions) if all(session_B is not None for session_B in sessions) else None
         for t, (stream, result) in enumerate(zip(streams, results, strict=True)):
             scores_N, labels_N = scores_NT[:, t], labels_NT[:, t]

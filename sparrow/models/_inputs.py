@@ -144,7 +144,8 @@ class Vectors(nn.Module):
     def __init__(self, schema: Schema, dim: int, tables: TableChoices, history: History) -> None:
         super().__init__()
         self.names = (*schema.dense, *schema.sparse)
-        self.dim, self.features = dim, len(self.names)
+        self.dim = dim
+        self.features = len(self.names)
         self.ids = Ids(schema, dim, tables, history)
         self.numeric = NumericEmbedding(len(schema.dense), dim)
 

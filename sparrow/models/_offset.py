@@ -21,7 +21,8 @@ class Offset(nn.Module):
 
     def __init__(self, model: Any, schema: Schema) -> None:
         super().__init__()
-        self.model, self._schema = model, schema
+        self.model = model
+        self._schema = schema
         self.register_buffer("offset_T", torch.zeros(tasks(schema)))
 
     def forward(self, batch: Batch) -> Tensor:

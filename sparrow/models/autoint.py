@@ -62,7 +62,8 @@ class _Attention(nn.Module):
 
     def __init__(self, inputs: int, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.size = heads, width // heads
+        self.heads = heads
+        self.size = width // heads
         self.qkvr = Linear(inputs, 4 * width, bias=False)
         nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four layers of their own
 

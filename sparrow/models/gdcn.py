@@ -62,7 +62,8 @@ class _GatedCross(nn.Module):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.cross, self.gate = Linear(features, features), Linear(features, features, bias=False)
+        self.cross = Linear(features, features)
+        self.gate = Linear(features, features, bias=False)
         nn.init.zeros_(self.cross.bias)  # type: ignore[arg-type]
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:

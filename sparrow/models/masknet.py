@@ -50,7 +50,8 @@ class MaskNet(nn.Module):
         super().__init__()
         self.vectors = Vectors(schema, config.dim, tables, config.history)
         self.norm = _VectorNorm(self.vectors.features, config.dim)
-        features, self.is_parallel = self.vectors.features * config.dim, config.structure == "parallel"
+        features = self.vectors.features * config.dim
+        self.is_parallel = config.structure == "parallel"
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(_Block(features, size, config) for size in inputs)
         self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep)
@@ -73,7 +74,8 @@ class _VectorNorm(nn.Module):
 
     def __init__(self, features: int, dim: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(features, dim)), nn.Parameter(torch.zeros(features, dim))
+        self.weight = nn.Parameter(torch.ones(features, dim))
+        self.bias = nn.Parameter(torch.zeros(features, dim))
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         return torch.addcmul(self.bias, F.layer_norm(vectors_BFD, vectors_BFD.shape[2:]), self.weight)
@@ -86,7 +88,8 @@ class _Block(nn.Module):
         super().__init__()
         self.aggregate = MLP(features, [max(1, round(inputs * config.reduction))])
         self.project = Linear(self.aggregate.out_features, inputs)
-        self.hidden, self.norm = Linear(inputs, config.width, bias=False), nn.LayerNorm(config.width)
+        self.hidden = Linear(inputs, config.width, bias=False)
+        self.norm = nn.LayerNorm(config.width)
 
     def forward(self, features: Tensor, x: Tensor) -> Tensor:
         mask = self.project(self.aggregate(features))

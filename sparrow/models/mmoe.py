@@ -34,6 +34,11 @@ class Config:
 
     def _as_ple(self) -> ple.Config:
         return ple.Config(
-            dim=self.dim, shared=self.experts, own=0, levels=1, expert=self.expert, tower=self.tower,
+            dim=self.dim,
+            shared=self.experts,
+            own=0,
+            levels=1,
+            expert=self.expert,
+            tower=self.tower,
             history=self.history,
-        )  # fmt: skip
+        )

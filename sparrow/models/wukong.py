@@ -69,7 +69,9 @@ class Config:
         def mlp(*sizes: int) -> int:
             return sum(a * b for a, b in itertools.pairwise(sizes))
 
-        dim, n, wide = self.dim, self.vectors(schema), self.n_f + self.n_l
+        dim = self.dim
+        n = self.vectors(schema)
+        wide = self.n_f + self.n_l
         count = mlp(len(schema.dense), *self.bottom, dim) if schema.dense else 0
         for _ in range(self.layers):
             count += 2 * n * dim * self.k + mlp(n * self.k, *self.mlp, self.n_f * dim) + self.n_l * n * dim
@@ -141,12 +143,14 @@ class _FactorizationBlock(nn.Module):
 
     def __init__(self, n: int, config: Config) -> None:
         super().__init__()
-        self.k, self.dim = config.k, config.dim
+        self.k = config.k
+        self.dim = config.dim
         self.is_linear = config.projection == "linear"
         self.projected = config.k if self.is_linear else config.compressed
         if not self.is_linear:
             hidden = config.compressed * config.dim
-            self.attention, self.project = MLP(hidden, [hidden]), Linear(hidden, n * config.k)
+            self.attention = MLP(hidden, [hidden])
+            self.project = Linear(hidden, n * config.k)
         self.norm = nn.LayerNorm(n * config.k)
         self.mlp = MLP(n * config.k, config.mlp)
         self.out = Linear(self.mlp.out_features, config.n_f * config.dim)

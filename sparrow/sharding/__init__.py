@@ -12,11 +12,24 @@ from sparrow.sharding.layout import (
     table_column_wise,
     table_row_wise,
     table_wise,
-)  # fmt: skip
+)
 from sparrow.sharding.plan import plan, summary
 from sparrow.sharding.tables import ShardedTables, shard
 
 __all__ = [
-    "Codecs", "Layout", "Shard", "ShardedTables", "column_wise", "data_parallel", "grid", "hosts_row_wise", "plan",
-    "row_wise", "shard", "summary", "table_column_wise", "table_row_wise", "table_wise",
-]  # fmt: skip
+    "Codecs",
+    "Layout",
+    "Shard",
+    "ShardedTables",
+    "column_wise",
+    "data_parallel",
+    "grid",
+    "hosts_row_wise",
+    "plan",
+    "row_wise",
+    "shard",
+    "summary",
+    "table_column_wise",
+    "table_row_wise",
+    "table_wise",
+]

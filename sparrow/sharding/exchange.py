@@ -69,8 +69,11 @@ class Exchange:
     """
 
     def __init__(self, routes: Routes, local: ComponentTables, mine: Sequence[Shard], codecs: Codecs) -> None:
-        self.world, self.local, self.codecs = routes.world, local, codecs
-        self.routes, world = routes, routes.world
+        self.world = routes.world
+        self.local = local
+        self.codecs = codecs
+        self.routes = routes
+        world = routes.world
         self._lookups, self._direct_outputs, self._staged_outputs = routes.lookups(mine)
         self._places = range(world.size)  # of a rank's parts in messages that go direct
         self._staged_places = [r % world.local_size * world.hosts + r // world.local_size for r in self._places]
@@ -112,7 +115,9 @@ class Exchange:
 
     def _hops(self, sent: SentIds, counts_RJ: Sequence[Sequence[int]]) -> tuple[Hop, ...]:
         """See `InFlight`. counts_RJ: how many ids each rank sent for each job here."""
-        world, routes, here = self.world, self.routes, self.world.rank
+        world = self.world
+        routes = self.routes
+        here = self.world.rank
         pairs = zip(sent.rows, counts_RJ, strict=True)
         first = routes.jobs_of(here).start
         given = [_shapes(routes.direct[here], rows_G, counts, first) for rows_G, counts in pairs]
@@ -130,7 +135,9 @@ class Exchange:
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
         """Messages out and messages back: all of them one behind the other."""
-        codec, out, back = self.codecs.forward if forward else self.codecs.backward, hop.there, hop.here
+        codec = self.codecs.forward if forward else self.codecs.backward
+        out = hop.there
+        back = hop.here
         if not forward:
             out, back = back, out
         data, counts = messages.pack(codec, flat_N, out, self.world.step, forward)

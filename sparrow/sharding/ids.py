@@ -93,9 +93,13 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
     if sent.weights is not None:
         weights_N = sent.weights.wait()[_stretches(before_JR + _before(ids_R), counts_JR, device)]
     bags = Bags(
-        slots_N=message_N[_stretches(before_JR + ids_at_R, counts_JR, device)], offsets_B1=offsets_B1,
-        bags=bags_JR.sum(1).tolist(), bounds=bounds[:: world.size].tolist(), lookups=lookups, weights_N=weights_N,
-    )  # fmt: skip
+        slots_N=message_N[_stretches(before_JR + ids_at_R, counts_JR, device)],
+        offsets_B1=offsets_B1,
+        bags=bags_JR.sum(1).tolist(),
+        bounds=bounds[:: world.size].tolist(),
+        lookups=lookups,
+        weights_N=weights_N,
+    )
     return bags, counts_JR.T.tolist()
 
 
@@ -106,7 +110,9 @@ def _before(sizes: Tensor) -> Tensor:
 
 def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
     """The places of all elements of such stretches, one stretch after the other."""
-    starts_S, sizes_S, total = starts.flatten().to(device), sizes.flatten().to(device), int(sizes.sum())
+    starts_S = starts.flatten().to(device)
+    sizes_S = sizes.flatten().to(device)
+    total = int(sizes.sum())
     return torch.arange(total, device=device) + (starts_S - _before(sizes_S)).repeat_interleave(
         sizes_S, output_size=total
     )
@@ -125,7 +131,9 @@ def _cut(
     Gives the lengths of every job's bags, rows relative to their blocks, the permutation, how many ids each job has,
     and `SentIds.places_N`.
     """
-    device, parts, sizes_P = rows_N.device, routes.parts, counts_P.to(rows_N.device)
+    device = rows_N.device
+    parts = routes.parts
+    sizes_P = counts_P.to(rows_N.device)
     block_rows_N = routes.block_rows_P.to(device).repeat_interleave(sizes_P)
     part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P)
     bags = [torch.arange(rows_G[routes.groups[part.feature]], device=device) for part in parts]

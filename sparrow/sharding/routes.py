@@ -88,10 +88,17 @@ class Routes:
     """
 
     def __init__(
-        self, world: World, features: Sequence[Feature], plan: Mapping[str, Layout],
-        shards: Mapping[str, Sequence[Shard]], groups: Sequence[int], count: int,
-    ) -> None:  # fmt: skip
-        self.world, self.features, self.groups = world, features, groups
+        self,
+        world: World,
+        features: Sequence[Feature],
+        plan: Mapping[str, Layout],
+        shards: Mapping[str, Sequence[Shard]],
+        groups: Sequence[int],
+        count: int,
+    ) -> None:
+        self.world = world
+        self.features = features
+        self.groups = groups
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self.dims = [dims[feature.table] for feature in features]
         self.widths = [0] * (count + 1)  # of a group's pooled vectors side by side

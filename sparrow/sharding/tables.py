@@ -57,7 +57,9 @@ class ShardedTables(nn.Module):
             components[name].check_columns(layout.columns)
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
-        self.world, self.features, self.impl = world, whole.features, whole.impl
+        self.world = world
+        self.features = whole.features
+        self.impl = whole.impl
         shards = {name: plan[name].shards(name, c.rows, c.dim) for name, c in components.items()}
         mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
         here = [RowRecords(components[s.table], seed, s.rows, s.columns) for s in mine]
@@ -67,7 +69,8 @@ class ShardedTables(nn.Module):
         self.copies = ComponentTables(everywhere, copied, impl=whole.impl)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
         self._routes = partial(Routes, world, self.sharded, plan, shards)
-        self._mine, self._codecs = mine, codecs
+        self._mine = mine
+        self._codecs = codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
         self.mode = whole.mode
@@ -222,7 +225,9 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: InFlight) -> Tensor:
-        ctx.tables, ctx.sent, ctx.version = tables, sent, tables.local.door.version
+        ctx.tables = tables
+        ctx.sent = sent
+        ctx.version = tables.local.door.version
         sent.exchange.lookup(sent)
         return anchor.clone()
 
@@ -239,7 +244,8 @@ class _End(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, tables: ShardedTables, sent: InFlight) -> tuple[Tensor, ...]:
-        ctx.tables, ctx.sent = tables, sent
+        ctx.tables = tables
+        ctx.sent = sent
         assert sent.vectors is not None
         return tuple(sent.vectors.wait())
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparrow.checkpoint import Checkpoint
 from sparrow.core import Batch
-from sparrow.core.config import Family, flatten, to_dict
+from sparrow.core.config import Family, differences, flatten, to_dict
 from sparrow.core.errors import UserError
 from sparrow.embeddings import EmbeddingTables, unallocated
 from sparrow.features.schema import Encoding, Schema
@@ -48,13 +48,11 @@ def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
 
 def check_schema(trained: Schema, log: Schema, place: Path) -> None:
     """UserError when a log was prepared with other columns or fitted values than a run was trained with."""
-    ours, theirs = _fitted(trained), _fitted(log)
-    for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key):
-            raise UserError(
-                f"{place}: prepared with another schema: {key} is {theirs.get(key)!r} there and {ours.get(key)!r} in "
-                "the run; prepare the log with --like RUN_DIR"
-            )
+    for key, ours, theirs in differences(_fitted(trained), _fitted(log)):
+        raise UserError(
+            f"{place}: prepared with another schema: {key} is {theirs!r} there and {ours!r} in the run; prepare the "
+            "log with --like RUN_DIR"
+        )
 
 
 def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = None) -> Any:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from sparrow import checkpoint
 from sparrow.core import Batch
+from sparrow.core.arrays import Float32s
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
 from sparrow.features.clipped import Clipped
@@ -21,8 +20,6 @@ from sparrow.features.schema import ROLES, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import build, identity, load_weights, scoring, tables_of
 from sparrow.trained.run import Run
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class Restored:
 
     def score_rows(
         self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
-    ) -> Floats:
+    ) -> Float32s:
         """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
         columns = self.schema.columns
         features = (*self.schema.dense, *self.schema.sparse)

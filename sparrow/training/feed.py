@@ -18,7 +18,10 @@ class Feed:
     """
 
     def __init__(self, loader: Loader, accumulate: int, drop: Dropout, device: torch.device) -> None:
-        self._loader, self._accumulate, self._drop, self._device = loader, accumulate, drop, device
+        self._loader = loader
+        self._accumulate = accumulate
+        self._drop = drop
+        self._device = device
         self._shares: Iterator[Share] | None = None
         self._ahead: tuple[list[Share], dict[str, int], bool] | None = None
 
@@ -39,7 +42,8 @@ class Feed:
 
     def take(self) -> list[Share]:
         """The next step's batches; empty at the end of an epoch, behind which the next begins."""
-        found, self._ahead = self.peek(), None
+        found = self.peek()
+        self._ahead = None
         if not found:
             self._shares = None
         return found

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparrow import data
+from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
-from sparrow.data.logs.read import Log, table_log
+from sparrow.data.logs.read import table_log
 from sparrow.features.rows import batches
 from sparrow.features.schema import Schema, Split
 from sparrow.metrics import evaluate
@@ -44,7 +43,7 @@ class Fitted:
         """What the columns mean, with what was fitted."""
         return self._model.schema
 
-    def predict(self, frame: Any) -> npt.NDArray[np.float32]:
+    def predict(self, frame: Any) -> Float32s:
         """Click probabilities float32 [N] of a frame's rows, in their order; [N, T] where there are T labels.
 
         Labels need not be there; ids that training did not see are unknown ones. UserError for an absent column.
@@ -84,31 +83,18 @@ def fit(
     directory.mkdir(parents=True, exist_ok=True)
     fitted = None
     try:
-        fitted = _fit(log, directory, schema, label, split, overwrite, settings or {}, progress, listener)
+        made = data.prepare(
+            log, directory / "data", schema=schema, label=label, split=split, overwrite=overwrite, progress=progress
+        )
+        leaves = {"run_dir": str(directory), "log.tensorboard": False, **(settings or {})}
+        results = train(Run.of(directory / "data", leaves), overwrite=overwrite, listener=listener)
+        fitted = Fitted(run_dir=directory, results=results, notes=made.notes, _model=restore(directory))
     finally:
         if run_dir is None and fitted is None:
             shutil.rmtree(directory, ignore_errors=True)
     if run_dir is None:
         weakref.finalize(fitted, shutil.rmtree, directory, ignore_errors=True)
     return fitted
-
-
-def _fit(
-    log: Log,
-    run_dir: Path,
-    schema: Schema | None,
-    label: str | None,
-    split: Split | None,
-    overwrite: bool,
-    settings: Mapping[str, Any],
-    progress: Progress | None,
-    listener: Listener | None,
-) -> Fitted:
-    prepared = run_dir / "data"
-    made = data.prepare(log, prepared, schema=schema, label=label, split=split, overwrite=overwrite, progress=progress)
-    leaves = {"run_dir": str(run_dir), "log.tensorboard": False, **settings}
-    results = train(Run.of(prepared, leaves), overwrite=overwrite, listener=listener)
-    return Fitted(run_dir=run_dir, results=results, notes=made.notes, _model=restore(run_dir))
 
 
 def as_table(frame: Any) -> pa.Table:

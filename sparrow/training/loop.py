@@ -22,10 +22,10 @@ from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
 from sparrow.layers import lacks_bf16
-from sparrow.metrics import Streaming, evaluate_labels, folded, merged
+from sparrow.metrics import evaluate_labels
 from sparrow.sharding import summary
-from sparrow.trained.build import identity, load_optimizer, load_weights, of_whole_log, scoring, tables_of
-from sparrow.trained.labels import first_label, of_first, together
+from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
+from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
@@ -34,11 +34,11 @@ from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
-from sparrow.training.saver import Saver
+from sparrow.training.saver import Saver, random_state, set_random_state
+from sparrow.training.seen import WINDOWS, Seen
 from sparrow.training.step import Step
 from sparrow.training.warm import warm_start
 
-WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 PATIENCE_NONFINITE = 100
 _STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
 
@@ -81,16 +81,25 @@ class Trainer:
         profile: bool = False,
         listener: Listener | None = None,
     ) -> None:
-        if resume and overwrite:
-            raise UserError("resume and overwrite: one goes on with the old run, the other drops it; give one of them")
         self.ranks = ranks = ranks or Ranks(run)
-        if self.ranks.again.restarted:  # by torchrun, after a rank had died
-            resume, overwrite = True, False
+        self.listen = listener if listener and ranks.leads else (lambda event, values: None)
         self.dir = RunDir(Path(run.run_dir))
-        self.listen = listener if listener and self.ranks.leads else (lambda event, values: None)
         self.dataset = data.open(run.data.path)
         self.labels = list(self.dataset.schema.labels)
         self.identity = identity(run, self.dataset.schema)
+        self.run, self.saved = self._settled(run, resume, overwrite)
+        self._build(profile)
+        self._read()
+        self._count()
+        self._check_monitor()
+
+    def _settled(self, run: Run, resume: bool, overwrite: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
+        """The run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
+        if resume and overwrite:
+            raise UserError("resume and overwrite: one continues the old run, the other drops it; give one of them")
+        ranks = self.ranks
+        if ranks.again.restarted:  # by torchrun, after a rank had died
+            resume, overwrite = True, False
         saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
             run = self.dir.continued(run, before, self._say)
@@ -98,14 +107,18 @@ class Trainer:
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
-        self.run = run = with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size)
+        return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
+
+    def _build(self, profile: bool) -> None:
+        """The model, its optimizers and the step."""
+        run, ranks = self.run, self.ranks
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.device = torch.device(run.device)
-        self.model: Any = self.ranks.build(run, self.dataset.schema)
+        self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
-        if self.ranks.plan:
-            self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(self.ranks.plan)}")
+        if ranks.plan:
+            self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)
         for tables in self.tables:
             tables.mode = run.loop.table_mode
@@ -114,27 +127,30 @@ class Trainer:
         if run.compile:
             self.model.compile()
         self.score = scoring(self.model, run, self.dataset.schema)
-        self.profiler = Profiler(self.dir.path if profile and self.ranks.leads else None)
-        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, self.ranks)
+        self.profiler = Profiler(self.dir.path if profile and ranks.leads else None)
+        self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
+        self.saver = Saver(ranks.world)
+
+    def _read(self) -> None:
+        """The batches of training, and how many steps they make."""
+        run = self.run
         self.loader = self._reader("train", shuffle=bool(run.data.shuffle))
-        self.saver = Saver(self.ranks.world)
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
         self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
+
+    def _count(self) -> None:
+        """Where the run stands, and what it has seen: see `_STATE`."""
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
-        self.kept: int | None = saved.step if saved else None  # the step of the last checkpoint
+        self.kept: int | None = self.saved.step if self.saved else None  # the step of the last checkpoint
         self.last_evaluation: dict[str, float] = {}
-        self.progressive = [Streaming() for _ in range(WINDOWS)]
-        self.window = Streaming()  # since the last line of the run log, as is:
-        self.losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
+        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives)
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
-        self._check_monitor()
-        self.saved = saved
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -162,15 +178,19 @@ class Trainer:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
         evaluated = self.last_evaluation.get("step") == self.step
         self.log = RunLog(
-            self.dir.path if self.ranks.leads else None, tensorboard=self.run.log.tensorboard, step=self.step,
+            self.dir.path if self.ranks.leads else None,
+            tensorboard=self.run.log.tensorboard,
+            step=self.step,
             evaluated=evaluated,
-        )  # fmt: skip
+        )
         self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
-        self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
+        self.ranks.world.step = self.step
+        self.ranks.world.stage = "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
-        self.clock, self.clock_examples = time.perf_counter(), self.examples
+        self.clock = time.perf_counter()
+        self.clock_examples = self.examples
         try:
             if self.step and self._time_to_evaluate():
                 self._evaluate()  # a signal came between the step and its evaluation
@@ -233,14 +253,9 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            also = []
-            if self.run.loop.progressive and self.epoch == 0:  # after which no row is new
-                also = [self.progressive[min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))]]
-            kept = self.dataset.schema.split.negatives  # judged as if all were there, like valid
-            for share, scores_BT in zip(micro, done.scores, strict=True):
-                if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
-                    self.window.update(of_whole_log(scores_BT[:, 0], kept), *first_label(share.batch, kept), also)
-            self.losses += done.losses
+            is_new = self.run.loop.progressive and self.epoch == 0  # later rows were learnt before
+            fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
+            self.seen.take(micro, done, fifth if is_new else None)
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)
@@ -278,16 +293,13 @@ class Trainer:
     def _log(self) -> None:
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
-        self.clock, self.clock_examples = now, self.examples
+        self.clock = now
+        self.clock_examples = self.examples
         for tables in self.tables:
             tables.raise_bad_ids()
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        loss, mass = self.losses.tolist()
-        values["loss"] = loss / mass if mass else math.nan
-        window = merged(self.ranks.world, [self.window])[0].result()  # rows judged before the step that learns them
-        values |= {name: window[name] for name in ("logloss", "ne", "auc", "calibration") if window["examples"]}
-        self.window, self.losses = Streaming(), torch.zeros_like(self.losses)
+        values |= self.seen.line()
         self.log.write("train", self.step, values)
         self.listen("progress", {"step": self.step, "total": self.total_steps, **values})
 
@@ -309,7 +321,8 @@ class Trainer:
         self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", self.last_evaluation)
         self._compare(values[self.run.loop.monitor])
-        self.clock, self.clock_examples = time.perf_counter(), self.examples
+        self.clock = time.perf_counter()
+        self.clock_examples = self.examples
 
     def _diverged(self, what: str) -> UserError:
         remedy = "lower the learning rates and resume from the last checkpoint"
@@ -326,17 +339,14 @@ class Trainer:
         value = value if monitor in ("ne", "logloss") else -value
         value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
         if self.best is None or value < self.best:
-            self.best, self.best_step, self.worse = value, self.step, 0
+            self.best = value
+            self.best_step = self.step
+            self.worse = 0
             self._save(best=True)
         else:
             self.worse += 1
 
     def _results(self) -> dict[str, Any]:
-        progressive, together = merged(self.ranks.world, self.progressive), Streaming()
-        for window in progressive:
-            together.merge(window)
-        windows = [window.result() for window in progressive]
-        curve = together.reliability()
         results = {
             "run_dir": str(self.dir.path),
             "step": self.step,
@@ -347,8 +357,7 @@ class Trainer:
             "best_step": self.best_step,
             "labels": self.labels,
             "valid": self.last_evaluation,
-            "progressive": [w for w in windows if w["examples"]],
-            "calibration": {name: points.tolist() for name, points in curve._asdict().items()},
+            **self.seen.results(),
         }
         if self.ranks.leads:
             write_text(self.dir.path / "results.json", to_json(results, indent=1))
@@ -381,7 +390,6 @@ class Trainer:
     def _save(self, best: bool = False) -> None:
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
-        streams = folded(self.ranks.world, self._streams())
         state = {name: getattr(self, name) for name in _STATE} | {
             "loader": self.feed.state_dict(),
             "data": self.dataset.fingerprint,
@@ -394,45 +402,42 @@ class Trainer:
                 for name, value in values.items()
                 if value is not None
             },
-            "random": {"cpu": torch.get_rng_state()}
-            | ({"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}),
-            "progressive": {f"{i}.{k}": v for i, of_one in enumerate(streams) for k, v in of_one.items()}
-            | {"losses": self.losses},
+            "random": random_state(self.device),
+            "progressive": self.seen.state(),
         }
         chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
-        is_new, self.kept = self.kept != self.step, self.step  # asked of memory: ranks may see the folder differently
-        background, step, world = self.run.checkpoint.background, self.step, self.ranks.world
+        is_new = self.kept != self.step
+        self.kept = self.step  # asked of memory: ranks may see the folder differently
+        background = self.run.checkpoint.background
+        step = self.step
+        world = self.ranks.world
         if background and is_new:
             chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
 
         def work(all_written: Callable[[], None]) -> None:
             if is_new:
+                team = checkpoint.Team(rank=world.rank, ranks=world.size, all_written=all_written)
                 checkpoint.save(
-                    self.dir.checkpoints, step, identity=self.identity, state=state, parts=parts, chunks=chunks,
-                    keep=self.run.checkpoint.keep, rank=world.rank, ranks=world.size, all_written=all_written,
-                )  # fmt: skip
+                    self.dir.checkpoints,
+                    step,
+                    identity=self.identity,
+                    state=state,
+                    parts=parts,
+                    chunks=chunks,
+                    keep=self.run.checkpoint.keep,
+                    team=team,
+                )
             if best and self.ranks.leads:
                 checkpoint.mark_best(self.dir.checkpoints, step)
 
         self.saver.save(work, background)
 
-    def _streams(self) -> list[Streaming]:
-        return [*self.progressive, self.window]
-
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)
         load_optimizer(self.optimizer, saved)
-        random = saved.part("random")
-        torch.set_rng_state(random["cpu"])
-        if "cuda" in random and self.device.type == "cuda":
-            torch.cuda.set_rng_state(random["cuda"], self.device)
-        progressive = saved.part("progressive")
-        self.losses = progressive.pop("losses")
-        for i, window in enumerate(self._streams()):
-            prefix = f"{i}."
-            state = {k[len(prefix) :]: v for k, v in progressive.items() if k.startswith(prefix)}
-            window.load_state_dict(state, self.ranks.world.rank, self.ranks.world.size)
+        set_random_state(saved.part("random"), self.device)
+        self.seen.load(saved)
         for name in _STATE:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])

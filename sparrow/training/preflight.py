@@ -111,7 +111,9 @@ def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
     held = [0] * grid.size
     plan = sharding.plan(run.sharding.plan, components, grid)
     for component, size in zip(components, sizes, strict=True):
-        name, rows, dim = component.name, component.rows, component.dim
+        name = component.name
+        rows = component.rows
+        dim = component.dim
         for shard in plan[name].shards(name, rows, dim):
             numbers = (shard.rows[1] - shard.rows[0]) * (shard.columns[1] - shard.columns[0])
             held[shard.rank] += size * numbers // (rows * dim)
@@ -129,9 +131,14 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     if _fits(needs, run, per_host):
         return needs
     host, free = needs.bytes_host, _free_host(needs, per_host)
-    short, place, parts = host > free, "memory", needs.host
+    short = host > free
+    place = "memory"
+    parts = needs.host
     if not short:
-        host, free, place, parts = needs.bytes_device, _free_device(run), f"memory of {run.device}", needs.device
+        host = needs.bytes_device
+        free = _free_device(run)
+        place = f"memory of {run.device}"
+        parts = needs.device
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
     remedy = _remedy(run, needs, dataset, ranks, per_host)
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")

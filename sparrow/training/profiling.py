@@ -36,7 +36,8 @@ class Profiler:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._directory, self._seen = directory, 0
+        self._directory = directory
+        self._seen = 0
         self._profile: Any = None
 
     def part(self, name: str) -> AbstractContextManager[object]:
@@ -57,7 +58,8 @@ class Profiler:
         """Write what was recorded, if anything was and it has not been written."""
         if self._profile is None:
             return
-        recorded, self._profile = self._profile, None
+        recorded = self._profile
+        self._profile = None
         recorded.__exit__(None, None, None)
         assert self._directory is not None
         steps = min(self._seen - WARM_STEPS, STEPS)

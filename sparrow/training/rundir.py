@@ -14,7 +14,7 @@ from typing import Any
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.core.config import flatten, to_dict
+from sparrow.core.config import differences, flatten, to_dict
 from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
@@ -30,7 +30,8 @@ class RunDir:
     """Where everything about a run is written."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.checkpoints = path, path / "checkpoints"
+        self.path = path
+        self.checkpoints = path / "checkpoints"
 
     def find(
         self, world: World, resume: bool, overwrite: bool, identity: Mapping[str, Any], dataset: Dataset
@@ -134,10 +135,8 @@ class RunDir:
             shares = {name.removeprefix("data.id_dropout."): share for name, share in dropped.items()}
             data = dataclasses.replace(data, id_dropout=shares)
         run = dataclasses.replace(run, threads=run.threads or old["threads"], loop=loop, data=data)
-        new = flatten(to_dict(run))
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                say(f"resumed with {name} = {new.get(name)}, it was {old.get(name)}")
+        for name, now, then in differences(to_dict(run), old):
+            say(f"resumed with {name} = {now}, it was {then}")
         return run
 
     def begin(self, dataset: Dataset) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from sparrow.distributed import World
 
@@ -25,7 +28,8 @@ class Saver:
             work(partial(self._world.barrier, "checkpoint"))
             self._world.barrier("checkpoint")  # it has its name
             return
-        self._written, self._everyone = threading.Event(), threading.Event()
+        self._written = threading.Event()
+        self._everyone = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="checkpoint")
         self._thread.start()
 
@@ -49,7 +53,9 @@ class Saver:
             self._world.barrier("checkpoint")
             self._everyone.set()
         self._thread.join()
-        self._thread, error, self._error = None, self._error, None
+        self._thread = None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
         self._world.barrier("checkpoint")
@@ -65,3 +71,16 @@ class Saver:
     def _ready(self) -> None:
         self._written.set()
         self._everyone.wait()
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of torch's random numbers, of the host and of a GPU."""
+    gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **gpu}
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Continue from what `random_state` gave."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -48,9 +48,14 @@ class Step:
         profiler: Profiler,
         ranks: Ranks,
     ) -> None:
-        self.learn, self.ranks = ranks.learner(model, run), ranks
-        self.tables, self.optimizer, self.part = tables, optimizer, profiler.part
-        self.loop, self.precision, self.device = run.loop, run.precision, torch.device(run.device)
+        self.learn = ranks.learner(model, run)
+        self.ranks = ranks
+        self.tables = tables
+        self.optimizer = optimizer
+        self.part = profiler.part
+        self.loop = run.loop
+        self.precision = run.precision
+        self.device = torch.device(run.device)
         self.dense = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(
@@ -66,7 +71,9 @@ class Step:
         """
         own_masses = [share.batch.mass for share in micro]  # before any forward: a device may have to be asked
         total = sum(share.mass for share in micro) or 1.0  # weights may all be 0
-        scores, losses, spoilt = [], [], []
+        scores = []
+        losses = []
+        spoilt = []
         for share, own in zip(micro, own_masses, strict=True):
             is_last = share is micro[-1]
             if is_last:

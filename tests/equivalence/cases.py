@@ -434,8 +434,8 @@ def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
     sharded.update()
     chunks = list(sharded.chunks())
     checkpoint.save(
-        Path(directory), 1, identity={}, state={}, parts={"dense": {}}, chunks=chunks, rank=world.rank,
-        ranks=world.size, all_written=lambda: world.barrier("checkpoint"),
+        Path(directory), 1, identity={}, state={}, parts={"dense": {}}, chunks=chunks,
+        team=checkpoint.Team(rank=world.rank, ranks=world.size, all_written=lambda: world.barrier("checkpoint")),
     )  # fmt: skip
     world.barrier("checkpoint")
     return plain(chunks)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features.encodings import BEFORE, FIRST, UNKNOWN, Counts, _files
+from sparrow.features.encodings import BEFORE, FIRST, UNKNOWN, Counts, _counts, _files
 from sparrow.features.encodings.range import Range
 from sparrow.features.encodings.vocabulary import EMPTY, Vocabulary
 from sparrow.features.hashing import hash_ids
@@ -63,7 +63,7 @@ def test_a_vocabulary_numbers_ids_by_count_and_knows_since_when(
     since = known(batches, min_count - 1, {})
     want = sorted((h for h in by_hash if by_hash[h] in since), key=lambda h: (-seen[by_hash[h]], h))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "MERGED", 8)
+        patch.setattr(_counts, "MERGED", 8)
         counts = counted(tmp_path_factory.mktemp("counts"), batches, min_count - 1, memory)
         made, since_2R, distinct = EMPTY.grown(counts)
         rare = {by_hash[h]: n for hs, ns in made.rare() for h, n in zip(hs.tolist(), ns.tolist(), strict=True)}

@@ -56,9 +56,15 @@ class Dataset:
         return Transforms.load(self.path)
 
     def loader(
-        self, batch_size: int, split: str = "train", shuffle: bool = False, seed: int = 0,
-        dedup: Literal["auto", "on", "off"] = "auto", rank: int = 0, ranks: int = 1,
-    ) -> Loader:  # fmt: skip
+        self,
+        batch_size: int,
+        split: str = "train",
+        shuffle: bool = False,
+        seed: int = 0,
+        dedup: Literal["auto", "on", "off"] = "auto",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Loader:
         """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1.
 
         dedup: whether batches have equal rows of groups once, with an inverse index; auto where it `pays`. rank, ranks:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from sparrow.core import Batch, UserError
 from sparrow.core.ahead import ahead
+from sparrow.core.arrays import Bools
 from sparrow.data.batches.parts import File, opened, read_groups, request
 from sparrow.features.rows import Int64s, Rows, joined
 from sparrow.features.runs import begins
@@ -72,9 +72,14 @@ class Loader:
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
-        self.schema, self.batch_size = schema, batch_size
-        self._folder, self._shuffle, self._seed = folder, shuffle, seed % (1 << 64)  # numpy takes no negative seed
-        self._unique, self._rank, self._ranks = unique, rank, ranks
+        self.schema = schema
+        self.batch_size = batch_size
+        self._folder = folder
+        self._shuffle = shuffle
+        self._seed = seed % (1 << 64)  # numpy takes no negative seed
+        self._unique = unique
+        self._rank = rank
+        self._ranks = ranks
         with opened(folder, schema) as parquet:
             meta = parquet[None].parquet.metadata
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
@@ -100,7 +105,8 @@ class Loader:
             for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
                 self._next += 1
                 yield share
-        self._epoch, self._next = self._epoch + 1, 0
+        self._epoch = self._epoch + 1
+        self._next = 0
 
     def bytes_ahead(self) -> int:
         """About the memory that an iteration takes: what it reads of two windows, as Parquet counts it, and a group."""
@@ -129,7 +135,8 @@ class Loader:
                 f"batch_size: {self.batch_size} over {self._batches} batches cannot take up {dict(state)}; "
                 "keep the data and the batch size of the run"
             )
-        self._epoch, self._next = state["epoch"], state["batch"]
+        self._epoch = state["epoch"]
+        self._next = state["batch"]
 
     def _window_groups(self) -> int:
         """Row groups of a window; fewer where they are larger than `prepare` makes them now."""
@@ -138,7 +145,9 @@ class Loader:
 
     def _windows(self) -> Iterator[tuple[Rows, list[_Piece]]]:
         """The epoch's rows from the next batch on, a window at a time. Windows before are not read."""
-        order, size, low = np.arange(len(self._group_rows)), self._window_groups(), 0
+        order = np.arange(len(self._group_rows))
+        size = self._window_groups()
+        low = 0
         if self._shuffle:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(order)
         with opened(self._folder, self.schema) as parquet:
@@ -192,7 +201,7 @@ class Loader:
             found.append(_Piece(i > 0, of_piece, samples, mass))
         return found
 
-    def _mine(self, places: Int64s, begin_N: npt.NDArray[np.bool_] | None) -> Int64s:
+    def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
         """This rank's stretch of a window's rows of a batch, whose ends move to the beginning of their request."""
         ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
         if begin_N is not None:
@@ -203,7 +212,7 @@ class Loader:
 
     def _order(
         self, count: int, lead: Rows, random: np.random.Generator | None
-    ) -> tuple[Int64s, npt.NDArray[np.bool_] | None, Int64s | None]:
+    ) -> tuple[Int64s, Bools | None, Int64s | None]:
         """The places of a window's rows in this epoch's order; which rows begin a request in the file; and where in
         that order a batch may begin.
         """

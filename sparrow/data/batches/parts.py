@@ -14,11 +14,11 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.runs import RUN, begins, bits
 from sparrow.features.schema import Schema
@@ -75,12 +75,14 @@ class PartWriter:
 
     def __init__(self, folder: Path, schema: Schema) -> None:
         folder.mkdir()
-        self._folder, self._groups = folder, {group: columns_of(schema, group) for group in schema.groups}
+        self._folder = folder
+        self._groups = {group: columns_of(schema, group) for group in schema.groups}
         self._request = request(schema) if schema.cluster else []
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._held: list[pa.Table] = []
         self._rows = self._bytes = 0
-        self.runs, self.saved = dict.fromkeys(schema.groups, 0), dict.fromkeys(schema.groups, 0)
+        self.runs = dict.fromkeys(schema.groups, 0)
+        self.saved = dict.fromkeys(schema.groups, 0)
 
     def add(self, table: pa.Table) -> None:
         """Take in rows; the first call fixes the columns, also when it brings none."""
@@ -90,13 +92,16 @@ class PartWriter:
                     self._folder / name, part.schema, compression="lz4", write_page_checksum=True, use_dictionary=False
                 )
         self._held.append(table)
-        self._rows, self._bytes = self._rows + table.num_rows, self._bytes + int(_sizes(table).sum())
+        self._rows = self._rows + table.num_rows
+        self._bytes = self._bytes + int(_sizes(table).sum())
         if self._rows > GROUP_ROWS or self._bytes > GROUP_BYTES:
             self._write(all_of_it=False)
 
     def _write(self, *, all_of_it: bool) -> None:
         table = pa.concat_tables(self._held).combine_chunks()
-        ends, at, total = np.cumsum(_sizes(table)), 0, table.num_rows
+        ends = np.cumsum(_sizes(table))
+        at = 0
+        total = table.num_rows
         while at < total:
             before = ends[at - 1] if at else 0
             fit = max(int(np.searchsorted(ends, before + GROUP_BYTES, "right")) - at, 1)
@@ -110,7 +115,8 @@ class PartWriter:
             for name, part in self._parts(table.slice(at, rows)).items():
                 self._writers[name].write_table(part, row_group_size=GROUP_ROWS)
             at += rows
-        self._held, self._rows = [table.slice(at)], total - at
+        self._held = [table.slice(at)]
+        self._rows = total - at
         self._bytes = int(ends[-1] - (ends[at - 1] if at else 0)) if total else 0
 
     def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
@@ -137,7 +143,7 @@ class PartWriter:
                 writer.close()
 
 
-def _sizes(table: pa.Table) -> npt.NDArray[np.int64]:
+def _sizes(table: pa.Table) -> Int64s:
     """Bytes [N] of each row as numbers."""
     sizes_N = np.zeros(table.num_rows, np.int64)
     for column in table.columns:

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from sparrow.core.arrays import Bools
 from sparrow.core.errors import UserError
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.parts import opened, read_groups
 from sparrow.features.runs import begins, bits
 from sparrow.features.transforms import weights_of
 
-Bools = npt.NDArray[np.bool_]
 PROPOSED = 1.5  # rows for a run of equal ones, from which on a group is worth a line in a schema (RecD)
 TOGETHER = 1.25  # a feature joins a group when that makes at most so many more runs of either
 
@@ -62,11 +61,13 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
     paying = [(group, int(n)) for group, n in zip(groups, group_runs, strict=True) if rows >= PROPOSED * n]
     named = {f"g{i + 1}": tuple(features[f] for f in sorted(group)) for i, (group, _) in enumerate(paying)}
     return Repeats(
-        rows=rows, sessions=sessions, groups=named,
+        rows=rows,
+        sessions=sessions,
+        groups=named,
         runs=dict(zip(features, np.diag(runs_FF).tolist(), strict=True)),
         equal={name: int(same_FF[f, f]) / max(rows - sessions, 1) for f, name in enumerate(features)},
         group_runs={name: n for name, (_, n) in zip(named, paying, strict=True)},
-    )  # fmt: skip
+    )
 
 
 def _equal(dataset: Dataset, split: str, features: Sequence[str]) -> Iterator[tuple[Bools, Bools]]:

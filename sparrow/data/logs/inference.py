@@ -353,7 +353,9 @@ def _share_tables(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
     """Give a list the table of the column whose ids it repeats: by its values or, where some are shared, its name."""
     singles = [name for name, c in columns.items() if c.kind == "categorical"]
     for name in [n for n, c in columns.items() if c.kind == "list"]:
-        ids, best, best_score = seen[name].distinct, None, 0.0
+        ids = seen[name].distinct
+        best = None
+        best_score = 0.0
         for other in singles:
             theirs = seen[other].distinct
             if not len(ids) or (seen[name].spelled is None and is_text(ids.type) != is_text(theirs.type)):

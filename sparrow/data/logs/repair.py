@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Bools
 from sparrow.features.ids import is_text
 from sparrow.features.numeric import misfits
 
@@ -27,7 +27,8 @@ class Tally:
     def add(self, count: int, row: int, text: str) -> None:
         """Count some more; the first ones' place is kept."""
         if not self.count:
-            self.row, self.text = row, shorten(text)
+            self.row = row
+            self.text = shorten(text)
         self.count += count
 
 
@@ -74,7 +75,7 @@ def repaired(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> tuple[pa.R
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names), bad
 
 
-def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Bools]:
     """A text or binary array [N] as `kind`, with what does not convert missing, and bool [N], where that happened."""
     encoded = column.dictionary_encode()  # each distinct value is looked at once
     values, bad_U = _cast(encoded.dictionary, pa.string())
@@ -91,7 +92,7 @@ def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArra
     return values.take(encoded.indices), where[indices]
 
 
-def _cast(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+def _cast(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Bools]:
     bad_U = np.zeros(len(values), bool)
     bad_U[misfits(values, kind)] = True
     return pc.if_else(pa.array(bad_U), None, values).cast(kind) if bad_U.any() else values.cast(kind), bad_U

@@ -33,9 +33,17 @@ _FADE = 1.2  # with drift 1 popularity correlates exp(-_FADE^2 / 2) = 0.49 betwe
 _SPREAD = 1.65  # standard deviation of the logit: the AUC of the truth is then 0.80 to 0.85
 _SHARES = {"taste": 0.15, "quality": 0.2, "history": 0.15, "context": 0.25, "numeric": 0.2, "pair": 0.05}
 _LOW = {
-    "rows": 1, "users": 1, "items": 1, "days": 1, "session_rows": 1,
-    "numeric": 0, "categorical": 0, "zipf": 0, "drift": 0, "history": 0,
-}  # fmt: skip
+    "rows": 1,
+    "users": 1,
+    "items": 1,
+    "days": 1,
+    "session_rows": 1,
+    "numeric": 0,
+    "categorical": 0,
+    "zipf": 0,
+    "drift": 0,
+    "history": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +95,20 @@ def generate(
     Raises UserError for a number out of range, another suffix, or an `out` that exists, unless overwrite.
     """
     config = _Config(
-        rows=rows, seed=seed, numeric=numeric, categorical=categorical, users=users, items=items, zipf=zipf,
-        click_rate=click_rate, missing=missing, days=days, drift=drift, session_rows=session_rows, history=history,
-    )  # fmt: skip
+        rows=rows,
+        seed=seed,
+        numeric=numeric,
+        categorical=categorical,
+        users=users,
+        items=items,
+        zipf=zipf,
+        click_rate=click_rate,
+        missing=missing,
+        days=days,
+        drift=drift,
+        session_rows=session_rows,
+        history=history,
+    )
     out = Path(out)
     _check_out(out, overwrite)
     lists = out.suffix == ".parquet"
@@ -141,7 +160,8 @@ class _Streams:
     """
 
     def __init__(self, seed: int, part: str) -> None:
-        self._seed, self._part = seed % (1 << 64), part  # numpy takes no negative seed
+        self._seed = seed % (1 << 64)
+        self._part = part  # numpy takes no negative seed
         self._open: dict[str, np.random.Generator] = {}
 
     def _stream(self, name: str) -> np.random.Generator:
@@ -209,9 +229,11 @@ class _World:
     """Users, items and the law of clicks."""
 
     def __init__(self, config: _Config, *, lists: bool) -> None:
-        self.config, self.lists = config, lists
+        self.config = config
+        self.lists = lists
         random = _Streams(config.seed, "world")
-        self._users, self._items = _Zipf(config.users, config.zipf), _Zipf(config.items, config.zipf)
+        self._users = _Zipf(config.users, config.zipf)
+        self._items = _Zipf(config.items, config.zipf)
         self._user_of_rank = np.argsort(random.uniform("user order", config.users))
         step, first = random.uniform("tag step", config.items), random.uniform("tag first", config.items)
         steps = (np.arange(_TAGS_PER_ITEM) * (1 + step * (_TAGS - 1)).astype(np.int64)[:, None]).astype(np.int64)
@@ -245,7 +267,9 @@ class _World:
         config, rows_S = self.config, sessions.rows_S[low:high]
         time_S, user_S = sessions.time_S[low:high], sessions.user_S[low:high]
         local_B = np.repeat(np.arange(high - low), rows_S)
-        user_B, time_B, size = user_S[local_B], time_S[local_B], len(local_B)
+        user_B = user_S[local_B]
+        time_B = time_S[local_B]
+        size = len(local_B)
         item_B = self._shown(self._items.ranks(random.uniform("item", size)), time_B)
         liked_SH, liked_lengths_S = self._liked(random, user_S, time_S)
         categories = [zipf.ranks(random.uniform(f"cat {i}", size)) for i, zipf in enumerate(self._choices)]
@@ -298,7 +322,8 @@ class _Law:
         sessions = world.sessions(random, _PILOT_ROWS)
         terms = world.block(random, sessions, 0, len(sessions.rows_S)).terms
         self._scales = {name: (float(x.mean()), float(x.std()) or 1.0) for name, x in terms.items()}
-        self._spread, self._bias = 1.0, 0.0
+        self._spread = 1.0
+        self._bias = 0.0
         self._spread = _SPREAD / (float(self._logits(terms).std()) or 1.0)
         low, high = -50.0, 50.0
         for _ in range(60):
@@ -321,7 +346,8 @@ class _Log:
     """A world's log as a stream of Arrow tables; keeps 20 bytes a row to tell the truth about it in the end."""
 
     def __init__(self, world: _World, *, with_truth: bool) -> None:
-        self._world, self._with_truth = world, with_truth
+        self._world = world
+        self._with_truth = with_truth
         self._random = _Streams(world.config.seed, "log")
         self.sessions = world.sessions(self._random, world.config.rows)
         self._law = _Law(world)
@@ -365,7 +391,9 @@ class _Log:
 
     def truth(self) -> dict[str, dict[str, float]]:
         """What the true probabilities score on all rows and on the last in time, once the tables have been read."""
-        p_N, label_N, rows_S = np.concatenate(self._p_N), np.concatenate(self._label_N), self.sessions.rows_S
+        p_N = np.concatenate(self._p_N)
+        label_N = np.concatenate(self._label_N)
+        rows_S = self.sessions.rows_S
         session_N = np.repeat(np.arange(len(rows_S)), rows_S)
         ts_S, rows = self._ts_S, len(p_N)
         found = {}

@@ -124,7 +124,9 @@ def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
     They differ only after blank lines and quoted line breaks; a file without them is not read again.
     """
     stream = _Stream(file, replace(source, bad_rows="repair"))
-    last, row, lines = max(rows), 0, {}
+    last = max(rows)
+    row = 0
+    lines = {}
     text = io.TextIOWrapper(io.BufferedReader(stream), "utf-8", errors="replace", newline="")
     reader = csv.reader(text, delimiter=_delimiter(source), quoting=_quoting(source))
     before = 0
@@ -146,11 +148,18 @@ class _Stream(io.RawIOBase):
     """
 
     def __init__(self, file: File, source: Source, most_bytes: int | None = None) -> None:
-        self._file, self._source, self._left, self._raw = file, source, most_bytes, file.stream()
+        self._file = file
+        self._source = source
+        self._left = most_bytes
+        self._raw = file.stream()
         errors = "surrogateescape" if source.bad_rows == "repair" else "strict"
         self._decoder = codecs.getincrementaldecoder(source.encoding)(errors)
-        self._mark, self._tail, self._rest, self._over = "", b"\n", b"", False
-        self.lines, self.plain = 0, True
+        self._mark = ""
+        self._tail = b"\n"
+        self._rest = b""
+        self._over = False
+        self.lines = 0
+        self.plain = True
 
     def end(self, columns: int) -> str:
         """Ask for a mark that no row of so many columns can be."""
@@ -170,7 +179,8 @@ class _Stream(io.RawIOBase):
         while (size < 0 or len(self._rest) < size) and not self._over:
             self._rest += self._next(max(size - len(self._rest), 1 << 16))
         size = len(self._rest) if size < 0 else size
-        block, self._rest = self._rest[:size], self._rest[size:]
+        block = self._rest[:size]
+        self._rest = self._rest[size:]
         return block
 
     def _next(self, size: int) -> bytes:

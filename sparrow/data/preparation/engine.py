@@ -60,7 +60,11 @@ class Local:
     """This machine: rows are read once and put aside as numbers; what memory does not hold is in `work`."""
 
     def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, pool: Executor) -> None:
-        self._schema, self._logs, self._work, self._pool, self._told = schema, logs, work, pool, told
+        self._schema = schema
+        self._logs = logs
+        self._work = work
+        self._pool = pool
+        self._told = told
         self.ends: list[int] = []
         self.clipped = Clipped()
         self._in_order = True
@@ -83,7 +87,9 @@ class Local:
 
     def _read_as(self, integers: frozenset[str]) -> None:
         schema, time = self._schema, self._schema.role("time")
-        self.ends, self._in_order, last = [], True, np.iinfo(np.int64).min
+        self.ends = []
+        self._in_order = True
+        last = np.iinfo(np.int64).min
         for log in self._logs:
             for raw in ahead(raw_batches(schema, log, integers)):
                 rows = self._spool.rows
@@ -123,7 +129,9 @@ class Local:
 
     def _parted(self, fitted: Fitted, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
         """(part, its transformed rows), in the log's order."""
-        row0, clock, schema = 0, Clock(self._schema), fitted.transforms.schema
+        row0 = 0
+        clock = Clock(self._schema)
+        schema = fitted.transforms.schema
         for batch in self._spool:
             table = fitted.transforms.encoded(batch, self._pool, row0, self.clipped)
             parts_N = cutter.parts(batch, row0)

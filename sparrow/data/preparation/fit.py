@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Bools, Float64s, Int64s
 from sparrow.core.errors import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.preparation.moments import order_of
@@ -27,9 +27,6 @@ from sparrow.features.transforms import Transforms
 LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
 
 COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, in all tables together
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
     return first(schema.split.valid + schema.split.test), first(schema.split.test)
 
 
-def _uniform(seed: int, keys_N: Int64s) -> npt.NDArray[np.float64]:
+def _uniform(seed: int, keys_N: Int64s) -> Float64s:
     """A number in [0, 1) for each row or group, drawn from the seed."""
     start = mix(np.array([seed % (1 << 64)], np.uint64))
     return mix(start ^ keys_N.astype(np.uint64)) / 2.0**64
@@ -97,11 +94,15 @@ class _Ids:
         is_counted = table.kind is None or kind_of(table).is_numbered
         needed = (table.min_count or MIN_COUNT) - 1 if is_counted else 0
         self.counts = Counts(path, needed, memory)
-        self.low, self.high, self.hashed = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), False
+        self.low = int(np.iinfo(np.int64).max)
+        self.high = int(np.iinfo(np.int64).min)
+        self.hashed = False
 
     def widen(self, low: int, high: int, hashed: bool) -> None:
         """There were integers of low..high, and perhaps others than integers."""
-        self.low, self.high, self.hashed = min(self.low, low), max(self.high, high), self.hashed or hashed
+        self.low = min(self.low, low)
+        self.high = max(self.high, high)
+        self.hashed = self.hashed or hashed
 
     def add(self, coded: pa.DictionaryArray, ordinal_M: Int64s, moments_2O: Int64s) -> None:
         """Take in coded ids [M]. ordinal_M: the places of their moments, -1 for rows that are not for training."""
@@ -146,9 +147,12 @@ class Fitter:
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
-        self.given, self.grow, self._map = given, grow, pool.map if pool else map
+        self.given = given
+        self.grow = grow
+        self._map = pool.map if pool else map
         schema = given.schema
-        self.rows, self.left_out = np.zeros(3, np.int64), 0
+        self.rows = np.zeros(3, np.int64)
+        self.left_out = 0
         self.positives = np.zeros((3, len(schema.labels)), np.int64)
         # of training: the weights of rows, and of those where a label is one
         self._weights = {name: Statistics() for name in ("", *schema.labels)} if schema.role("weight") else {}
@@ -195,7 +199,8 @@ class Fitter:
     def absorb(self, kind: str, name: str, a: Int64s, b: Int64s) -> None:
         """Take in an item of the `state` of a fitter of other rows; the order of items does not matter."""
         if kind == "rows":
-            self.rows, self.left_out = self.rows + a[:-1], self.left_out + int(a[-1])
+            self.rows = self.rows + a[:-1]
+            self.left_out = self.left_out + int(a[-1])
             self.positives = self.positives + b.reshape(self.positives.shape)
         elif kind in ("statistics", "weights"):
             found = self._statistics if kind == "statistics" else self._weights
@@ -268,7 +273,9 @@ class Fitter:
         return self._ids[name].fitted(name, self.given.schema.encodings[name], self.given.vocabularies.get(name))
 
     def _check_labels(self) -> None:
-        rows, total, split = int(self.rows[0]), int(self.rows.sum()), self.given.schema.split
+        rows = int(self.rows[0])
+        total = int(self.rows.sum())
+        split = self.given.schema.split
         if not rows:
             takes = f"valid takes {split.valid} and test {split.test} by {split.by}; lower them"
             if split.by == "file":
@@ -309,7 +316,9 @@ class Fitter:
             return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles))
         if name not in self._statistics:
             return column
-        moments, mean, std = self._statistics[name], column.mean, column.std
+        moments = self._statistics[name]
+        mean = column.mean
+        std = column.std
         if column.transform == "none":
             return column
         if column.low is None and column.high is None and numbers:

@@ -139,14 +139,18 @@ class _Job:
         fitted.transforms.save(new)
         _write_manifest(new, schema, fitter, self.writers, unknown, engine.clipped)
         return Prepared(
-            out=new, schema=schema, left_out=fitter.left_out,
+            out=new,
+            schema=schema,
+            left_out=fitter.left_out,
             rows={part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
             label_means=_means(fitter, float("nan")),
             notes=(
-                *engine.notes(), *_notes(schema, fitter, unknown), *engine.clipped.notes(schema),
+                *engine.notes(),
+                *_notes(schema, fitter, unknown),
+                *engine.clipped.notes(schema),
                 *self._group_notes(int(fitter.rows[0])),
             ),
-        )  # fmt: skip
+        )
 
     def _engine(self) -> Engine:
         if self.ray is None:
@@ -169,7 +173,9 @@ class _Job:
     def _write(self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int) -> Unknown:
         """The parts' files; returns how many ids are unknown."""
         numbered = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
-        unknown, rows, whole = {part: dict.fromkeys(numbered, (0, 0)) for part in PARTS}, 0, False
+        unknown = {part: dict.fromkeys(numbered, (0, 0)) for part in PARTS}
+        rows = 0
+        whole = False
         self.writers = [PartWriter(new / part, schema) for part in PARTS]
         try:
             for part, table in ordered:

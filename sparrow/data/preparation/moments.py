@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Bools, Int64s
 from sparrow.features.encodings import UNKNOWN
 from sparrow.features.schema import Schema
 
 MOST = 1000  # rows of a request: more rows of one time are cut, as a log may tell days only
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,10 @@ class Clock:
     """
 
     def __init__(self, schema: Schema, last: Request | None = None) -> None:
-        self.time, named = schema.role("time"), [schema.role(kind) for kind in ("group", "session")]
-        self.names, self.last = [name for name in named if name], last or Request()
+        self.time = schema.role("time")
+        named = [schema.role(kind) for kind in ("group", "session")]
+        self.names = [name for name in named if name]
+        self.last = last or Request()
         self.first: Request | None = None
 
     def moments(self, batch: pa.RecordBatch, row0: int) -> Int64s:

@@ -20,9 +20,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.parts import PARTS
@@ -49,7 +49,6 @@ try:
 except ImportError as error:
     raise UserError(f"ray: {error}; pip install 'sparrow-rec[ray]'") from None
 
-Int64s = npt.NDArray[np.int64]
 Message = tuple[str, str, Int64s, Int64s]
 Work = Callable[[], Iterator[pa.RecordBatch]]
 
@@ -96,7 +95,10 @@ class OnRay:
     def __init__(self, schema: Schema, logs: Sequence[Log], work: Path, told: Progress, *, address: str) -> None:
         if any(log.beginning is not None and not log.files for log in logs):
             raise UserError("ray: a table in memory is on one machine; write it to files, or leave ray out")
-        self._schema, self._logs, self._work, self._told = schema, logs, work.resolve(), told  # workers run elsewhere
+        self._schema = schema
+        self._logs = logs
+        self._work = work.resolve()
+        self._told = told  # workers run elsewhere
         self._integers = whole_numbers(schema, logs[0])
         self._pieces: list[_Piece] = []
         for log in logs:
@@ -273,7 +275,8 @@ def _messages(tasks: Sequence[Work]) -> Iterator[Message]:
 
 class _Task(DataSourceTask):
     def __init__(self, work: Work, columns: pa.Schema) -> None:
-        self._work, self._columns = work, columns
+        self._work = work
+        self._columns = columns
 
     @property
     def schema(self) -> daft.Schema:
@@ -287,7 +290,8 @@ class _Task(DataSourceTask):
 
 class _Source(DataSource):
     def __init__(self, tasks: Sequence[Work], columns: pa.Schema) -> None:
-        self._tasks, self._columns = tasks, columns
+        self._tasks = tasks
+        self._columns = columns
 
     @property
     def name(self) -> str:

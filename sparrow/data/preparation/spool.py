@@ -18,14 +18,16 @@ class Spool:
     """
 
     def __init__(self, path: Path, memory: int) -> None:
-        self._path, self._left = path, memory
+        self._path = path
+        self._left = memory
         self._held: list[pa.RecordBatch] = []
         self._writer: pa.RecordBatchStreamWriter | None = None
         self.rows = self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Put a batch behind the others."""
-        self.rows, self.bytes = self.rows + batch.num_rows, self.bytes + batch.nbytes
+        self.rows = self.rows + batch.num_rows
+        self.bytes = self.bytes + batch.nbytes
         if self._writer is None:
             self._held.append(_own(batch))
             self._left -= batch.nbytes

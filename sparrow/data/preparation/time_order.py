@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Int64s
 from sparrow.data.preparation.spool import Spool
 from sparrow.features.quantile import Ordered
 
 RANGE_BYTES = 1 << 25  # of rows that are sorted at a time
 MOST_RANGES = 256  # files that are open at a time; of a log of more than 8 GiB as numbers, ranges are larger
-
-Int64s = npt.NDArray[np.int64]
 
 
 def in_time_order(

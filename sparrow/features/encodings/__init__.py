@@ -10,15 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._counts import BEFORE, FIRST, MIN_COUNT, MISSING, UNKNOWN, Counts
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.schema import KINDS, Encoding
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Known(Protocol):
@@ -95,5 +92,15 @@ def named(kind: str) -> Kind:
 
 
 __all__ = [
-    "BEFORE", "FIRST", "MIN_COUNT", "MISSING", "UNKNOWN", "Counts", "Kind", "Known", "SeenIds", "kind_of", "named",
-]  # fmt: skip
+    "BEFORE",
+    "FIRST",
+    "MIN_COUNT",
+    "MISSING",
+    "UNKNOWN",
+    "Counts",
+    "Kind",
+    "Known",
+    "SeenIds",
+    "kind_of",
+    "named",
+]

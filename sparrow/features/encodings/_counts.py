@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from sparrow.core.arrays import Bools, Int64s
 
-MISSING, UNKNOWN, FIRST = 0, 1, 2  # the row of a missing id, that of any unknown one, and that of the first known one
+MISSING = 0
+UNKNOWN = 1
+FIRST = 2  # the row of a missing id, that of any unknown one, and that of the first known one
 MIN_COUNT = 2  # by default
 BEFORE = int(np.iinfo(np.int64).min)  # a moment before all of a log: of what earlier logs held
 MERGED = 1 << 18  # entries that are merged at a time
@@ -48,7 +48,9 @@ class Counts:
     """
 
     def __init__(self, path: Path, needed: int = MIN_COUNT - 1, memory: int = MERGED) -> None:
-        self._path, self.needed, self._memory = path, needed, memory
+        self._path = path
+        self.needed = needed
+        self._memory = memory
         self._new: list[Int64s] = []
         self._held = self._base = 0
         self._runs: list[int] = []
@@ -65,7 +67,9 @@ class Counts:
             with self._path.open("ab") as file:
                 self._new[0].tofile(file)
             self._runs.append(self._held)
-            self._new, self._held, self._base = [], 0, 0
+            self._new = []
+            self._held = 0
+            self._base = 0
 
     def remember(self, hashes_U: Int64s, counts_U: Int64s) -> None:
         """Take in how often ids occurred in earlier logs."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparrow.core.arrays import Array, Int64s
 from sparrow.core.errors import UserError
 
-Int64s = npt.NDArray[np.int64]
 GROUP = 1 << 24  # rows of a row group in a file
 
 
-def write(path: Path, names: tuple[str, ...], pieces: Iterable[npt.NDArray[Any]], known: int) -> None:
+def write(path: Path, names: tuple[str, ...], pieces: Iterable[Array], known: int) -> None:
     """Pieces [columns, N] as Parquet in row groups of GROUP rows, and how many of them the `known` first rows take."""
     columns = pa.schema([(name, pa.int64()) for name in names], {"known": str(-(-known // GROUP))})
     # Of a range's counts nearly all are alike: a dictionary makes next to nothing of them.

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Kind:

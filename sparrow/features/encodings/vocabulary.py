@@ -10,16 +10,15 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._counts import BEFORE, FIRST, MISSING, UNKNOWN, Counts
 from sparrow.features.encodings._files import read, row_groups, write
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
 
-Int64s = npt.NDArray[np.int64]
 MOST = 5_000_000  # rows; a larger one is made only for tables that ask for it
 
 

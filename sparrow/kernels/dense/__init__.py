@@ -51,9 +51,16 @@ def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor, *, impl: Impl = 
 
 
 def cross_backward(
-    grad: Tensor, x0: Tensor, product: Tensor, bias: Tensor, grad_x0: Tensor, *, first: bool, last: bool,
+    grad: Tensor,
+    x0: Tensor,
+    product: Tensor,
+    bias: Tensor,
+    grad_x0: Tensor,
+    *,
+    first: bool,
+    last: bool,
     impl: Impl = "auto",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Gradients of the product [B, F] and of the bias [F], given that of `cross`'s result.
 
     Adds that of x0 to grad_x0, in place, or writes it there when `last`; with that of x where x is x0 (`first`).
@@ -96,6 +103,14 @@ def beside_backward(
 
 
 __all__ = [
-    "ALIGNED", "beside", "beside_backward", "bias_relu_", "cross", "cross_backward", "empty_like", "product",
-    "relu_backward", "weight_gradient",
-]  # fmt: skip
+    "ALIGNED",
+    "beside",
+    "beside_backward",
+    "bias_relu_",
+    "cross",
+    "cross_backward",
+    "empty_like",
+    "product",
+    "relu_backward",
+    "weight_gradient",
+]

@@ -27,7 +27,7 @@ from sparrow.kernels.embedding_bag.arguments import (
     bags_of,
     fp32_table,
     tables_of,
-)  # fmt: skip
+)
 
 
 def _implementation(impl: Impl, tensor: Tensor, tables: Tables | None = None) -> ModuleType:
@@ -89,6 +89,20 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *
 
 
 __all__ = [
-    "Bags", "Lookup", "Lookups", "Pooling", "Rows", "Table", "Tables", "bags_of", "count_outside", "fp32_table",
-    "fused_update", "lookup", "row_gradients", "tables_of", "update_rows", "weight_gradients",
-]  # fmt: skip
+    "Bags",
+    "Lookup",
+    "Lookups",
+    "Pooling",
+    "Rows",
+    "Table",
+    "Tables",
+    "bags_of",
+    "count_outside",
+    "fp32_table",
+    "fused_update",
+    "lookup",
+    "row_gradients",
+    "tables_of",
+    "update_rows",
+    "weight_gradients",
+]

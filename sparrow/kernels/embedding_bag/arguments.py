@@ -177,9 +177,13 @@ class Bags:
 def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weights_N: Tensor | None = None) -> Bags:
     """The bags of one feature in one table."""
     return Bags(
-        slots_N=slots_N, offsets_B1=offsets_B1, weights_N=weights_N, bags=[offsets_B1.numel() - 1],
-        bounds=[0, slots_N.numel()], lookups=Lookups([Lookup(table=0, key=0, pooling=pooling)]),
-    )  # fmt: skip
+        slots_N=slots_N,
+        offsets_B1=offsets_B1,
+        weights_N=weights_N,
+        bags=[offsets_B1.numel() - 1],
+        bounds=[0, slots_N.numel()],
+        lookups=Lookups([Lookup(table=0, key=0, pooling=pooling)]),
+    )
 
 
 def fp32_table(levels: Sequence[Rows], rule: RowRule) -> Table:

@@ -49,9 +49,16 @@ def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tens
     """See `reference.fused_update`; each row's gradient goes through the rule at once, [U, D] never exists."""
     names, numbers = tables.rules
     ops.fused_update(
-        tables.weights, tables.state, tables.touched, tables.level_counts, _sides(grads), *_batch(bags), names, lr_T,
+        tables.weights,
+        tables.state,
+        tables.touched,
+        tables.level_counts,
+        _sides(grads),
+        *_batch(bags),
+        names,
+        lr_T,
         numbers,
-    )  # fmt: skip
+    )
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -70,9 +77,14 @@ def _batch(bags: Bags) -> tuple[Any, ...]:
     weights_N = None if bags.weights_N is None else bags.weights_N.contiguous()
     inverses = [inverse.contiguous() for inverse in bags.inverses]
     return (
-        bags.slots_N.contiguous(), bags.offsets_B1.contiguous(), weights_N, inverses, bags.bags, bags.bounds,
+        bags.slots_N.contiguous(),
+        bags.offsets_B1.contiguous(),
+        weights_N,
+        inverses,
+        bags.bags,
+        bags.bounds,
         bags.lookups.numbers,
-    )  # fmt: skip
+    )
 
 
 def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
@@ -86,9 +98,13 @@ def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
 @torch.library.register_fake("sparrow::lookup")
 def _(weights, levels, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
     batch = Bags(
-        slots_N=slots, offsets_B1=offsets, inverses=inverses, bags=bags, bounds=bounds,
+        slots_N=slots,
+        offsets_B1=offsets,
+        inverses=inverses,
+        bags=bags,
+        bounds=bounds,
         lookups=Lookups.from_numbers(features),
-    )  # fmt: skip
+    )
     dims = [weights[sum(levels[:t])].shape[1] for t in range(len(levels))]
     return [weights[0].new_empty(shape) for shape in batch.outputs(dims)]
 

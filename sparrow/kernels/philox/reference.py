@@ -17,7 +17,10 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Te
     low, high = key & LOW, key >> 32 & LOW
     for _ in range(ROUNDS):
         one, other = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # 64 bits, as a signed number
-        a, b, c, d = _high(other) ^ b ^ low, other & LOW, _high(one) ^ d ^ high, one & LOW
+        a = _high(other) ^ b ^ low
+        b = other & LOW
+        c = _high(one) ^ d ^ high
+        d = one & LOW
         low, high = (low + WEYL[0]) & LOW, (high + WEYL[1]) & LOW
     return a, b, c, d
 

@@ -80,7 +80,9 @@ def regularized_update(
     A row whose gradient's square is not finite in fp32 (a number above 1e19, infinity, NaN) stays as it is, its state
     too: a sum of squares that is infinite once would stay so, and the row would never learn again.
     """
-    extra, before_UD, before = rule.regularization, weight_UD, state
+    extra = rule.regularization
+    before_UD = weight_UD
+    before = state
     is_finite_U = grad_UD.square().sum(1).isfinite()
     if extra.clip_norm:
         grad_UD = _limited(grad_UD, extra.clip_norm)

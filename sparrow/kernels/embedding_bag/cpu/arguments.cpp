@@ -163,15 +163,6 @@ bool Batch::rising(const Feature& f, int64_t begin, int64_t end) {
   return fine;
 }
 
-bool Batch::within(int64_t begin, int64_t end, int64_t rows) {
-  return with_slots([&](const auto* slots) {
-    bool fine = true;
-    for (int64_t n = begin; n < end; ++n) fine &= static_cast<uint64_t>(slots[n]) < static_cast<uint64_t>(rows);
-    if (!fine) bad_slots = true;
-    return fine;
-  });
-}
-
 void Batch::raise(const std::vector<Table>& tables) const {
   check(!bad_offsets, "offsets_B1 must go from 0 to the ", N, " slots and never fall");
   for (size_t i = 0; bad_slots && i < features.size(); ++i)

@@ -102,7 +102,14 @@ struct Batch {
   }
 
   // Whether slots [begin, end) lie in [0, rows).
-  bool within(int64_t begin, int64_t end, int64_t rows);
+  bool within(int64_t begin, int64_t end, int64_t rows) {
+    return with_slots([&](const auto* slots) {
+      bool fine = true;
+      for (int64_t n = begin; n < end; ++n) fine &= static_cast<uint64_t>(slots[n]) < static_cast<uint64_t>(rows);
+      if (!fine) bad_slots = true;
+      return fine;
+    });
+  }
 
   // The error of what `rising` and `within` found wrong: it names the first slot that is outside.
   void raise(const std::vector<Table>& tables) const;

@@ -1,0 +1,76 @@
+"""What a run saw of its own predictions: every batch is judged before it is learnt (progressive validation)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparrow.checkpoint import Checkpoint
+from sparrow.data.batches.loader import Share
+from sparrow.distributed import World
+from sparrow.metrics import Streaming, folded, merged
+from sparrow.trained.build import of_whole_log
+from sparrow.trained.labels import first_label
+from sparrow.training.step import Outcome
+
+WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
+
+
+class Seen:
+    """Sums over what this rank has judged: by fifths of the first epoch, and since the last line of the run log.
+
+    kept: the share of the negatives that training has; scores are judged as if all were there, like those of valid.
+    """
+
+    def __init__(self, world: World, kept: float) -> None:
+        self._world = world
+        self._kept = kept
+        self._fifths = [Streaming() for _ in range(WINDOWS)]
+        self._window = Streaming()
+        self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
+
+    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None) -> None:
+        """Judge a step's batches. fifth: of the first epoch, 0 to 4; None where rows come again."""
+        also = [] if fifth is None else [self._fifths[fifth]]
+        for share, scores_BT in zip(micro, done.scores, strict=True):
+            if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
+                scores_B = of_whole_log(scores_BT[:, 0], self._kept)
+                self._window.update(scores_B, *first_label(share.batch, self._kept), also)
+        self._losses += done.losses
+
+    def line(self) -> dict[str, float]:
+        """The mean loss and the metrics of all ranks since the last such line."""
+        loss, mass = self._losses.tolist()
+        window = merged(self._world, [self._window])[0].result()
+        self._window = Streaming()
+        self._losses = torch.zeros_like(self._losses)
+        metrics = {name: window[name] for name in ("logloss", "ne", "auc", "calibration") if window["examples"]}
+        return {"loss": loss / mass if mass else math.nan, **metrics}
+
+    def results(self) -> dict[str, Any]:
+        """progressive: the metrics of every fifth that has begun; calibration: the reliability curve of all."""
+        fifths = merged(self._world, self._fifths)
+        together = Streaming()
+        for fifth in fifths:
+            together.merge(fifth)
+        found = [fifth.result() for fifth in fifths]
+        curve = {name: points.tolist() for name, points in together.reliability()._asdict().items()}
+        return {"progressive": [one for one in found if one["examples"]], "calibration": curve}
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        streams = enumerate(folded(self._world, [*self._fifths, self._window]))
+        return {f"{i}.{k}": v for i, of_one in streams for k, v in of_one.items()} | {"losses": self._losses}
+
+    def load(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        state = saved.part("progressive")
+        self._losses = state.pop("losses")
+        for i, stream in enumerate([*self._fifths, self._window]):
+            prefix = f"{i}."
+            mine = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+            stream.load_state_dict(mine, self._world.rank, self._world.size)
