@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    sys.stderr.write(f"sparrow: error: {' '.join(message.split())}\n")  # in one call, because other ranks write there too
+    sys.stderr.write(f"sparrow: error: {' '.join(message.split())}\n")  # in one call: other ranks write there too
     return 2
 
 
