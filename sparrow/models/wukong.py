@@ -21,7 +21,7 @@ class Config:
     many vectors the FM block and the linear block of a layer return. k: the rank of the low-rank product. mlp, top:
     hidden sizes of FM blocks and of the head.
 
-    several: table -> how many vectors an id of it has, for important features. projection: the Y of the low-rank
+    several: table -> vectors of each of its ids, for important features. projection: the Y of the low-rank
     product is learned ("linear"), or is an MLP's output for each example ("attentive"), from `compressed` vectors.
     history: lists that transformers read.
     """
