@@ -23,6 +23,7 @@ from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.parts import PARTS, PAYS
+from sparrow.features.encodings import kind_of
 from sparrow.features.schema import Schema
 from sparrow.metrics import Streaming
 from sparrow.metrics.intervals import Estimate
@@ -426,11 +427,12 @@ def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str,
     schema, lines = source.found.schema, []
     for name, uses in columns.items():
         column = schema.columns[name]
-        encoding = schema.encodings[column.table or ""].kind
+        encoding = schema.encodings[column.table or ""]
+        knows = kind_of(encoding).unknown is not None
         missing = [_part(use.missing, use.rows) for use in uses.values()]
-        unknown = ["" if encoding == "hash" else _part(use.unknown, use.ids) for use in uses.values()]
+        unknown = [_part(use.unknown, use.ids) if knows else "" for use in uses.values()]
         untrained = [_part(uses[part].untrained, uses[part].ids) for part in parts]
-        lines.append([name, encoding, *missing, *unknown, *untrained])
+        lines.append([name, encoding.kind, *missing, *unknown, *untrained])
     all_parts = ("train", *parts)
     header = [f"{what}, {part}" for what in ("missing", "unknown") for part in all_parts]
     header = ["column", "encoding", *header, *(f"untrained, {part}" for part in parts)]

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.batches.dataset import Dataset
+from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import untamed
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.times import ticks_per_second
-from sparrow.features.vocabulary import FIRST
 
 Array = npt.NDArray[np.int64]
 
@@ -63,16 +63,8 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
 
 
 def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
-    table = schema.encodings[column.table] if column.table else Encoding(kind="hash")
-    if table.kind in ("range", "vocabulary"):
-
-        def named(i: int) -> str:
-            low = (table.low or 0) - FIRST
-            known = f"no. {i - FIRST + 1} by frequency" if table.kind == "vocabulary" else str(i + low)
-            return ("missing", "unknown")[i] if i < FIRST else known
-
-        return named
-    return lambda i: f"#{i:016x}"[:9] if i else "missing"  # a hash does not tell its value
+    encoding = schema.encodings[column.table] if column.table else Encoding(kind="hash")
+    return lambda row: kind_of(encoding).name_of(encoding, row)
 
 
 def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:

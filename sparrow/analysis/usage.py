@@ -11,12 +11,10 @@ from sparrow.core import Batch
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import EmbeddingTables
+from sparrow.features.encodings import MISSING, kind_of
 from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import Restored
-
-# Ids that mean a missing value and an unknown one, by encoding; a hash knows every value.
-NO_VALUE = {"vocabulary": (0, 1), "range": (0, 1), "hash": (0, None)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,12 +92,12 @@ def _count(
     for feature in tables.features:
         values_N = ids[feature.name].values_N
         rows = {name: rows_N.cpu() for name, rows_N in tables.rows_of(ids, feature.name).items()}
-        missing, unknown = NO_VALUE[schema.encodings[feature.table].kind or "hash"]
+        unknown = kind_of(schema.encodings[feature.table]).unknown
         use = columns[feature.name].setdefault(part, ColumnUse())
         use.rows += batch.batch_size
         use.ids += len(values_N)
         use.missing += int((ids[feature.name].lengths_B == 0).sum())
-        use.missing += 0 if missing is None else int((values_N == missing).sum())
+        use.missing += int((values_N == MISSING).sum())
         use.unknown += 0 if unknown is None else int((values_N == unknown).sum())
         if part == "train":
             for name, rows_N in rows.items():

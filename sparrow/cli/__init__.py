@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # in the order in which a log meets them; others follow
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
-    **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "report", "tensorboard": "report"},
+    **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **{"daft": "ray", "ray": "ray"},
 }
 

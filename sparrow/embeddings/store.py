@@ -37,7 +37,7 @@ class RowStore(Protocol):
 
     @property
     def is_allocated(self) -> bool:
-        """Whether there is memory for the rows."""
+        """Whether there is memory for all rows, which then get their first values."""
         ...
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
@@ -99,6 +99,33 @@ class MemoryStore(nn.Module):
                 buffer[at, columns] = values
             else:
                 buffer[at] = values
+
+
+class FoldedStore(nn.Module):
+    """All rows share a few that are zero: for whoever needs a lookup's shapes and not its values."""
+
+    slots_are_rows = False
+    is_allocated = False
+    FEW = 16
+
+    def __init__(self, component: Component, rows: int, dim: int) -> None:
+        super().__init__()
+        self.held = MemoryStore(component, min(rows, self.FEW), dim)
+        for name in self.held.names:
+            self.held.get_buffer(name).zero_()
+        self.levels = self.held.levels
+
+    def slots_of(self, rows_N: Tensor) -> Tensor:
+        """The few in turn."""
+        return rows_N % len(self.held.get_buffer("touched"))
+
+    def read(self, at: At) -> dict[str, Tensor]:
+        """Nothing is kept of a row."""
+        raise NotImplementedError
+
+    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
+        """Nothing is kept of a row."""
+        raise NotImplementedError
 
 
 def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:

@@ -59,3 +59,10 @@ def _hash_texts(texts: pa.LargeBinaryArray) -> UInt64s:
         done += 8
         active = active[lengths[active] > done]
     return h
+
+
+def hashes_of(distinct: pa.Array) -> npt.NDArray[np.int64]:
+    """Hashes int64 [U] of distinct ids, integers or, uint64, hashes already."""
+    if distinct.type == pa.uint64():
+        return distinct.to_numpy(zero_copy_only=False).view(np.int64)
+    return hash_ids(distinct)

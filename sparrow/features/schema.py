@@ -10,6 +10,7 @@ from sparrow.core.config import from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
+KINDS = Literal["vocabulary", "range", "hash"]  # of encodings: the members of `sparrow.features.encodings`
 ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
 kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
@@ -95,7 +96,7 @@ class Encoding:
     vocabulary, which is in a file beside the schema's; without that file it is fitted anew.
     """
 
-    kind: Literal["vocabulary", "range", "hash"] | None = None
+    kind: KINDS | None = None
     min_count: int | None = None
     rows: int | None = None
     low: int | None = None

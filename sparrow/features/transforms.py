@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
+from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers, without
@@ -28,7 +29,6 @@ from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times
-from sparrow.features.vocabulary import FIRST, MISSING, Range, Vocabulary
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Transforms:
     """What turns raw rows into a model's: a fitted schema, and which ids each table knows that numbers them."""
 
     schema: Schema
-    vocabularies: Mapping[str, Vocabulary | Range] = field(default_factory=dict)
+    vocabularies: Mapping[str, Known] = field(default_factory=dict)
 
     def transform(
         self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
@@ -88,19 +88,14 @@ class Transforms:
         """Read what `save` wrote: the folder of a prepared log or of a run. UserError when it is not whole."""
         folder = Path(folder)
         schema = Schema.load(folder / "schema.toml")
-        vocabularies: dict[str, Vocabulary | Range] = {}
-        for name, table in schema.encodings.items():
-            path = folder / vocabulary_file(schema, name)
-            if table.kind == "vocabulary":
-                vocabularies[name] = found = Vocabulary.load(path)
-                fits = (found.rows, found.digest) == (table.rows, table.digest)
-            elif is_numbered(schema, name):
-                vocabularies[name] = integers = Range.load(path, table.low or 0)
-                fits = len(integers.counts_I) + FIRST == table.rows
-            else:
-                continue
-            if not fits:
-                raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
+        vocabularies: dict[str, Known] = {}
+        for name, encoding in schema.encodings.items():
+            if is_numbered(schema, name):
+                path = folder / vocabulary_file(schema, name)
+                known = kind_of(encoding).load(path, encoding)
+                if known is None:
+                    raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
+                vocabularies[name] = known
         return cls(schema=schema, vocabularies=vocabularies)
 
     def _encoded(self, name: str, values: pa.Array) -> pa.Array:
@@ -127,15 +122,12 @@ class Transforms:
 
     def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
         """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
-        table, distinct = self.schema.encodings[name], coded.dictionary
-        if table.kind in ("range", "vocabulary") and name in self.vocabularies:
-            is_range = table.kind == "range"
-            rows_U = self.vocabularies[name].rows_of(_numpy(distinct) if is_range else hashes(distinct))
-        elif table.kind == "hash":
-            rows_U = hashes(distinct)
-        else:
+        encoding, distinct = self.schema.encodings[name], coded.dictionary
+        kind, known = kind_of(encoding), self.vocabularies.get(name)
+        if encoding.kind is None or (kind.is_numbered and known is None):
             raise UserError(f"encodings.{name}: not fitted; {REFIT}")
-        narrow = table.kind != "hash" and (table.rows or 0) < 2**31
+        rows_U = kind.rows_of(known, distinct)
+        narrow = kind.is_numbered and (encoding.rows or 0) < 2**31
         rows_U = np.append(rows_U, MISSING).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
         return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
 
@@ -183,18 +175,13 @@ def weights_of(name: str) -> str:
 def is_numbered(schema: Schema, table: str) -> bool:
     """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
     bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
-    return schema.encodings[table].kind in ("vocabulary", "range") and not bucketed
+    return kind_of(schema.encodings[table]).is_numbered and not bucketed
 
 
 def vocabulary_file(schema: Schema, table: str) -> str:
     """The ids that a table knows, in the folder of the schema; numbered, as names can be anything."""
     place = list(schema.encodings).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
-
-
-def hashes(distinct: pa.Array) -> Int64s:
-    """Hashes int64 [U] of distinct ids, integers or hashes already."""
-    return _numpy(distinct).view(np.int64) if distinct.type == pa.uint64() else hash_ids(distinct)
 
 
 def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
@@ -250,7 +237,7 @@ def _typed(
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
     table = schema.encodings[str(column.table)]
-    hashed = not integers and table.kind != "range" and _is_hashed(raw.type)
+    hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":
         ids = as_ids(raw, name, lambda i: row0 + i)
         return {name: _coded(ids, name, hashed=hashed, strict=integers)}

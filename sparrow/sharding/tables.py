@@ -72,7 +72,8 @@ class ShardedTables(nn.Module):
         self.exchange = self._exchange(())
         self.mode = whole.mode
         self.anchor = torch.zeros((), requires_grad=True)
-        self._ahead: weakref.WeakSet[Travelling] = weakref.WeakSet()
+        self._ahead: weakref.WeakValueDictionary[int, Travelling] = weakref.WeakValueDictionary()  # in their order
+        self._prepared = 0
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
@@ -84,13 +85,13 @@ class ShardedTables(nn.Module):
         """
         copied = self.copies.prepare(ids, rows_N) if self.copies.features else None
         handle = Travelling(ids, copied, self._send(ids, rows_N) if self.sharded else None)
-        self._ahead.add(handle)
+        self._prepared += 1
+        self._ahead[self._prepared] = handle
         return handle
 
     def begin(self, handle: Travelling) -> None:
         """Look a batch up before the model asks for it: vectors travel while it computes something else."""
         if handle.sent is not None and handle.begun is None:
-            self._ahead.discard(handle)
             sent = handle.sent.wait()
             handle.begun = _Begin.apply(self.anchor, self, sent), sent
 
@@ -134,8 +135,8 @@ class ShardedTables(nn.Module):
         assert handle.begun is not None
         token, sent = handle.begun
         vectors = list(_End.apply(token, self, sent))
-        for following in self._ahead:
-            if following.sent is not None:
+        for following in list(self._ahead.values()):  # every rank's ids leave in the same order
+            if following.sent is not None and following.begun is None:
                 following.sent.wait()
         return vectors
 

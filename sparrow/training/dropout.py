@@ -16,10 +16,10 @@ import torch
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import suggest
 from sparrow.data.batches.dataset import Dataset
+from sparrow.features.encodings import FIRST, UNKNOWN
 from sparrow.features.hashing import hash_ids, mix
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import is_numbered
-from sparrow.features.vocabulary import FIRST, UNKNOWN
 
 LEAST = 0.01  # a smaller share is not worth it
 MOST = 0.5  # with a larger one known ids would suffer

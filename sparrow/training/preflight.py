@@ -18,8 +18,9 @@ from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import Component, TableSpec, unallocated
-from sparrow.features.schema import Encoding, Schema
+from sparrow.embeddings import Component, TableSpec, stored_in, unallocated
+from sparrow.embeddings.store import FoldedStore
+from sparrow.features.schema import Schema
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.sharding.plan import Grid
@@ -69,9 +70,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     """
     program = resident_bytes()
     batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
-    small = {name: Encoding(kind="hash", rows=16) for name in dataset.schema.encodings}
-    schema = dataclasses.replace(dataset.schema, encodings=small)
-    specs, (weights, state) = _sizes(run, dataset.schema)
+    schema = dataset.schema
+    specs, (weights, state) = _sizes(run, schema)
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.rows * component.bytes_row for component in components}
     held = _held(run, components, Grid(ranks // per_host, per_host))
@@ -270,7 +270,7 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
 
     free, whole = available_bytes(), batch.batch_size
     each = fixed = before = rows_before = 0.0
-    with torch.random.fork_rng(devices=[]), within_memory("cpu"):
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"), stored_in(FoldedStore):
         model: Any = untrained(run, schema)
         for rows in sorted({max(whole // 8, 1), max(whole // 4, 1), whole}):
             if free is not None and _STEP * (each * rows + fixed) > free:

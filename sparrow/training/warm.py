@@ -15,8 +15,8 @@ from sparrow.core import UserError
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
 from sparrow.embeddings import TableSpec
+from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
-from sparrow.features.vocabulary import FIRST, UNKNOWN, Vocabulary
 from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.rundir import RunDir
@@ -50,7 +50,7 @@ def warm_start(
     for name in _SAME:
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
-    for name in ours["tables"].keys() & theirs["tables"].keys():
+    for name in [name for name in ours["tables"] if name in theirs["tables"]]:
         for what in ("rule", "format"):
             mine, its = ours["tables"][name][what], theirs["tables"][name][what]
             if mine != its:
@@ -94,7 +94,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     """For each component of a table, and each row that it had in the earlier run, the row of the same ids, or -1."""
     table = then.schema.encodings[spec.name]
     chosen = old.tables.of(spec.name, table.rows or 0, spec.dim)
-    before, after = chosen.addressed(table.rows or 0, table.kind != "hash"), spec.addressing
+    before, after = chosen.addressed(table.rows or 0, kind_of(table).is_numbered), spec.addressing
     to_R = _moved(spec.name, then, now)
     parts = zip(spec.components, before.components(spec.dim), strict=True)
     if before == after and bool((to_R == torch.arange(len(to_R))).all()):
@@ -122,15 +122,9 @@ def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
     same = np.arange(rows)
     if (old.kind, old.rows, old.low, old.digest) == (new.kind, new.rows, new.low, new.digest):
         return torch.from_numpy(same)
-    ids, of = then.vocabularies.get(name), now.vocabularies.get(name)
-    if isinstance(ids, Vocabulary) and isinstance(of, Vocabulary):
-        to_R = np.append(same[:FIRST], of.rows_of(ids.hashes_V))
-        to_R[FIRST:][to_R[FIRST:] == UNKNOWN] = -1
-        return torch.from_numpy(to_R)
-    if old.kind == new.kind == "range" and old.low is not None and new.low is not None:
-        to_R = same + (old.low - new.low)
-        to_R[(to_R < FIRST) | (to_R >= (new.rows or 0))] = -1
-        to_R[:FIRST] = same[:FIRST]
-        return torch.from_numpy(to_R)
+    if old.kind == new.kind:
+        to_R = kind_of(old).moved(old, new, then.vocabularies.get(name), now.vocabularies.get(name))
+        if to_R is not None:
+            return torch.from_numpy(to_R)
     told = f"{old.kind} of {old.rows} rows then, {new.kind} of {new.rows} now"
     raise UserError(f"init_from: table {name!r}: {told}; prepare the log with --like and the run, and --grow")

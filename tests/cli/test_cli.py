@@ -25,7 +25,7 @@ from sparrow.cli import EXTRAS, main
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
 from sparrow.data.batches.parts import VERSION
-from sparrow.features.vocabulary import UNKNOWN
+from sparrow.features.encodings import UNKNOWN
 from sparrow.losses import probabilities
 
 RUN = {

@@ -193,8 +193,8 @@ def test_folders_that_are_no_prepared_logs(dataset: Dataset, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"manifest\.json: damaged"):
         data.open(tmp_path)
     text = (dataset.path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"version": 7', '"version": 99'))
-    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 7; prepare the log again"):
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 8', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 8; prepare the log again"):
         data.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=r"schema\.toml: missing"):

@@ -22,9 +22,9 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.data import prepare
 from sparrow.data.batches import parts
+from sparrow.features.encodings import UNKNOWN
 from sparrow.features.hashing import hash_ids
 from sparrow.features.schema import Column, Encoding, Schema, Source, Split
-from sparrow.features.vocabulary import UNKNOWN
 from sparrow.metrics import evaluate
 
 

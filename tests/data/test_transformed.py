@@ -9,10 +9,12 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.features import transforms as transforms_module
+from sparrow.features.encodings import UNKNOWN
+from sparrow.features.encodings.range import Range
+from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.hashing import hash_ids
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
-from sparrow.features.vocabulary import UNKNOWN, Range, Vocabulary
 
 
 def transform(schema: Schema, rows: pa.Table | pa.RecordBatch, **settings: object) -> pa.Table:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features import vocabulary
+from sparrow.features.encodings import BEFORE, FIRST, UNKNOWN, Counts, _files
+from sparrow.features.encodings.range import Range
+from sparrow.features.encodings.vocabulary import EMPTY, Vocabulary
 from sparrow.features.hashing import hash_ids
-from sparrow.features.vocabulary import BEFORE, EMPTY, FIRST, UNKNOWN, Counts, Range, Vocabulary
 
 
 def hashes(words: list[str | None]) -> np.ndarray:
@@ -127,7 +128,7 @@ def test_a_range_knows_the_integers_that_a_vocabulary_would(tmp_path_factory, fi
 
 
 def test_a_file_gives_the_vocabulary_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "GROUP", 2)
+    monkeypatch.setattr(_files, "GROUP", 2)
     log = [(word, i, 0) for i, word in enumerate("babaccddx")]
     made, _, _ = EMPTY.grown(counted(tmp_path, [log], 1, 9))
     made.save(tmp_path / "v.parquet")

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.interactions import CrossNet
 from sparrow.kernels.rules import rowwise_adagrad
@@ -123,7 +124,7 @@ def model_and_batch(dense: int, sparse: int, config: dcnv2.Config) -> tuple[torc
     first = dense_BC[:, 0] > 0 if dense else values[:64] % 2 == 0
     torch.manual_seed(0)
     batch = Batch(dense_BC=dense_BC, ids=ids, labels_BT=first.float()[:, None])
-    return config.build(schema, rowwise_adagrad.Config(lr=0.3), 0), batch
+    return config.build(schema, TableChoices(rule=rowwise_adagrad.Config(lr=0.3))), batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -14,9 +14,9 @@ import torch
 
 from sparrow import data
 from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.features.encodings import UNKNOWN
 from sparrow.features.hashing import mix
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.features.vocabulary import UNKNOWN
 from sparrow.trained.run import Run
 from sparrow.training import Trainer, dropout, train
 from sparrow.training.dropout import Dropout, default_shares

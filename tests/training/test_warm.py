@@ -306,14 +306,14 @@ def test_a_missing_run_is_refused(world: World, tmp_path: Path) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "model": {"model": dcnv2.Config(dim=4)},
     "model ": {"model": dlrm.Config(dim=8, bottom=(8,), top=(8,))},
-    "rule rowwise_adagrad for table 'page'": {"tables": TableChoices(rule=sgd.Config(lr=0.1))},
+    "rule rowwise_adagrad for table": {"tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dense optimizer": {"dense": dense_sgd.Config(lr=0.1)},
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_model_is_refused(world: World, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=rf"^init_from: .* has {name.strip()} .* and this run .*; use the same$"):
+    with pytest.raises(UserError, match=rf"^init_from: .* has {name.strip()} .*and this run .*; use the same$"):
         world.begun("grown", tmp_path / "warm", **OTHERS[name])
 
 

@@ -17,6 +17,7 @@ from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.files import File, find, first_line
 from sparrow.data.logs.repair import Repairs, Tally, repaired
 from sparrow.data.logs.text import CRITEO, dialect, line_numbers, text_batches
+from sparrow.features.encodings import kind_of
 from sparrow.features.schema import Column, Schema, Source
 
 __all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_for"]
@@ -209,14 +210,15 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
 
 
 def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
-    encoding = schema.encodings[column.table].kind if column.table else None
+    encoding = schema.encodings[column.table] if column.table else None
+    integers = None if encoding is None or encoding.kind is None else kind_of(encoding).takes_integers
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
     if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "session", "list") or encoding in ("hash", "vocabulary") or pa.types.is_temporal(kind):
+    if column.kind in ("group", "session", "list") or integers is False or pa.types.is_temporal(kind):
         return pa.string()
-    return pa.int64() if encoding == "range" else kind
+    return pa.int64() if integers else kind
 
 
 def _kind(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:

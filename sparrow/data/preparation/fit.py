@@ -17,21 +17,19 @@ import pyarrow.compute as pc
 from sparrow.core.errors import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.preparation.moments import order_of
-from sparrow.features.hashing import mix
+from sparrow.features.encodings import BEFORE, FIRST, MIN_COUNT, Counts, Known, kind_of, named
+from sparrow.features.hashing import hashes_of, mix
 from sparrow.features.numeric import Statistics, squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
 from sparrow.features.schema import Column, Encoding, Schema, missing_of
-from sparrow.features.transforms import Transforms, hashes
-from sparrow.features.vocabulary import BEFORE, EMPTY, FIRST, MIN_COUNT, Counts, Range, Vocabulary
+from sparrow.features.transforms import Transforms
 
 LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
 
 COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, in all tables together
-VOCABULARY_MOST = 5_000_000  # a larger one is made only for tables that ask for it; others are hashed
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Known = tuple[Vocabulary | Range, Int64s]  # with the moments after which rows are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,8 @@ class _Ids:
     """The ids of one table in training."""
 
     def __init__(self, path: Path, table: Encoding, memory: int) -> None:
-        needed = 0 if table.kind == "hash" else (table.min_count or MIN_COUNT) - 1
+        is_counted = table.kind is None or kind_of(table).is_numbered
+        needed = (table.min_count or MIN_COUNT) - 1 if is_counted else 0
         self.counts = Counts(path, needed, memory)
         self.low, self.high, self.hashed = int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).min), False
 
@@ -119,56 +118,23 @@ class _Ids:
         else:
             values_U = distinct.to_numpy()
             self.widen(int(values_U.min()), int(values_U.max()), False)
-        self.counts.add(np.stack([hashes(distinct)[code_E], *moments_2O[:, ordinal_E], count_E]))
+        self.counts.add(np.stack([hashes_of(distinct)[code_E], *moments_2O[:, ordinal_E], count_E]))
 
-    def fitted(self, name: str, table: Encoding, known: Vocabulary | Range | None) -> tuple[Encoding, Known | None]:
-        """The table with what it lacks, and which ids it knows. known: what is to be grown."""
-        encoding = table.kind or ("hash" if table.rows else "range" if self._is_compact() else "vocabulary")
-        if encoding == "vocabulary":
-            old = known if isinstance(known, Vocabulary) else EMPTY
-            vocabulary, since, distinct = old.grown(self.counts)
-            if table.kind or vocabulary.rows <= VOCABULARY_MOST:
-                table = replace(table, kind=encoding, rows=vocabulary.rows, digest=vocabulary.digest)
-                return replace(table, min_count=self.counts.needed + 1, distinct=distinct), (vocabulary, since)
-            encoding = "hash"
-        distinct = self._distinct() if table.distinct is None or encoding == "range" else table.distinct
-        if encoding == "range":
-            old_range = known if isinstance(known, Range) else None
-            table = self._as_range(name, self._widened(table) if old_range else table, distinct)
-            assert table.low is not None
-            assert table.high is not None
-            old_range = old_range or Range(table.low, np.empty(0, np.int32))
-            return table, old_range.grown(self.counts, table.low, table.high)
-        rows = table.rows or max(16, 1 << (2 * distinct - 1).bit_length())
-        return replace(table, kind="hash", rows=rows, distinct=distinct), None
+    def fitted(
+        self, name: str, encoding: Encoding, known: Known | None
+    ) -> tuple[Encoding, Known | None, Int64s | None]:
+        """The encoding with what it lacks, which ids it knows, and since when. known: what is to be grown."""
+        kind = encoding.kind or ("hash" if encoding.rows else "range" if self._is_compact() else "vocabulary")
+        made = named(kind).fitted(name, encoding, self, known) or named("hash").fitted(name, encoding, self, None)
+        assert made is not None
+        return made
 
-    def _widened(self, table: Encoding) -> Encoding:
-        """A range that reaches to the highest integer, unless that would leave most of it empty."""
-        assert table.low is not None
-        assert table.high is not None
-        rows = self.high - table.low + 1 + FIRST
-        if self.hashed or self.high <= table.high or rows > 4 * (table.high - table.low + self._distinct()) + 1000:
-            return table
-        return replace(table, high=self.high, rows=rows)
-
-    def _distinct(self) -> int:
+    def distinct(self) -> int:
+        """How many ids there are."""
         return sum(int(seen.today_U.sum()) for seen in self.counts.seen())
 
     def _is_compact(self) -> bool:
-        return not self.hashed and self.low <= self.high < self.low + 4 * self._distinct() + 1000
-
-    def _as_range(self, name: str, table: Encoding, distinct: int) -> Encoding:
-        low = self.low if table.low is None else table.low
-        high = self.high if table.high is None else table.high
-        if high < low:
-            remedy = "use kind 'vocabulary' or 'hash', or give low and high"
-            raise UserError(f"encodings.{name}: no integers in training to number; {remedy}")
-        rows = high - low + 1 + FIRST
-        if table.rows not in (None, rows):
-            remedy = f"{low}..{high} needs {rows}; leave rows out"
-            raise UserError(f"encodings.{name}.rows: {table.rows} for kind 'range', but {remedy}")
-        kept, min_count = distinct if table.distinct is None else table.distinct, self.counts.needed + 1
-        return replace(table, kind="range", min_count=min_count, low=low, high=high, rows=rows, distinct=kept)
+        return not self.hashed and self.low <= self.high < self.low + 4 * self.distinct() + 1000
 
 
 class Fitter:
@@ -255,10 +221,15 @@ class Fitter:
         schema = self.given.schema
         columns, groups = self._columns()
         found = dict(zip(self._ids, self._map(self._table, self._ids), strict=True))
-        tables = schema.encodings | {name: table for name, (table, _) in found.items()}
+        tables = schema.encodings | {name: encoding for name, (encoding, *_) in found.items()}
         tables |= {str(name): _of_buckets(columns, name) for name in self._bucketed}
-        made = {name: known for name, (_, known) in found.items() if known is not None}
-        vocabularies = {**self.given.vocabularies, **{name: known for name, (known, _) in made.items()}}
+        made = {
+            name: (known, since) for name, (_, known, since) in found.items() if known is not None and since is not None
+        }
+        vocabularies = {
+            **self.given.vocabularies,
+            **{name: known for name, (known, _) in made.items() if known is not None},
+        }
         schema = replace(schema, columns=columns, encodings=tables, groups=groups)
         since = {name: since_2R for name, (_, since_2R) in made.items() if (since_2R > BEFORE).any()}
         return Fitted(transforms=Transforms(schema=schema, vocabularies=vocabularies), since=since)
@@ -266,7 +237,7 @@ class Fitter:
     def _is_wanted(self, name: str, table: Encoding) -> bool:
         if name in self._bucketed:
             return False
-        if table.kind == "hash":
+        if table.kind is not None and not kind_of(table).is_numbered:
             return None in (table.rows, table.distinct)
         return self.grow or name not in self.given.vocabularies
 
@@ -293,7 +264,7 @@ class Fitter:
             else:
                 self._ids[table].add(values, ordinal_N, moments_2O)
 
-    def _table(self, name: str) -> tuple[Encoding, Known | None]:
+    def _table(self, name: str) -> tuple[Encoding, Known | None, Int64s | None]:
         return self._ids[name].fitted(name, self.given.schema.encodings[name], self.given.vocabularies.get(name))
 
     def _check_labels(self) -> None:

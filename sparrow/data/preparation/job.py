@@ -22,11 +22,11 @@ from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
 from sparrow.data.preparation.workplace import workplace
 from sparrow.features.clipped import Clipped
+from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema, Source, Split
 from sparrow.features.times import ticks_per_second
 from sparrow.features.transforms import Transforms, is_numbered, vocabulary_file, weights_of
-from sparrow.features.vocabulary import MISSING, UNKNOWN
 
 Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that its table does not know, and all
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparrow.features.encodings import UNKNOWN
 from sparrow.features.schema import Schema
-from sparrow.features.vocabulary import UNKNOWN
 
 MOST = 1000  # rows of a request: more rows of one time are cut, as a log may tell days only
 

@@ -31,11 +31,11 @@ from sparrow.data.preparation.engine import raw_batches, raw_types, whole_number
 from sparrow.data.preparation.fit import LEFT_OUT, Cutter, Fitted, Fitter
 from sparrow.data.preparation.moments import Clock, Request, hide
 from sparrow.features.clipped import Clipped
+from sparrow.features.encodings.vocabulary import EMPTY
 from sparrow.features.quantile import Ordered
 from sparrow.features.runs import mixed
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import NotIntegersError, Transforms, typed
-from sparrow.features.vocabulary import EMPTY
 
 try:
     for name in ("RAY_USAGE_STATS_ENABLED", "DAFT_ANALYTICS_ENABLED", "DAFT_PROGRESS_BAR"):

@@ -32,7 +32,11 @@ def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
 
 def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
     """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n."""
-    parts = _features(tables, bags, [table.rows for table in tables])
+    return _summed(tables, grads, bags, [table.rows for table in tables])
+
+
+def _summed(tables: Tables, grads: Sequence[Tensor], bags: Bags, limits: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    parts = _features(tables, bags, limits)
     _check_gradients(tables, grads, bags)
     rows: list[list[Tensor]] = [[] for _ in tables]
     values: list[list[Tensor]] = [[] for _ in tables]
@@ -88,8 +92,8 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
 
 
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
-    """`row_gradients`, then `update_rows`."""
-    update_rows(tables, row_gradients(tables, grads, bags), lr_T)
+    """`row_gradients` of slots, then `update_rows`."""
+    update_rows(tables, _summed(tables, grads, bags, [table.slots for table in tables]), lr_T)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:

@@ -1,0 +1,415 @@
+"""Each choice of a table with a second member, through all that knows tables: nothing of it may know only the first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow import checkpoint, data
+from sparrow.analysis.report import report
+from sparrow.core import Jagged, KeyedJagged, UserError
+from sparrow.embeddings import (
+    Component,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    TableChoices,
+    TableSpec,
+    addressing,
+    stored_in,
+)
+from sparrow.embeddings.choices import Override
+from sparrow.embeddings.records import RowRecords
+from sparrow.kernels import Impl, missing
+from sparrow.kernels.formats import Field, fp16, fp32
+from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
+from sparrow.models import dlrm
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run
+from sparrow.trained.scorer import restore
+from sparrow.training import Trainer, preflight, train
+from tests.embeddings.members import quotient
+from tests.embeddings.members.scattered import Scattered
+
+ROWS, DIM = 23, 6
+IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing()))]
+MODES = ("fused", "deferred", "off")
+RULES = {"sgd": sgd.Config(lr=0.5), "rowwise_adagrad": rowwise_adagrad.Config(lr=0.3), "adam": adam.Config(lr=0.1)}
+FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean"),
+            Feature(name="c", table="t", pooling="none"), Feature(name="d", table="u")]  # fmt: skip
+
+
+def batch(seed: int, weighted: bool = False, high: int = ROWS) -> KeyedJagged:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (4 * 8,), generator=random)
+    count = int(lengths.sum())
+    weights_N = torch.rand(count, generator=random) if weighted else None
+    values_N = torch.randint(0, high, (count,), generator=random)
+    return KeyedJagged(keys=("a", "b", "c", "d"), values_N=values_N, lengths=lengths, weights_N=weights_N)
+
+
+def loss_of(found: dict[str, Tensor | Jagged]) -> Tensor:
+    flat = [v.values_N if isinstance(v, Jagged) else v for v in found.values()]
+    return torch.stack([((v + 0.5) ** 3 * torch.linspace(0.5, 1.5, v.numel()).view_as(v)).sum() for v in flat]).sum()
+
+
+def make(mode: str, rule: str, impl: Impl = "auto", **choices: Any) -> EmbeddingTables:
+    of = {"rule": RULES[rule], **choices}
+    specs = [TableSpec(name="t", dim=DIM, **{"addressing": Direct(ROWS), **of}),
+             TableSpec(name="u", dim=3, addressing=Direct(ROWS), rule=RULES[rule])]  # fmt: skip
+    return EmbeddingTables(specs, FEATURES, seed=1, mode=mode, impl=impl)  # type: ignore[arg-type]
+
+
+def steps(
+    tables: EmbeddingTables, count: int = 3, extra: Callable[[EmbeddingTables], None] = lambda tables: None
+) -> list[Tensor]:
+    """Train some steps, an accumulated one among them; each step's loss."""
+    found = []
+    for step in range(count):
+        for part in range(2 if tables.mode == "deferred" else 1):
+            loss = loss_of(tables(batch(10 * step + part, weighted=step == 1)))
+            loss.backward()
+            found.append(loss.detach())
+        extra(tables)
+        tables.update()
+    return found
+
+
+# -- a store whose slots differ from rows ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize(("mode", "rule"), list(itertools.product(MODES, RULES)))
+def test_a_store_changes_no_bit(mode: str, rule: str, impl: Impl) -> None:
+    plain = make(mode, rule, impl)
+    with stored_in(Scattered):
+        scattered = make(mode, rule, impl)
+    norms: list[list[float]] = []
+
+    def norm(tables: EmbeddingTables) -> None:
+        found = tables.gradients()
+        norms.append([float(g.grad_UD.norm()) for g in found.values()])
+        assert all(bool((g.rows_U.diff() > 0).all()) for g in found.values()), "gradients are not in row order"
+
+    assert torch.equal(torch.stack(steps(plain, extra=norm)), torch.stack(steps(scattered, extra=norm)))
+    assert norms[:3] == norms[3:]
+    for one, other in zip(plain.all_records(), scattered.all_records(), strict=True):
+        assert one.fields.keys() == other.fields.keys()
+        for name in one.fields:
+            assert torch.equal(one.fields[name], other.fields[name]), name
+
+
+def test_slots_of_no_row_are_left_alone() -> None:
+    with stored_in(Scattered):
+        tables = make("fused", "adam")
+    steps(tables)
+    for record in tables.all_records():
+        store: Any = record.store
+        spare = {name: tensor[record.rows // 2 :] for name, tensor in store.fields[0].items()}
+        assert all(bool((tensor == 77).all()) for tensor in spare.values())
+
+
+def test_rows_travel_between_stores() -> None:
+    with stored_in(Scattered):
+        scattered, empty = make("fused", "adam"), make("fused", "adam")
+    steps(scattered)
+    plain = make("off", "adam")
+    for chunk in scattered.chunks(200):
+        plain.load_chunk(chunk)
+    for chunk in plain.chunks(300):
+        empty.load_chunk(chunk)
+    for tables in (plain, empty):
+        for one, other in zip(scattered.all_records(), tables.all_records(), strict=True):
+            assert all(torch.equal(one.fields[name], other.fields[name]) for name in one.fields)
+
+
+# -- a row format ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "rule"), list(itertools.product(MODES, RULES)))
+def test_fp16_rows_are_fp32_rows_rounded_at_each_update(mode: str, rule: str) -> None:
+    half, whole = make(mode, rule, format=fp16.Config()), make(mode, rule, "reference")
+    assert {record.fields["weight"].dtype for record in half.all_records()} == {torch.float16, torch.float32}
+
+    def rounded() -> None:
+        weight = whole.record("t").weight
+        weight.copy_(weight.half().float())
+
+    rounded()
+    for step in range(3):
+        losses = []
+        for tables in (half, whole):
+            losses.append(loss_of(tables(batch(step))))
+            losses[-1].backward()
+            tables.update()
+        assert torch.equal(*losses)
+        rounded()
+    for one, other in zip(half.all_records(), whole.all_records(), strict=True):
+        assert torch.equal(one.weight, other.weight)
+        assert all(torch.equal(one.fields[n], other.fields[n]) for n in one.fields if n != "weight")
+    assert mode == "off" or not torch.equal(
+        half.record("t").weight, make("off", rule, format=fp16.Config()).record("t").weight
+    )
+
+
+def test_gradients_are_fp32_whatever_the_rows_are() -> None:
+    tables = make("deferred", "sgd", format=fp16.Config())
+    none = KeyedJagged(
+        keys=("a", "b", "c", "d"), values_N=torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(4, dtype=torch.int64)
+    )
+    loss_of(tables(none)).backward()
+    for gradients in tables.gradients().values():
+        assert gradients.grad_UD.dtype == torch.float32 and len(gradients.rows_U) == 0
+    tables.update()
+    steps(tables, extra=lambda t: None)
+    loss_of(tables(batch(0))).backward()
+    assert all(g.grad_UD.dtype == torch.float32 for g in tables.gradients().values())
+
+
+def test_cpp_refuses_a_format_that_it_does_not_know() -> None:
+    tables = make("fused", "sgd", "cpp" if not missing() else "auto", format=fp16.Config())
+    if missing():
+        pytest.skip(missing())
+    with pytest.raises(UserError, match="impl: 'cpp', but a table's row format"):
+        tables(batch(0))
+
+
+def test_bytes_are_those_of_the_format() -> None:
+    half, whole = (Component(name="t", rows=10, dim=8, format=f) for f in (fp16.Config(), fp32.Config()))
+    assert (half.bytes_values, whole.bytes_values) == (160, 320)
+    assert (half.bytes_row, whole.bytes_row) == (16 + 4 + 1, 32 + 4 + 1)
+
+
+class Scaled:
+    """Rows of one byte a column and a scale of the whole row: what must not be averaged over column parts."""
+
+    is_compiled = False
+
+    def fields(self, dim: int) -> dict[str, Field]:
+        return {"code": Field(width=dim, dtype=torch.int8, across="cut"), "scale": Field(across="whole")}
+
+    def encode(self, values_UD: Tensor) -> dict[str, Tensor]:
+        scale_U = values_UD.abs().amax(1).clamp(min=1e-12) / 127
+        return {"code": (values_UD / scale_U[:, None]).round().to(torch.int8), "scale": scale_U}
+
+    def decode(self, fields: Any) -> Tensor:
+        found: Tensor = fields["code"] * fields["scale"][:, None]
+        return found
+
+
+def test_a_scale_of_a_whole_row_is_never_averaged() -> None:
+    component = Component(name="t", rows=9, dim=8, format=Scaled(), init_scale=1.0)
+    component.check_columns(1)
+    with pytest.raises(UserError, match="table 't' is cut by columns, and 'scale' is of a whole row; cut it by rows"):
+        component.check_columns(2)
+    whole, again = RowRecords(component, 1), RowRecords(component, 2)
+    (chunk,) = whole.chunks(1 << 20)
+    left = replace(chunk, columns=(0, 4), fields={**chunk.fields, "code": chunk.fields["code"][:, :4]})
+    with pytest.raises(UserError, match="scale is of a whole row"):
+        again.load_chunk(left)
+    parts = [
+        replace(chunk, rows=(a, b), fields={n: t[a:b] for n, t in chunk.fields.items()}) for a, b in ((0, 4), (4, 9))
+    ]
+    assert sum(map(again.load_chunk, parts)) == 72
+    assert all(torch.equal(whole.fields[name], again.fields[name]) for name in whole.fields)
+    assert float((whole.weight - RowRecords(replace(component, format=fp32.Config()), 1).weight).abs().max()) < 1 / 127
+
+
+def test_a_chunk_of_another_format_is_refused() -> None:
+    half, whole = make("off", "sgd", format=fp16.Config()), make("off", "sgd")
+    with pytest.raises(UserError, match=r"table 't': weight is torch.float16 where torch.float32 is kept"):
+        whole.load_chunk(next(half.chunks()))
+
+
+# -- an addressing of two components --------------------------------------------------------------------------------
+
+
+def plain_vectors(tables: EmbeddingTables, ids: KeyedJagged, how: str) -> dict[str, Tensor]:
+    """The definition: the components' weights as leaves, combined for each id and pooled, in plain torch."""
+    leaves = {r.component.name: r.weight.detach().clone().requires_grad_() for r in tables.all_records()}
+    found = dict(leaves)
+    for feature in FEATURES:
+        of = ids[feature.name]
+        if feature.table == "u":
+            each_ND = leaves["u"][of.values_N]
+        else:
+            q_ND, r_ND = leaves["t.quotient"][of.values_N // 4], leaves["t.remainder"][of.values_N % 4]
+            each_ND = q_ND + r_ND if how == "sum" else q_ND * r_ND * tables.combines[0].gain_D.detach()  # type: ignore[operator]
+        if of.weights_N is not None:
+            each_ND = each_ND * of.weights_N[:, None]
+        if feature.pooling == "none":
+            found[feature.name] = each_ND
+            continue
+        lengths_B = of.lengths_B
+        bag_N = torch.arange(len(lengths_B)).repeat_interleave(lengths_B)
+        pooled_BD = torch.zeros(len(lengths_B), each_ND.shape[1]).index_add(0, bag_N, each_ND)
+        found[feature.name] = pooled_BD / lengths_B.clamp(min=1)[:, None] if feature.pooling == "mean" else pooled_BD
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "mode", "weighted"), list(itertools.product(["product", "sum"], ["fused", "deferred"], [False, True]))
+)
+def test_two_components_are_their_definition(how: Any, mode: str, weighted: bool) -> None:
+    tables = make(mode, "sgd", addressing=quotient.Quotient(ROWS, 4, how))
+    assert [r.component.name for r in tables.all_records()] == ["t.quotient", "t.remainder", "u"]
+    for step in range(3):
+        ids = batch(step, weighted)
+        want = plain_vectors(tables, ids, how)
+        got = tables(ids)
+        for feature in FEATURES:
+            v = got[feature.name]
+            torch.testing.assert_close(v.values_N if isinstance(v, Jagged) else v, want[feature.name])
+        loss_of({f.name: want[f.name] for f in FEATURES}).backward()
+        loss_of(got).backward()
+        tables.update()
+        for record in tables.all_records():
+            leaf = want[record.component.name]
+            torch.testing.assert_close(record.weight, (leaf - 0.5 * leaf.grad).detach(), rtol=2e-5, atol=2e-6)
+    if how == "product":
+        assert tables.combines[0].gain_D.grad.abs().sum() > 0, "the dense weight of `combine` has no gradient"  # type: ignore[union-attr]
+
+
+def test_dedup_groups_of_two_components() -> None:
+    tables = make("off", "sgd", addressing=quotient.Quotient(ROWS, 4))
+    whole = batch(3)
+    inverse_B = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 3])
+    other = batch(4)
+    lengths = {k: whole[k].lengths_B if k in ("a", "b", "c") else torch.ones(11, dtype=torch.int64) for k in "abcd"}
+    values = {k: whole[k].values_N if k in ("a", "b", "c") else other.values_N[:11] for k in "abcd"}
+    ids = KeyedJagged(
+        keys=("a", "b", "c", "d"), values_N=torch.cat(list(values.values())), lengths=torch.cat(list(lengths.values())),
+        inverse_B={("a", "b", "c"): inverse_B}, rows=(8, 8, 8, 11),
+    )  # fmt: skip
+    got, want = tables(ids), tables(ids.expanded())
+    for name in "abd":
+        assert torch.equal(got[name], want[name])  # type: ignore[arg-type]
+    assert torch.equal(got["c"].expanded().values_N, want["c"].values_N)  # type: ignore[union-attr]
+
+
+def test_an_id_that_is_outside_is_told_and_counted_once() -> None:
+    features = [Feature(name="a", table="t")]
+    spec = TableSpec(name="t", dim=4, addressing=quotient.Quotient(ROWS, 4))
+    ids = KeyedJagged.from_lists({"a": [[1, ROWS]]})
+    with pytest.raises(UserError, match=rf"table 't', feature 'a': id {ROWS} at position 1 is outside \[0, {ROWS}\)"):
+        EmbeddingTables([spec], features)(ids)
+    tables = EmbeddingTables([replace(spec, oov_row=5)], features)
+    assert torch.equal(tables(ids)["a"], tables(KeyedJagged.from_lists({"a": [[1, 5]]}))["a"])  # type: ignore[arg-type]
+    assert tables.oov_counts() == {"a": 1}
+
+
+def test_names_that_meet_are_refused() -> None:
+    two = TableSpec(name="t", dim=4, addressing=quotient.Quotient(ROWS, 4))
+    with pytest.raises(UserError, match="a name occurs twice"):
+        EmbeddingTables([two, TableSpec(name="t.quotient", dim=4, addressing=Direct(3))], [])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # where a program breaks in two, torch asks for it
+@pytest.mark.parametrize("how", ["product", "sum"])
+def test_two_components_in_a_compiled_program(how: Any) -> None:
+    plain, compiled = (make("fused", "sgd", addressing=quotient.Quotient(ROWS, 4, how)) for _ in range(2))
+    run = torch.compile(lambda ids: loss_of(compiled(ids)), backend="aot_eager")
+    for step in range(2):
+        for loss in (loss_of(plain(batch(step))), run(batch(step))):
+            loss.backward()
+    for one, other in zip(plain.all_records(), compiled.all_records(), strict=True):
+        torch.testing.assert_close(one.weight, other.weight)
+    torch.compiler.reset()
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The family of addressings has the one of this folder."""
+    monkeypatch.setattr(addressing, "__path__", [*addressing.__path__, *quotient_folder()])
+
+
+def quotient_folder() -> list[str]:
+    return [str(Path(quotient.__file__).parent)]
+
+
+QUOTIENT = {"name": "quotient", "parts": 3}
+CHOICES: dict[str, Callable[[], TableChoices]] = {
+    "fp16": lambda: TableChoices(format=fp16.Config()),
+    "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
+    "some tables": lambda: TableChoices(
+        overrides=(
+            Override(names=("item", "user"), format={"name": "fp16"}, rule={"name": "adam", "lr": 0.01}),
+            Override(where="rows > 40 and dim == 8", init_scale=0.5),
+            Override(names=("item",), where="rows <= 43", addressing=QUOTIENT),
+        )
+    ),
+}
+
+
+def run_of(prepared: Path, run_dir: Path, choices: TableChoices, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "data": Data(path=str(prepared), batch_size=256), "model": dlrm.Config(dim=8, bottom=(8,), top=(8,)),
+        "loop": Loop(max_steps=8), "checkpoint": Checkpoints(every=4), "log": Log(tensorboard=False), "threads": 1,
+    }  # fmt: skip
+    return Run(run_dir=str(run_dir), tables=choices, **{**settings, **changes})
+
+
+@pytest.mark.parametrize("name", [*CHOICES, "another store"])
+def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preflight to the byte, training, a checkpoint, resuming, a restored model, a warm start, a report."""
+    choices = CHOICES.get(name, TableChoices)()
+    monkeypatch.syspath_prepend(quotient_folder()[0])
+    with stored_in(Scattered) if name == "another store" else stored_in_memory():
+        run = run_of(prepared, tmp_path / "run", choices)
+        trainer = Trainer(run)
+        held = sum(t.nbytes for one in trainer.tables for r in one.all_records() for t in r.fields.values())
+        resolved = preflight.resolved(run, data.open(prepared))
+        assert preflight.estimate(resolved, data.open(prepared)).host["tables"] == held
+        results = trainer.fit()
+        found = restore(tmp_path / "run")
+        for one, other in zip(trainer.tables, tables_of(found.model), strict=True):
+            for mine, its in zip(one.all_records(), other.all_records(), strict=True):
+                assert all(torch.equal(mine.fields[n], its.fields[n]) for n in mine.fields)
+                assert mine.component == its.component
+        half = replace(run, run_dir=str(tmp_path / "half"), loop=Loop(max_steps=8))
+        stopped = Trainer(half)
+        take = stopped.take_step
+
+        def stop(*arguments: Any) -> Any:
+            if stopped.step == 4:
+                stopped._on_signal(15, None)
+            return take(*arguments)
+
+        stopped.take_step = stop  # type: ignore[method-assign, assignment]
+        stopped.fit()
+        assert train(half, resume=True)["valid"] == results["valid"]
+        warm = train(run_of(prepared, tmp_path / "warm", choices, init_from=str(tmp_path / "run")))
+        assert warm["progressive"][0]["ne"] < results["progressive"][0]["ne"]
+        assert report(tmp_path / "run").read_text().count("</table>") > 3
+        saved = checkpoint.load(tmp_path / "run" / "checkpoints", results["step"])
+        rows = {chunk.table: chunk.rows[1] for chunk in saved.chunks()}
+    assert rows == {c.name: c.rows for one in trainer.tables for spec in one.specs for c in spec.components}
+    if name == "another store":
+        plain = train(run_of(prepared, tmp_path / "plain", choices))
+        assert plain["valid"] == results["valid"]
+
+
+def stored_in_memory() -> Any:
+    from sparrow.embeddings.store import MemoryStore
+
+    return stored_in(MemoryStore)
+
+
+def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path) -> None:
+    train(run_of(prepared, tmp_path / "run", TableChoices()))
+    with pytest.raises(
+        UserError, match=r"checkpoint of another model: tables\.\w+\.format is 'fp32' there and 'fp16' here"
+    ):
+        train(run_of(prepared, tmp_path / "run", TableChoices(format=fp16.Config())), resume=True)
+    with pytest.raises(UserError, match=r"has format fp32 for table '\w+' and this run fp16; use the same"):
+        train(run_of(prepared, tmp_path / "warm", TableChoices(format=fp16.Config()), init_from=str(tmp_path / "run")))

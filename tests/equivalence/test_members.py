@@ -1,0 +1,167 @@
+"""Sharded = single for second members: fp16 rows, a table of two components, a store whose slots are not rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow.core import Jagged, KeyedJagged, UserError
+from sparrow.distributed import World
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, stored_in, unallocated
+from sparrow.kernels.formats import fp16
+from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.sharding import (
+    Codecs,
+    Layout,
+    column_wise,
+    data_parallel,
+    plan,
+    row_wise,
+    shard,
+    table_row_wise,
+    table_wise,
+)
+from sparrow.sharding.plan import Grid
+from tests.embeddings.members import quotient
+from tests.embeddings.members.scattered import Scattered
+from tests.embeddings.test_members import Scaled
+from tests.equivalence import cases
+from tests.equivalence.conftest import HOSTS
+from tests.equivalence.pool import Pool
+
+pytestmark = pytest.mark.multi
+ROWS, STEPS = 23, 3
+RULE = rowwise_adagrad.Config(lr=0.3)
+TABLES: dict[str, dict[str, Any]] = {
+    "fp16": {"format": fp16.Config()},
+    "product": {"addressing": quotient.Quotient(ROWS, 4)},
+    "sum": {"addressing": quotient.Quotient(ROWS, 4, "sum")},
+    "scattered": {},
+}
+PLANS: dict[str, Callable[[int, int], Layout]] = {
+    "data_parallel": lambda size, local: data_parallel(),
+    "table_wise": lambda size, local: table_wise(size - 1),
+    "row_wise": lambda size, local: row_wise(size),
+    "column_wise": lambda size, local: column_wise((0, 1)),
+    "table_row_wise": lambda size, local: table_row_wise(0, local),
+}
+FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean"),
+            Feature(name="c", table="t", pooling="none"), Feature(name="d", table="u")]  # fmt: skip
+
+
+def tables_of(member: str) -> EmbeddingTables:
+    spec = {"addressing": Direct(ROWS), "rule": RULE, **TABLES[member]}
+    specs = [TableSpec(name="t", dim=6, **spec), TableSpec(name="u", dim=4, addressing=Direct(ROWS), rule=RULE)]
+    return EmbeddingTables(specs, FEATURES, seed=1, mode="deferred")
+
+
+def ids_of(seed: int, weighted: bool) -> KeyedJagged:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (4 * 5,), generator=random)
+    count = int(lengths.sum())
+    return KeyedJagged(
+        keys=("a", "b", "c", "d"), values_N=torch.randint(0, ROWS, (count,), generator=random), lengths=lengths,
+        weights_N=torch.rand(count, generator=random) if weighted else None,
+    )  # fmt: skip
+
+
+def vectors_of(tables: EmbeddingTables, seed: int, weighted: bool) -> list[Tensor]:
+    """The vectors of a batch, whose gradients are on their way to the rows."""
+    found = tables(ids_of(seed, weighted))
+    out = [v.values_N if isinstance(v, Jagged) else v for v in found.values()]
+    (sum((v * cases.upstream(v.shape, seed + i)).sum() for i, v in enumerate(out)) + torch.zeros(())).backward()
+    return [v.detach().clone() for v in out]
+
+
+def sharded(world: World, member: str, layout: str, store: bool, weighted: bool) -> dict[str, Any]:
+    """Some steps of a rank: its vectors, and the chunks of its rows."""
+    with unallocated():
+        tables = tables_of(member)
+    names = [component.name for spec in tables.specs for component in spec.components]
+    kept: AbstractContextManager[None] = stored_in(Scattered) if store else nullcontext()
+    with kept:
+        shard(tables, dict.fromkeys(names, PLANS[layout](world.size, world.local_size)), world, Codecs())
+    found = []
+    for step in range(STEPS):
+        tables.prefetch(ids_of(100 * step + world.rank, False)) if step == 1 else None
+        found.append(vectors_of(tables, 100 * step + world.rank, weighted))
+        for gradient in (p.grad for p in tables.parameters() if p.grad is not None):
+            world.all_sum("dense", gradient)
+        tables.update()
+    return {"vectors": found, "chunks": cases.plain(tables.chunks(100))}
+
+
+def single(member: str, size: int, weighted: bool) -> tuple[list[list[list[Tensor]]], EmbeddingTables]:
+    """One process with the ranks' batches one after the other."""
+    tables, found = tables_of(member), []
+    for step in range(STEPS):
+        found.append([vectors_of(tables, 100 * step + rank, weighted) for rank in range(size)])
+        tables.update()
+    return found, tables
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("member", "layout"), [(m, p) for m in TABLES for p in PLANS])
+def test_a_second_member_is_sharded_as_it_is_on_one_rank(
+    ranks: Callable[[int], Pool], member: str, layout: str, size: int
+) -> None:
+    weighted = layout in ("row_wise", "data_parallel")
+    got = ranks(size).run(sharded, member, layout, member == "scattered", weighted)
+    want, whole = single(member, size, weighted)
+    by_columns = layout == "column_wise"  # each part then has a sum of squares of its own
+    for step in range(1 if by_columns else STEPS):
+        for rank in range(size):
+            for mine, its in zip(got[rank]["vectors"][step], want[step][rank], strict=True):
+                torch.testing.assert_close(
+                    mine, its, rtol=1e-3 if member == "fp16" else 1e-5, atol=1e-3 if member == "fp16" else 1e-6
+                )
+    seen: dict[str, int] = {}
+    for table, rows, columns, fields in (chunk for of_rank in got for chunk in of_rank["chunks"]):
+        expected = whole.record(table).fields
+        assert set(fields) == set(expected)
+        seen[table] = seen.get(table, 0) + (rows[1] - rows[0]) * (columns[1] - columns[0])
+        assert torch.equal(fields["touched"], expected["touched"][slice(*rows)]) or by_columns
+        if not by_columns:
+            wanted = expected["weight"][slice(*rows), slice(*columns)]
+            assert fields["weight"].dtype == wanted.dtype
+            close = {"rtol": 2e-3, "atol": 2e-3} if member == "fp16" else {"rtol": 1e-5, "atol": 1e-6}
+            torch.testing.assert_close(fields["weight"], wanted, **close)
+    assert seen == {r.component.name: r.rows * r.dim for r in whole.all_records()}
+
+
+@pytest.mark.parametrize("layout", PLANS)
+def test_a_store_changes_no_bit_on_many_ranks(ranks: Callable[[int], Pool], layout: str) -> None:
+    plain, other = (ranks(3).run(sharded, "scattered", layout, store, True) for store in (False, True))
+    for one, two in zip(plain, other, strict=True):
+        for mine, its in zip(one["vectors"], two["vectors"], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+        for (*place, fields), (*where, same) in zip(one["chunks"], two["chunks"], strict=True):
+            assert place == where
+            assert all(torch.equal(fields[name], same[name]) for name in fields)
+
+
+def refused(world: World) -> str:
+    spec = TableSpec(name="t", dim=4, addressing=Direct(9), format=Scaled())
+    with unallocated():
+        tables = EmbeddingTables([spec], [Feature(name="a", table="t")])
+    try:
+        shard(tables, {"t": column_wise((0, 1))}, world, Codecs())
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_layout_that_a_format_forbids_is_refused(ranks: Callable[[int], Pool]) -> None:
+    for told in ranks(2).run(refused):
+        assert told.startswith("plan: table 't' is cut by columns, and 'scale' is of a whole row")
+
+
+def test_a_plan_is_of_components() -> None:
+    components = [c for spec in tables_of("product").specs for c in spec.components]
+    found = plan("row_wise", components, Grid(1, HOSTS[2]))
+    assert list(found) == ["t.quotient", "t.remainder", "u"]
