@@ -1,8 +1,8 @@
 """Sparrow: large recommendation models, from a laptop to a cluster.
 
 The folders, in the order in which the data meets them: data, features, embeddings, interactions, models, losses,
-optimizers, training, checkpoint, and sharding for many ranks; under them core, layers, metrics, kernels and
-distributed; on top cli. Needs torch alone to import.
+optimizers, training, checkpoint, trained and analysis, and sharding for many ranks. They stand on core, layers,
+metrics, kernels and distributed. The commands are in cli. Importing it needs torch only.
 """
 
 from importlib import import_module

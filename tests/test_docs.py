@@ -12,7 +12,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(p for folder in ("docs", "benchmarks", "sparrow") for p in (ROOT / folder).rglob("*.md")),
 ]
-LONG_LINES = ("CHANGELOG.md", "docs/LOG.md", "docs/flow.md", "docs/adding-a-model.md", "sparrow/")
+LONG_LINES = ("CHANGELOG.md", "docs/LOG.md", "sparrow/")
 WIDTH = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|^    [^\n]*$", re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
-"""Named chunks <-> disk, independent of world size: the contract between training and serving.
+"""Saves and loads checkpoints. They do not depend on the number of ranks.
 
-A checkpoint is a folder `step-N` that appears whole or not at all:
+A checkpoint is a folder `step-N` that appears whole or not at all. It holds
 `manifest.json` (format, step, identity of the model, state, and every file's size and SHA-256), one safetensors
 file per part ("dense", "optimizer", ...) and per table chunk. Nothing in it is ever executed.
 """

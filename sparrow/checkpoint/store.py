@@ -21,13 +21,21 @@ from sparrow.core.files import PATIENCE_S, comes_into_view, write_text
 
 FORMAT = 2
 Place = tuple[str, tuple[int, int], tuple[int, int]]
-"""Table, rows and columns, half-open."""
+"""A component's name, its rows and its columns; of both the first and the one after the last."""
 _STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint on disk, its manifest read and its files listed but not loaded."""
+    """One checkpoint on disk. Its manifest has been read; its tensors are read when they are asked for.
+
+    Args:
+        path: its folder.
+        step: after which step it was saved.
+        identity: what the model is, as `save` was given it.
+        state: plain data, as `save` was given it.
+        files: name -> size, checksum and, for a chunk, its place.
+    """
 
     path: Path
     step: int
@@ -37,17 +45,20 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this checkpoint from any other: a digest of its files'."""
+        """A digest of the digests of its files, which no other checkpoint has."""
         return _seal(self.files)
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of part `name`; UserError when the file is damaged."""
+        """Returns the tensors of part `name`; UserError when the file is damaged."""
         return self._read(f"{name}.safetensors")
 
     def chunks(self, places: Iterable[Place] | None = None) -> Iterator[Chunk]:
-        """The tables' chunks, one file at a time, those of a row from the left; UserError when one is damaged.
+        """Yields the chunks of the tables, one file at a time; those of a row come in the order of their columns.
 
-        places: only chunks that have something of these rows and columns of tables.
+        places: only chunks that overlap one of these places; by default all.
+
+        Raises:
+            UserError: when a file is damaged.
         """
         wanted = None if places is None else list(places)
         for file, entry in sorted(self.files.items()):
@@ -61,7 +72,7 @@ class Checkpoint:
                 yield Chunk(table=entry["table"], rows=tuple(rows), columns=tuple(columns), fields=fields)
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """UserError when this is a checkpoint of another model: names the first difference."""
+        """Raise UserError when this is a checkpoint of another model; it names the first difference."""
         for key, ours, theirs in differences(identity, self.identity):
             raise UserError(
                 f"{self.path}: checkpoint of another model: {key} is {theirs!r} there and {ours!r} here; restore the "
@@ -115,13 +126,25 @@ def save(
     keep: int = 3,
     team: Team | None = None,
 ) -> Path:
-    """Write checkpoint `step` under `directory` and drop all but the last `keep` and the best.
+    """Write a checkpoint, and remove all others but the last `keep` and the best. Returns its folder.
 
-    state: plain data (JSON). parts: name -> tensors. team: who writes, where many ranks do.
-    Atomic: the folder gets its name when every byte is on disk; a
-    failure (full disk) removes what was begun, leaves the others alone and raises UserError. A checkpoint that is there
-    already is left as it is: the same step of the same run. Of many ranks rank 0 alone looks whether it is, when all
-    have written: they may see the folder differently.
+    The folder gets its name when every byte is on disk. A checkpoint of this step that is already there is left as it
+    is: it is the same step of the same run. If there are many ranks, only rank 0 looks whether it is there, after all
+    have written, because ranks may see a shared folder differently.
+
+    Args:
+        directory: where the checkpoints of a run are. All ranks must share it.
+        step: the number of the checkpoint.
+        identity: what makes two models the same, as plain data; `Checkpoint.check` compares it.
+        state: plain data (JSON).
+        parts: name -> tensors by name, such as {"dense": model.state_dict()}; only rank 0's are written.
+        chunks: the rows of tables that this rank writes.
+        keep: how many of the last checkpoints stay.
+        team: the ranks that write it together, where there are many.
+
+    Raises:
+        UserError: when it cannot be written, such as on a full disk. What was begun is removed, and other checkpoints
+            stay.
     """
     final = directory / f"step-{step:09d}"
     team = team or Team()
@@ -182,7 +205,15 @@ def _files_of(rank: int, writing: Path) -> dict[str, dict[str, Any]]:
 
 
 def load(directory: Path, step: int | None = None) -> Checkpoint:
-    """Open checkpoint `step`, or the latest; UserError when there is none or its manifest is unreadable."""
+    """Returns a checkpoint; its tensors are not read yet.
+
+    Args:
+        directory: where the checkpoints of a run are.
+        step: which one; by default the latest.
+
+    Raises:
+        UserError: when there is none, or its manifest cannot be read.
+    """
     chosen = latest(directory) if step is None else step
     if chosen is None:
         raise UserError(f"{directory}: no checkpoint here; train first, or give the run directory of a finished run")
@@ -208,13 +239,16 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps of the complete checkpoints under `directory`, ascending."""
+    """Returns the steps of the complete checkpoints in `directory`, ascending."""
     names = (p.name for p in directory.iterdir()) if directory.is_dir() else ()
     return sorted(int(m[1]) for m in map(_STEP.fullmatch, names) if m)
 
 
 def latest(directory: Path, *, best: bool = False) -> int | None:
-    """The last complete checkpoint's step; with `best`, the one `mark_best` named, or the last if there is none."""
+    """Returns the step of the last complete checkpoint, or None.
+
+    best: returns the one that `mark_best` named, if it is there.
+    """
     found = steps(directory)
     if best:
         try:
@@ -227,26 +261,26 @@ def latest(directory: Path, *, best: bool = False) -> int | None:
 
 
 def mark_best(directory: Path, step: int) -> None:
-    """Remember `step` as the best; it is kept until another is marked."""
+    """Write down that `step` is the best; `save` keeps it until another is marked."""
     write_text(directory / "best.json", json.dumps({"step": step}))
 
 
 def clear(directory: Path) -> None:
-    """Forget every checkpoint and which one was best."""
+    """Delete every checkpoint, and the note which one is best."""
     (directory / "best.json").unlink(missing_ok=True)
     for step in steps(directory):
         remove(directory, step)
 
 
 def remove(directory: Path, step: int) -> None:
-    """Delete a checkpoint: renamed first, so that a kill in the middle leaves no half of one."""
+    """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one."""
     doomed = directory / f".deleting-{step:09d}"
     os.rename(directory / f"step-{step:09d}", doomed)
     shutil.rmtree(doomed)
 
 
 def clean(directory: Path) -> None:
-    """Remove what a killed save or prune left half done."""
+    """Remove what a `save` that was killed left half done."""
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.name.startswith((".writing-", ".deleting-")):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The command line. One file per command: file `x.py` is `sparrow x`, its function `x` is called with what tyro read.
+"""The command line. One file per command: file `x.py` is `sparrow x`. tyro reads the arguments of its function `x`.
 
 A file with a function `main(arguments)` reads its arguments itself.
 """
@@ -20,15 +20,15 @@ from sparrow.core.memory import keep_freed_memory, leave_out, return_freed_memor
 
 __all__ = ["main"]
 
-ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # as a log meets them; others follow
-EXTRAS = {  # what brings a package, as pyproject.toml says
+ORDER = ("generate", "prepare", "train", "evaluate", "predict")  # in the order in which a log meets them; others follow
+EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **{"daft": "ray", "ray": "ray"},
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    """Run one command. Returns its exit code: a mistake of the user is one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if not given or given[0] in ("-h", "--help"):
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"no command {given[0]!r}{suggest(given[0], _commands())}")
         if given[0] != "train" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(f"{given[0]}: runs in one process; start it without torchrun")
-        if arguments is None:  # a program of its own
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns of what is meant
+        if arguments is None:  # this is the program itself
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns about what is intended
             share_cores()
             return_freed_memory() if given[0] == "prepare" else keep_freed_memory()
             leave_out("pandas")  # pyarrow imports it wherever it is installed: 46 MB and a third of a second
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _refuse(f"this command needs {error.name!r}; pip install 'sparrow-rec[{EXTRAS[package]}]'")
         at = traceback.extract_tb(error.__traceback__)[-1]
         return _refuse(f"{at.filename}:{at.lineno}: no module {error.name!r}; install it, or leave the import out")
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # whoever read our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    sys.stderr.write(f"sparrow: error: {' '.join(message.split())}\n")  # at once: other ranks write there too
+    sys.stderr.write(f"sparrow: error: {' '.join(message.split())}\n")  # in one call: other ranks write there too
     return 2
 
 

@@ -1,4 +1,4 @@
-"""How the command line looks: bars, tables, one line for an event."""
+"""What the command line prints: bars, tables, one line for an event."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 
 
 def notes(texts: Iterable[str]) -> None:
-    """Print what a person should look at, a line each."""
+    """Print notes for a person, a line each."""
     for text in texts:
         out.print(f"note: {text}", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar for work that reports (what, done, total)."""
+    """Gives a bar to work that reports (what, done, total)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -87,19 +87,19 @@ class TrainView:
         if "ne" in values:
             text += f"  NE{of_first(self.labels)} {values['ne']:.4f}"
         self.bar.update(self.task, completed=values["step"], description=text)
-        if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line now and then
+        if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line every 10 s
             self.said = time.monotonic()
             left = (values["total"] - values["step"]) / values["step"] * (time.monotonic() - self.began)
             err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """`auc 0.7512  ne 0.9012 ...` of the metrics that are there."""
+    """Returns the metrics that are there as text, such as `auc 0.7512  ne 0.9012`."""
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
 
 
 def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
-    """A table of named metric rows; columns nobody has are left out, what is undefined is a dash."""
+    """Returns a table of named rows of metrics. Columns that no row has are left out. A dash is undefined."""
     names = [name for name in METRICS if any(name in values for _, values in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("")

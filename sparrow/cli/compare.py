@@ -20,17 +20,17 @@ def compare(
 ) -> None:
     """Say whether one trained model differs from another, with paired intervals.
 
-    Both score the same rows. Several runs of a side, separated by commas, bring the noise of training in:
-    `sparrow compare a0,a1,a2 b0,b1,b2`.
+    Both score the same rows. With several runs on each side, separated by commas, the interval also holds the noise of
+    training: `sparrow compare a0,a1,a2 b0,b1,b2`.
 
     Args:
-        a: A run directory, or several that differ in their seed alone.
+        a: A run directory, or several that differ only in their seed.
         b: What is compared with it.
         split: Which part of the prepared log.
-        label: Which of several labels; the first unless told.
+        label: Which of several labels; the first by default.
         out: Also write an HTML file there.
         checkpoint: "best" (else the last), "last", or a step number.
-        device: cpu or cuda; the runs' own unless told.
+        device: cpu or cuda; by default that of the runs.
     """
     from sparrow.analysis.compare import HEADER, lines, to_html
     from sparrow.analysis.compare import compare as run

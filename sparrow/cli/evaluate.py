@@ -22,9 +22,9 @@ def evaluate(
     Args:
         run_dir: The directory of a `sparrow train` job.
         split: Which part of the prepared log.
-        data: Another prepared log with the same schema; the run's own unless told.
+        data: Another prepared log with the same schema; by default that of the run.
         checkpoint: "best" (else the last), "last", or a step number.
-        device: cpu or cuda; the run's own unless told.
+        device: cpu or cuda; by default that of the run.
         json_out: Also write the numbers there.
     """
     from sparrow import data as logs

@@ -29,7 +29,7 @@ def predict(
         out: A Parquet file with one `score` (click probability) per input row, in the input's order.
         keep: Columns of the log to copy beside the score, separated by commas.
         checkpoint: "best" (else the last), "last", or a step number.
-        device: cpu or cuda; the run's own unless told.
+        device: cpu or cuda; by default that of the run.
         batch_size: Rows scored at a time.
         overwrite: Replace an existing OUT.
     """

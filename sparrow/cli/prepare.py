@@ -48,23 +48,23 @@ def prepare(
     Args:
         inputs: Files, globs, folders or addresses in object stores, in order: CSV, TSV, Parquet or Criteo's format, .gz and .zst too.
         out: The prepared log, a new directory; needed unless --infer-only.
-        schema: A schema to obey; what is fitted may be left out.
-        like: A run or a prepared log whose columns, numbers and vocabularies are to be used as they are.
-        grow: With --like: give ids that are new in this log rows of their own, behind those that are.
+        schema: A schema file to obey; fitted numbers may be left out of it.
+        like: A run or a prepared log whose columns, fitted numbers and vocabularies are used as they are.
+        grow: With --like: give ids that are new in this log table rows of their own, after the old ones.
         label: The column to predict, when it cannot be guessed.
         split: By time (the last rows are held out), by ratio (at random: whole groups or sessions where the log has them, else rows) or by file; by file when files are named, else by time when there is a time column.
-        valid: Share of the rows for validation; 0.1 unless told.
-        test: Share of the rows for the test; 0.1 unless told.
+        valid: Share of the rows for validation; 0.1 by default.
+        test: Share of the rows for the test; 0.1 by default.
         valid_files: Files for validation; the others are for training.
         test_files: Files for the test.
         negatives: Share of the training rows without a click to keep; scores are corrected for it.
-        seed: Of the split by ratio and of --negatives.
-        delimiter: Between the cells of text; found out unless told.
-        encoding: Of text, such as latin-1 or cp1252; UTF-8 unless told.
-        bad_rows: Stop at a line that cannot be read, or repair: leave it out, take bad cells for missing, and count.
-        cluster_by: A column: rows of a session stand side by side, in the order of --order-by.
-        order_by: The column that says when; the log's time unless told.
-        cluster_hours: Sessions stand together within so many hours; 1 unless told, 0 for the whole log.
+        seed: The seed of the split by ratio and of --negatives.
+        delimiter: What separates the cells of text; by default it is found out.
+        encoding: The encoding of text, such as latin-1 or cp1252; UTF-8 by default.
+        bad_rows: stop ends at a line that cannot be read; repair leaves it out, takes bad cells for missing, and counts both.
+        cluster_by: The column that names the session; its rows stand side by side, in the order of --order-by.
+        order_by: The column that says when; by default the time column of the log.
+        cluster_hours: Sessions stand together within so many hours; 1 by default, 0 for the whole log.
         suggest_groups: Measure which features repeat from row to row, and say which to name as [groups] in the schema.
         ray: Work on a Ray cluster: its address, auto for the one that Ray finds, or local to try it here. Its machines take a file each and must see the log and OUT.
         overwrite: Replace an existing OUT, once the new one is complete.
@@ -86,7 +86,7 @@ def prepare(
         given = Transforms.load(like)
     known = given.schema if isinstance(given, Transforms) else given
     before = known.split if known else Split()
-    if like and before.by == "file":  # its files are not this log's
+    if like and before.by == "file":  # its files are not those of this log
         before = replace(before, by=None, valid_files=(), test_files=())
     told: dict[str, Any] = {"by": split, "valid": valid, "test": test, "negatives": negatives, "seed": seed}
     told |= {"valid_files": valid_files, "test_files": test_files}
@@ -143,7 +143,7 @@ def _parts(made: Prepared) -> None:
 
 
 def _suggest(found: Repeats) -> None:
-    """What repeats, and the lines for a schema."""
+    """Print what repeats, and the lines for a schema."""
     from sparrow.cli import _show
 
     behind = f"{found.rows:,} rows of {found.sessions:,} sessions, {found.rows / max(found.sessions, 1):.1f} each"

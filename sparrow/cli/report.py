@@ -23,13 +23,13 @@ def report(
 
     Args:
         run_dir: The directory of a `sparrow train` job.
-        split: The part that is looked at closely.
-        label: Which of several labels; the first unless told.
-        by: Columns to slice it by; the time and the most important ones unless told.
+        split: The part of the prepared log that is looked at.
+        label: Which of several labels; the first by default.
+        by: Columns to slice it by; by default the time and the most important ones.
         rows: Rows drawn at random for the permutation importance; 0 leaves it out.
-        out: The file; RUN_DIR/report.html unless told.
+        out: The file; RUN_DIR/report.html by default.
         checkpoint: "best" (else the last), "last", or a step number.
-        device: cpu or cuda; the run's own unless told.
+        device: cpu or cuda; by default that of the run.
     """
     from sparrow.analysis.report import report as write
     from sparrow.cli import _show

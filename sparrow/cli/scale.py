@@ -23,10 +23,10 @@ def scale(
 ) -> None:
     """Train a family of growing models and draw quality against floating-point operations.
 
-    Each size is a run of its own, RUN_DIR/size-0 and so on (RUN_DIR/size-0-seed-1 for another seed); what is trained
-    already is kept, what was stopped goes on. Several files, of models to be compared, are drawn together. Models that
-    say how they grow: wukong (layers first, then n_f, n_l, k and width together), dlrm and dcnv2 (width and a layer in
-    each step).
+    Each size is a run of its own, RUN_DIR/size-0 and so on (RUN_DIR/size-0-seed-1 for another seed). Runs that are
+    already there are kept, and runs that were stopped continue. Several files, of models to be compared, are drawn
+    together. These models can grow: wukong (layers first, then n_f, n_l, k and width together), dlrm and dcnv2 (width
+    and a layer in each step).
 
     Args:
         runs: Run files; each is the smallest size of its family.
@@ -73,7 +73,7 @@ def scale(
 
 
 def _law(found: Law, largest: float) -> str:
-    """The law with its error, and what it promises."""
+    """Returns the law with its error, and what it promises."""
     if math.isnan(found.margin):
         return f"NE = {found} through two points, which say nothing of its error"
     text = f"NE = {found} by least squares, exponent ± {found.margin:.4f} (95 %)"
@@ -84,6 +84,6 @@ def _law(found: Law, largest: float) -> str:
 
 
 def _over_seeds(values: Sequence[float]) -> str:
-    """Mean, and standard deviation where there are several."""
+    """Returns the mean, and the standard deviation of several values."""
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4f}{spread}"

@@ -23,11 +23,11 @@ class Arguments:
     """Train a model on a prepared log. Any setting of a run can be set: --model.dim 32 --precision bf16."""
 
     run: tyro.conf.Positional[Path]
-    """A prepared log, for a run of defaults in runs/NAME; or a run file, such as recipes/demo.toml."""
+    """A prepared log, for a run with default settings in runs/NAME; or a run file, such as recipes/demo.toml."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on from the run's last checkpoint (or begin, when there is none)."""
+    """Continue from the run's last checkpoint (or begin, if there is none)."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Begin again, dropping the checkpoints that are in the run directory."""
+    """Begin again, and delete the checkpoints that are in the run directory."""
     profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Write a trace of some steps (trace.json.gz, for Perfetto) and a table of where their time goes."""
 
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     def look() -> dict[str, Any] | None:
         return read_toml(begun) if goes_on and begun.is_file() else None
 
-    # rank 0 looks, for others may see the folder later; before there is a World, which begins as the file says
+    # rank 0 looks, because others may see the folder later; the World does not exist yet: the file says how it begins
     if (held := said(Lobby(run.sharding.timeout_s), "the run's settings", look)) is not None:
-        run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # what is not said again is as it was
+        run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # settings that are not given again stay
     view = _show.TrainView()
     try:
         results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
     finally:
         view.bar.stop()
-    if not leads():  # of many ranks one speaks
+    if not leads():  # only one of the ranks prints
         return 0
     labels, windows = results["labels"], results["progressive"]
     rows = [(f"part {i + 1} of {len(windows)}", window) for i, window in enumerate(windows)]
@@ -106,7 +106,7 @@ def _show_profile(run_dir: Path) -> None:
 
 
 def overrides(rest: Sequence[str]) -> dict[str, Any]:
-    """`--a.b 1 --c=x` as {"a.b": 1, "c": "x"}: values are TOML where they parse, plain text otherwise."""
+    """Returns `--a.b 1 --c=x` as {"a.b": 1, "c": "x"}: a value is TOML if it parses, else plain text."""
     found: dict[str, Any] = {}
     items = iter(rest)
     for item in items:
@@ -127,13 +127,13 @@ def overrides(rest: Sequence[str]) -> dict[str, Any]:
 
 
 def _help(arguments: Sequence[str]) -> None:
-    """tyro's help, then every setting with the value it would have, and what the settings mean."""
+    """Print tyro's help, then every setting with the value it would have, and what the settings mean."""
     from sparrow.cli import _show
     from sparrow.core.config import families
     from sparrow.trained.run import Run
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
-    valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether a value is due
+    valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether this is the value of a flag
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"
     run = (Run.load if place.endswith(".toml") else Run.of)(place, overrides(flags))
@@ -155,7 +155,7 @@ def _help(arguments: Sequence[str]) -> None:
 
 
 def _parts(config: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """The configs within a config, by dotted name."""
+    """Yields the configs in a config, by dotted name."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):

@@ -11,7 +11,13 @@ T = TypeVar("T")
 
 
 def ahead(items: Iterable[T], name: str = "sparrow-ahead", depth: int = 1) -> Iterator[T]:
-    """The same items; a thread makes the next `depth` while one is used. It ends with the iteration."""
+    """Returns the same items; a thread makes the next ones while one is used. It ends with the iteration.
+
+    Args:
+        items: what is to be made ahead.
+        name: of the thread.
+        depth: how many items are made ahead.
+    """
     iterator, end = iter(items), object()
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     try:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 class Jagged:
     """One feature: row i holds `values_N[offsets_B1[i]:offsets_B1[i + 1]]`; sample b uses row `inverse_B[b]`.
 
-    values_N: ids [N], or vectors [N, D] after an unpooled lookup. offsets_B1: int64 [rows + 1], from 0 to N.
-    weights_N: float [N] or None. inverse_B: int64 [B], or None when sample b uses row b.
+    Args:
+        values_N: ids [N], or vectors [N, D] after an unpooled lookup.
+        offsets_B1: int64 [rows + 1], from 0 to N.
+        weights_N: float [N], or None.
+        inverse_B: int64 [B], or None when sample b uses row b.
     """
 
     values_N: Tensor
@@ -34,7 +37,7 @@ class Jagged:
         return self.offsets_B1.diff()
 
     def expanded(self) -> Jagged:
-        """The same feature with one row per sample and no inverse index (RecD's jagged index select)."""
+        """Returns the same feature with one row per sample and no inverse index (RecD's jagged index select)."""
         if self.inverse_B is None:
             return self
         lengths_B = self.lengths_B[self.inverse_B]
@@ -47,14 +50,23 @@ class Jagged:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedJagged:
-    """Sparse features of a batch, after the field's KeyedJaggedTensor: ragged lists of ids, all of a key together.
+    """Sparse features of a batch, like torchrec's KeyedJaggedTensor: ragged lists of ids, key by key.
 
-    keys: F feature names. values_N: int32 or int64 ids [N], key by key. lengths or offsets (give one): values per
-    row [sum of rows], or where each row begins [sum of rows + 1]. weights_N: float [N].
-    inverse_B: feature group -> int64 [B], RecD's IKJT: the group's rows are stored once and the index says which
-    of them each sample uses; a key in no group has one row per sample. rows: rows stored per key; needed only when
-    groups store different numbers. Stored rows that no sample uses are dropped: a table must not step them.
-    Raises UserError when the parts do not fit together. Source: RecD (arXiv 2211.05239), section 4.
+    Rows of a feature group are stored once (RecD's IKJT, arXiv 2211.05239, section 4). Stored rows that no sample uses
+    are dropped, because a table must not update their ids.
+
+    Args:
+        keys: F feature names.
+        values_N: int32 or int64 ids [N], key by key.
+        lengths: values per row [sum of rows]. Give either lengths or offsets.
+        offsets: where each row begins [sum of rows + 1].
+        weights_N: float [N], or None.
+        inverse_B: feature group -> int64 [B], which stored row of the group each sample uses. A key in no group has
+            one row per sample.
+        rows: rows stored per key. It is needed only when groups store different numbers of rows.
+
+    Raises:
+        UserError: when the parts do not fit together.
     """
 
     keys: tuple[str, ...]
@@ -136,14 +148,14 @@ class KeyedJagged:
         return self._bounds
 
     def samples(self, key: str) -> int:
-        """The samples of one key: its stored rows, or what its group's inverse index makes of them."""
+        """Returns how many samples a key has: its stored rows, or the length of its group's inverse index."""
         assert self.rows is not None
         if key not in self.keys:
             raise UserError(f"KeyedJagged: no feature {key!r}{suggest(key, self.keys)}")
         return self._group_size(key, self.rows[self.keys.index(key)])
 
     def stored(self, key: str) -> int:
-        """The stored rows of one key."""
+        """Returns how many rows are stored for a key."""
         assert self.rows is not None
         return self.rows[self.keys.index(key)]
 
@@ -171,7 +183,7 @@ class KeyedJagged:
         )
 
     def expanded(self) -> KeyedJagged:
-        """The same batch with one row per sample for every key and no inverse index."""
+        """Returns the same batch with one row per sample for every key and no inverse index."""
         if not self.inverse_B:
             return self
         parts = [self[key].expanded() for key in self.keys]
@@ -183,7 +195,7 @@ class KeyedJagged:
         )
 
     def to(self, device: torch.device | str) -> KeyedJagged:
-        """A copy on `device`; the host-side metadata travels along, so that nothing is measured twice."""
+        """Returns a copy on `device`. It keeps the metadata that is on the host, so nothing is measured twice."""
 
         def move(t: Tensor) -> Tensor:
             return t.to(device)
@@ -199,7 +211,12 @@ class KeyedJagged:
         )
 
     def part(self, low: int, high: int | None = None) -> KeyedJagged:
-        """Samples low to high (each key's last unless told); of a group's stored rows those that they use, in order."""
+        """Returns some of the samples. Of a group's stored rows it keeps those that they use, in order.
+
+        Args:
+            low: the first sample.
+            high: the sample after the last one; by default that of each key's end.
+        """
         assert self.lengths is not None and self.offsets is not None and self.rows is not None
         firsts = torch.tensor([0, *self.rows]).cumsum(0)[:-1].tolist()
         inverse: dict[tuple[str, ...], Tensor] = {}
@@ -235,7 +252,7 @@ class KeyedJagged:
 
     @classmethod
     def from_lists(cls, lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJagged:
-        """From Python lists: feature -> for each sample its ids. For examples and tests."""
+        """Returns a batch made from Python lists, for examples and tests. lists: feature -> the ids of each sample."""
         rows = [row for feature in lists.values() for row in feature]
         return cls(
             keys=tuple(lists),
@@ -244,7 +261,7 @@ class KeyedJagged:
         )
 
     def to_torchrec(self) -> KeyedJaggedTensor:
-        """A torchrec KeyedJaggedTensor of the expanded batch; needs torchrec installed."""
+        """Returns the expanded batch as a torchrec KeyedJaggedTensor; torchrec must be installed."""
         from torchrec import KeyedJaggedTensor
 
         flat = self.expanded()
@@ -254,7 +271,7 @@ class KeyedJagged:
 
     @classmethod
     def from_torchrec(cls, kjt: KeyedJaggedTensor) -> KeyedJagged:
-        """From a torchrec KeyedJaggedTensor; its inverse indices become one group per key."""
+        """Returns the same batch as `kjt` from torchrec; its inverse indices become one group per key."""
         inverse: dict[tuple[str, ...], Tensor] = {}
         indices: Any = kjt.inverse_indices_or_none()
         if indices is not None:
@@ -271,10 +288,17 @@ class KeyedJagged:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """What a model is given.
+    """What a model is given: B samples.
 
-    dense_BC: float32 [B, C], C >= 0. ids: sparse features. labels_BT: float32 [B, T], absent when predicting.
-    weights_B: float32 [B] sample weights. session_B: int64 [B], the group that GAUC ranks within.
+    Args:
+        dense_BC: numeric features, float32 [B, C]; C may be 0.
+        ids: sparse features.
+        labels_BT: 0 or 1, float32 [B, T]; None when predicting.
+        weights_B: sample weights, float32 [B]; None for ones.
+        session_B: the group that GAUC ranks within, int64 [B]; None without groups.
+
+    Raises:
+        UserError: when the parts differ in their number of samples.
     """
 
     dense_BC: Tensor
@@ -299,11 +323,11 @@ class Batch:
 
     @property
     def mass(self) -> float:
-        """The sum of the weights, which are ones unless given."""
+        """The sum of the sample weights; without weights each sample counts 1."""
         return float(self.batch_size if self.weights_B is None else self.weights_B.sum(dtype=torch.float64))
 
     def part(self, low: int, high: int) -> Batch:
-        """Samples low to high."""
+        """Returns the samples from `low` to before `high`."""
 
         def cut(t: Tensor | None) -> Tensor | None:
             return None if t is None else t[low:high]
@@ -317,7 +341,7 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """A copy on `device`."""
+        """Returns a copy on `device`."""
 
         def move(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.to(device)

@@ -9,11 +9,17 @@ from sparrow.core.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunk:
-    """A block of a table's row records: what checkpoints, reshards and deltas move.
+    """A block of a table's row records, as checkpoints and reshards move it.
 
-    table: the component table's name. rows, columns: half-open ranges in the whole table, whoever holds them now.
-    fields: name -> tensor with one entry per row of `rows` along its first dimension: "weight" [rows, columns],
-    the rule's state such as "sum" [rows], and "touched" [rows].
+    Args:
+        table: the name of the component.
+        rows: the first row and the row after the last one, counted in the whole component.
+        columns: the first column and the column after the last one, counted the same way.
+        fields: name -> tensor with one entry per row in its first dimension: "weight" [rows, columns], the state of
+            the rule such as "sum" [rows], and "touched" [rows].
+
+    Raises:
+        UserError: when a field has another number of rows.
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""Configs: frozen dataclasses, read from plain data with an error that names the key, and written back."""
+"""Configs: frozen dataclasses that are read from plain data and written back. Errors name the key."""
 
 from __future__ import annotations
 
@@ -29,12 +29,20 @@ class Family:
     package: str
 
     def names(self) -> list[str]:
-        """Every member, sorted; files that begin with an underscore are not members."""
+        """Returns the names of all members, sorted; files that begin with an underscore are not members."""
         path = importlib.import_module(self.package).__path__
         return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
 
     def config(self, name: str, place: str = "name") -> type:
-        """The `Config` class of member `name`; UserError if there is no such member, or it has none."""
+        """Returns the `Config` class of a member.
+
+        Args:
+            name: the member's.
+            place: the setting that names it, for errors.
+
+        Raises:
+            UserError: if there is no such member, or it has no `Config`.
+        """
         if name not in self.names():
             raise UserError(f"{place}: no member of {self.package} is named {name!r}{suggest(name, self.names())}")
         module = importlib.import_module(f"{self.package}.{name}")
@@ -44,14 +52,20 @@ class Family:
         return config
 
     def name_of(self, config: object) -> str:
-        """The member name that `config` (an instance of some `Config`) belongs to."""
+        """Returns the name of the member whose `Config` made `config`."""
         return type(config).__module__.rpartition(".")[2]
 
 
 def from_dict(cls: type[T], data: object, place: str = "") -> T:
-    """Build dataclass `cls` from plain data (what TOML or JSON gives), strictly.
+    """Returns an instance of the dataclass `cls`, made from plain data.
 
-    Unknown keys, wrong types and missing keys raise UserError naming the dotted place, the value and the remedy.
+    Args:
+        cls: the class.
+        data: what TOML or JSON gives.
+        place: the dotted name of the data, for errors.
+
+    Raises:
+        UserError: for an unknown key, a wrong type or a missing key; names the place, the value and the remedy.
     """
     return typing.cast(T, _convert(cls, data, place))
 
@@ -122,7 +136,7 @@ def _family(kind: Any) -> Family | None:
 
 
 def families(config: Any, place: str = "") -> dict[str, Family]:
-    """Dotted name -> family, of every field of a config and of the configs within it whose member can be chosen."""
+    """Returns dotted name -> family, for each field of a config, and of configs in it, whose member can be chosen."""
     found: dict[str, Family] = {}
     for name, kind in typing.get_type_hints(type(config), include_extras=True).items():
         family, value = _family(kind), getattr(config, name, None)
@@ -145,9 +159,9 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
-    """Plain data that `from_dict` reads back to an equal config; a family member gets its name.
+    """Returns plain data that `from_dict` reads back to an equal config; a family member gets its name.
 
-    None is left out, as TOML has none, except with `unset`.
+    unset: keeps fields that are None. By default they are left out, because TOML has no None.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     out: dict[str, Any] = {}
@@ -172,7 +186,7 @@ def _plain(value: Any, unset: bool) -> Any:
 
 
 def flatten(data: Any, place: str = "") -> dict[str, Any]:
-    """Nested plain data as dotted name -> leaf, lists for tuples."""
+    """Returns nested plain data as dotted name -> leaf, with lists for tuples."""
     if isinstance(data, Mapping):
         return {k: v for key, value in data.items() for k, v in flatten(value, f"{place}.{key}".lstrip(".")).items()}
     return {place: list(data) if isinstance(data, tuple) else data}
@@ -186,7 +200,7 @@ def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML file; UserError naming file and line when it is absent or malformed."""
+    """Returns what a TOML file says; UserError with file and line when it is absent or malformed."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -196,7 +210,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def write_toml(data: Mapping[str, Any], *, header: str = "") -> str:
-    """TOML text of nested plain data, for people to read: scalars first, innermost tables on one line each."""
+    """Returns nested plain data as TOML text for people: scalars first, each innermost table on one line."""
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     _write_table(data, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -233,8 +247,8 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return _text(value)
-    return repr(value)  # repr of a float gives every bit back: 1e-06, inf and nan are TOML too
+    return repr(value)  # repr keeps every bit of a float; 1e-06, inf and nan are TOML too
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # a TOML basic string, DEL excepted
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML strings may not hold DEL

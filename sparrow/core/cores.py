@@ -9,9 +9,11 @@ from sparrow.core.groups import folders, lines
 
 
 def cores(sharers: int = 1) -> int:
-    """Whole cores for this process, at least one: of those it may run on, and of its control groups' CPU time.
+    """Returns how many whole cores this process may use, at least one.
 
-    sharers: processes that share them, itself included, such as the ranks on this host.
+    The affinity and the CPU time of its control groups limit them.
+
+    sharers: how many processes share these cores, this one included, such as the ranks on this host.
     """
     try:
         allowed = len(os.sched_getaffinity(0))
@@ -21,18 +23,18 @@ def cores(sharers: int = 1) -> int:
 
 
 def share_cores() -> None:
-    """Let the libraries that this process imports from now on begin no more threads than it has cores, and sleep.
+    """Make libraries that are imported from now on start no more threads than there are cores, and let these sleep.
 
-    They know of affinity, not of quotas. A thread that spins while it waits keeps its own side from a core that
-    another program shares. A program does this once, at its start; what the user has set stays.
+    Such libraries know the affinity, but not the quotas. A thread that spins while it waits holds a core that the
+    thread it waits for may need. A program does this once, at its start. What the user has set stays.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if cores() < (os.cpu_count() or 1):  # else their own choice, which may leave out hyper-threads
+    if cores() < (os.cpu_count() or 1):  # else the libraries choose; they may leave out hyper-threads
         os.environ.setdefault("OMP_NUM_THREADS", str(cores()))  # torch and Arrow read it
 
 
 def _quotas() -> Iterator[float]:
-    """CPU time in cores, for each control group of this process that bounds it, of version 1 or 2."""
+    """The CPU time in cores of each control group that limits this process, of version 1 or 2."""
     for folder, version in folders("cpu"):
         if version == 2:
             found = [word for line in lines(folder / "cpu.max") for word in line.split()]  # "max 100000" for no bound

@@ -1,4 +1,4 @@
-"""Writing so that nothing is lost: a file gets its name only when all of it is on disk."""
+"""How files are written so that nothing is lost: a file gets its name only when all of it is on disk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from sparrow.core.errors import UserError
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A hidden name beside `path` to write to, which becomes `path` when the block ends well and goes away otherwise.
+    """Gives a hidden name beside `path` to write to.
 
-    A file that was there stays until it is replaced. Raises UserError when it cannot be written (full disk).
+    The file gets the name `path` when the block ends without an error. After an error it is removed.
+    A file that was at `path` stays until it is replaced.
+
+    Raises:
+        UserError: when it cannot be written, such as on a full disk.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -33,23 +37,28 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`text` as the whole of `path`."""
+    """Write a text file, replacing what was at `path`; see `whole`."""
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def to_json(data: Any, **options: Any) -> str:
-    """JSON, with null for NaN and infinities, which JSON does not know."""
+    """Returns JSON text, with null for NaN and infinities, which JSON does not know."""
     return json.dumps(_finite(data), allow_nan=False, **options)
 
 
-PATIENCE_S = 60.0  # for a shared file system to show what another host wrote
+PATIENCE_S = 60.0  # so long a shared file system may take to show what another host wrote
 
 
 def comes_into_view(path: Path, seconds: float, text: str | None = None) -> bool:
-    """Wait until a file is there, with this text if one is given, at most so many seconds; whether it came.
+    """Returns whether a file came into view within some seconds; waits for it.
 
-    What another host wrote may be late: NFS remembers for a while what it did not find.
+    What another host wrote may be late, because NFS remembers for a while what it did not find.
+
+    Args:
+        path: the file.
+        seconds: how long to wait at most.
+        text: what the file must hold, if it matters.
     """
     deadline = time.monotonic() + seconds
     while not path.exists() or (text is not None and path.read_text(encoding="utf-8") != text):
@@ -57,18 +66,18 @@ def comes_into_view(path: Path, seconds: float, text: str | None = None) -> bool
             return False
         time.sleep(0.05)
         with suppress(OSError):
-            os.listdir(path.parent)  # which makes NFS ask its server again
+            os.listdir(path.parent)  # this makes NFS ask its server again
     return True
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
-    """UserError when something is at `path` and may not be replaced."""
+    """Raise UserError when something is at `path` and may not be replaced."""
     if path.exists() and not overwrite:
         raise UserError(f"{path}: exists; choose another name, or overwrite it (--overwrite)")
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """What to raise when writing `path` failed."""
+    """Returns the error to raise when writing `path` failed."""
     return UserError(
         f"{path}: cannot be written ({error.strerror or error}); make room or check its permissions: what was there "
         "before is unharmed"

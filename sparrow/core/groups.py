@@ -9,9 +9,11 @@ OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def folders(controller: str) -> Iterator[tuple[Path, int]]:
-    """Groups that may bound this process by a controller ("cpu", "memory"), innermost first, and the version, 1 or 2.
+    """Yields the folders of control groups that may limit this process, innermost first, with their version, 1 or 2.
 
-    In a container a path can be the host's, of which only the end is seen: some of the folders then do not exist.
+    In a container a path can be that of the host, of which only the end is visible. Then some folders do not exist.
+
+    controller: "cpu" or "memory".
     """
     for line in lines(OWN):
         _, controllers, path = line.split(":", 2)
@@ -26,7 +28,7 @@ def folders(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a text file; an empty list where it cannot be read."""
+    """Returns the lines of a text file, or an empty list if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -18,19 +18,20 @@ M_ARENA_MAX = -8
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory it frees, for the next step to use, where the C library can.
+    """Make this process keep the memory that it frees, for the next step to use, if the C library can do that.
 
-    Otherwise every large tensor of every step is new memory, and the system clears it page by page: on the machine
-    of docs/LOG.md that took longer than a lookup. A program does this once, at its start; a library should not.
+    Otherwise every large tensor of every step is new memory, which the system clears page by page. On the machine of
+    docs/LOG.md that took longer than a lookup. A program does this once, at its start. A library should not.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # else it keeps memory of its own; read at its import
     _set((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def return_freed_memory() -> None:
-    """Let this process give large blocks back as soon as it frees them, where the C library can.
+    """Make this process give large blocks back as soon as it frees them, if the C library can do that.
 
-    Blocks of ever other sizes, as in a preparation, leave holes in a heap that is kept: twice the memory that is used.
+    A preparation allocates blocks of many sizes. If it kept them, the holes between them would take as much memory as
+    what is used.
     """
     if sys.platform == "linux":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
@@ -38,7 +39,7 @@ def return_freed_memory() -> None:
 
 
 def _set(*settings: tuple[int, int]) -> None:
-    """Malloc's settings, and one heap for all threads."""
+    """Set options of malloc, and one heap for all threads."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for setting in (*settings, (M_ARENA_MAX, 1)):
@@ -46,7 +47,7 @@ def _set(*settings: tuple[int, int]) -> None:
 
 
 def leave_out(package: str) -> None:
-    """Make this process a place where the package is not installed, for others' optional imports of it."""
+    """Hide a package from this process, so that optional imports of it by other packages find nothing."""
 
     class Without:
         def __init__(self, finder: Any) -> None:
@@ -62,13 +63,13 @@ def leave_out(package: str) -> None:
 
 
 def let_go() -> None:
-    """Give the system back what this process has freed and kept, after work that will not be done again."""
+    """Give freed memory back to the system, after work that will not be done again."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now; 0 where the system does not tell."""
+    """Returns the bytes of memory that this process holds now, or 0 if the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -76,9 +77,9 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can still get: of the machine, or of its control group if that has less.
+    """Returns the bytes of memory that this process can still get, or None if the system does not say.
 
-    None where the system does not tell.
+    The machine limits them, or the control groups of the process if these have less.
     """
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -89,7 +90,7 @@ def available_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> Iterator[int]:
-    """What the limits of this process's control groups leave; page cache counts as free."""
+    """Yields the bytes that each control group of this process has left; page cache counts as free."""
     for folder, version in folders("memory"):
         limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
         most, now = lines(folder / f"memory.{limit}"), lines(folder / f"memory.{used}")

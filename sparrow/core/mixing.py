@@ -4,9 +4,11 @@ from typing import Any
 
 
 def splitmix64(x: Any) -> Any:
-    """Another number for each int64, which looks random: the finaliser of SplitMix64, a bijection (Steele et al. 2014).
+    """Returns another number for each int64, which looks random, in an array or a tensor like x.
 
-    x: an int64 array of numpy or tensor of torch, whose products wrap around. Returns the like of it.
+    It is the finaliser of SplitMix64, a bijection (Steele et al. 2014).
+
+    x: an int64 array of numpy or tensor of torch, whose products wrap around.
     """
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
@@ -14,7 +16,7 @@ def splitmix64(x: Any) -> Any:
 
 
 def _shifted(x: Any, bits: int) -> Any:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts copies of its sign in: clear them
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts in copies of its sign: clear them
 
 
 def _signed(x: int) -> int:

@@ -3,4 +3,4 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Told (what, done, total) by long work, total 0 while unknown; the command line draws it as a bar."""
+"""Long work calls it with (what, done, total); total is 0 while it is unknown. The command line draws a bar."""

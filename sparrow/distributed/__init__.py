@@ -1,4 +1,4 @@
-"""Ranks, and what they send each other: mechanism only. What to send where is `sharding/`'s business."""
+"""Ranks, and how they send each other tensors. `sharding/` decides what is sent where."""
 
 from sparrow.distributed.agreement import check_same, everywhere, said
 from sparrow.distributed.codecs import Codec

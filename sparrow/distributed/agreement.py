@@ -1,4 +1,4 @@
-"""What all ranks of a job must hold in common: rank 0 says it, or all compare what they hold."""
+"""How all ranks of a job agree: rank 0 says something to all, or all compare what they have."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from sparrow.core.errors import UserError
 from sparrow.distributed.world import Lobby, World
 
 T = TypeVar("T")
-SHOWN = 3  # differences that an error tells
+SHOWN = 3  # differences that an error names
 
 
 def said(world: World | Lobby, what: str, find: Callable[[], T]) -> T:
-    """What `find` gives on rank 0, where alone it runs: plain data, on every rank, as is its UserError."""
+    """Returns on every rank what `find` returns on rank 0; it runs only there.
+
+    Args:
+        world: the ranks.
+        what: what it is about, for errors.
+        find: returns plain data.
+
+    Raises:
+        UserError: on every rank, when `find` raises one.
+    """
     if world.size == 1:
         return find()
     told: dict[str, Any] = {}
@@ -33,7 +42,7 @@ def said(world: World | Lobby, what: str, find: Callable[[], T]) -> T:
 
 
 def everywhere(world: World, what: str, find: Callable[[], T]) -> T:
-    """What `find` gives on this rank, when it gives something on all; else the first rank's UserError, on all."""
+    """Returns what `find` returns on this rank. If it raises UserError on some ranks, all raise the first of these."""
     if world.size == 1:
         return find()
     error = ""
@@ -47,9 +56,9 @@ def everywhere(world: World, what: str, find: Callable[[], T]) -> T:
 
 
 def check_same(world: World, what: str, values: Mapping[str, Any]) -> None:
-    """UserError, the same on every rank, when ranks hold other values: names keys, ranks and values.
+    """Raise UserError, the same on every rank, when ranks have different values; it names keys, ranks and values.
 
-    values: name -> plain data. Digests travel; the values do only where those differ.
+    values: name -> plain data. Only digests are sent, and the values only if the digests differ.
     """
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     if len(set(world.gathered(what, digest))) == 1:
@@ -65,7 +74,7 @@ def check_same(world: World, what: str, values: Mapping[str, Any]) -> None:
 
 
 def _difference(key: str, values: Sequence[Any]) -> str:
-    """One line on a key, "" where all ranks have the same value; the most frequent value comes last."""
+    """Returns one line about a key, or "" if all ranks have the same value. The most frequent value comes last."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault("unset" if value is None else json.dumps(value), []).append(rank)

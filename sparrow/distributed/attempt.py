@@ -15,12 +15,12 @@ from sparrow.core.errors import UserError, listed
 
 
 def agree(store: dist.Store, rank: int, size: int, timeout: timedelta) -> int:
-    """A number for this attempt that no other attempt had, the same on all ranks; UserError when not all come.
+    """Returns a number for this attempt that no other attempt had, the same on all ranks; UserError when not all come.
 
-    torchrun's own count will not do: an agent counts the failures of its own ranks only, and one that was started again
-    begins at 0. The store may still hold what earlier attempts left there. So rank 0 takes a new number, every rank
-    answers with a word of its own, and rank 0 repeats the words that it heard. A rank that does not find its own among
-    them has met an attempt that is over, and waits for the next number.
+    torchrun's own count does not help: an agent counts only the failures of its own ranks, and an agent that was
+    started again begins at 0. The store may still hold what earlier attempts left. So rank 0 takes a new number, every
+    rank answers with a word of its own, and rank 0 repeats the words that it heard. A rank that does not find its own
+    among them has met an attempt that is over, and waits for the next number.
     """
     store, asking = dist.PrefixStore("sparrow/attempt", store), _asking(timeout.total_seconds())
     if rank == 0:
@@ -45,7 +45,7 @@ def agree(store: dist.Store, rank: int, size: int, timeout: timedelta) -> int:
 
 
 def _asking(limit_s: float) -> Iterator[None]:
-    """Again and again, with longer and longer pauses: hundreds of ranks ask one store."""
+    """Yields again and again, with longer and longer pauses, because hundreds of ranks ask one store."""
     end, pause = time.monotonic() + limit_s, 0.01
     while time.monotonic() < end:
         yield
@@ -54,8 +54,8 @@ def _asking(limit_s: float) -> Iterator[None]:
 
 
 def launcher() -> str:
-    """The name of the torchrun agent that started this process, which no other has; "" without one.
+    """Returns the name of the torchrun agent that started this process, or "" without one. No other agent has it.
 
-    It is that of the folder which an agent makes for itself.
+    It is the name of the folder that an agent makes for itself.
     """
     return os.environ.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0]

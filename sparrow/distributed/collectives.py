@@ -1,4 +1,4 @@
-"""Blocks of bytes and tensors between ranks, begun now and awaited later, and counted."""
+"""Sends bytes and tensors between ranks: begun now, awaited later, and counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """Something that is under way; `wait` gives it, once or more often."""
+    """Something that is under way. `wait` returns it, and may be called several times."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
         self._finish: Callable[[], T] | None = finish
@@ -30,23 +30,23 @@ class Pending(Generic[T]):
 class Meter:
     """Bytes handed to collectives: (what for, kind of link) -> bytes.
 
-    Links: "self" (a rank's own part, which crosses nothing), "host" (to another rank of the same host), "network" (to
-    another host). All-to-alls count each part by where it goes; other collectives count what a rank must send at
-    least, (W - 1) / W of the buffer for each of their phases, by the widest link of the group.
+    Links are "self" (a rank's own part, which is not sent), "host" (to another rank of the same host) and "network" (to
+    another host). An all-to-all counts each part by where it goes. Other collectives count what a rank must send at
+    least, (W - 1) / W of the buffer for each of their phases, as going over the widest link of the group.
     """
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[str, str]] = Counter()
 
     def add(self, what: str, link: str, count: int) -> None:
-        """Count some more."""
+        """Add to the bytes of a purpose and a link."""
         self.bytes[what, link] += count
 
 
 def all_to_all(
     send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], group: dist.ProcessGroup | None
 ) -> Pending[Tensor]:
-    """The first counts[0] elements to member 0 of the group, and so on; sizes[i] come back from member i, in order."""
+    """Send counts[i] elements to member i of the group, in order. Returns the sizes[i] elements of each, in order."""
     if group is None:
         return Pending(lambda: send_N)
     receive_N = send_N.new_empty(sum(sizes))

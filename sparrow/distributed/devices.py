@@ -1,4 +1,4 @@
-"""Which CUDA device is a rank's."""
+"""Which CUDA device a rank uses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from sparrow.core.errors import UserError
 
 
 def own_device(device: str, rank: int, local_size: int) -> torch.device | None:
-    """The CUDA device of a rank, by torchrun's LOCAL_RANK; None when it runs on the CPU.
+    """Returns the CUDA device of a rank, by torchrun's LOCAL_RANK; None when it runs on the CPU.
 
-    device: "cpu", "cuda", or with one rank a host "cuda:1". local_size: ranks a host. Where CUDA_VISIBLE_DEVICES names
-    one device, the launcher has chosen. UserError when ranks would share one.
+    If CUDA_VISIBLE_DEVICES names one device, the launcher has chosen.
+
+    Args:
+        device: "cpu" or "cuda"; also "cuda:1" if each host has one rank.
+        rank: this rank.
+        local_size: ranks on each host.
+
+    Raises:
+        UserError: when ranks would share a device.
     """
     asked = torch.device(device)
     if asked.type != "cuda":

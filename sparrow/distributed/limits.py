@@ -1,4 +1,4 @@
-"""How many files a rank may have open: every connection is one."""
+"""How many files a rank may have open. Every connection is one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from sparrow.core.errors import UserError
 
 
 def need(ranks: int) -> int:
-    """Files that one process of a job may have open at once.
+    """Returns how many files one process of a job may need to have open at once.
 
-    A rank is connected to every other in three groups, and whoever holds the job's store to every rank twice.
+    A rank is connected to every other rank in three groups. The process that holds the job's store is connected to
+    every rank twice.
     """
     return 128 + 5 * ranks
 
 
 def allow(ranks: int) -> None:
-    """Raise the limit of open files of this process to the need; UserError where the system does not let us.
+    """Raise the limit of open files of this process to what it needs; UserError if the system does not allow it.
 
-    torchrun's too, where it holds the job's store: it knows nothing of the need, and its limit would cut ranks off.
+    It raises the limit of torchrun too, which may hold the job's store. Else that limit would cut ranks off.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= need(ranks) or soft == resource.RLIM_INFINITY:
@@ -34,5 +35,5 @@ def allow(ranks: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need(ranks), hard))
     holds_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_RANK") == "0"
     if sys.platform == "linux" and holds_store:
-        with suppress(OSError):  # another user's, or not torchrun: then it has what it has
+        with suppress(OSError):  # the parent is another user's, or is not torchrun: its limit stays
             resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (need(ranks), hard))

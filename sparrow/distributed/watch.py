@@ -1,4 +1,4 @@
-"""Who is missing when a rank waits in vain: every rank says some times a second what it is at."""
+"""Finds out who is missing when a rank waits in vain. Every rank says several times a second what it is doing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sparrow.core.errors import listed
 
 T = TypeVar("T")
 EVERY_S = 0.5
-STORE = timedelta(seconds=5)  # in which the store of a small job answers
-EACH = timedelta(seconds=0.05)  # more for every rank: it answers all of them, one at a time
-PATIENCE_S = 6 * EVERY_S  # without a word for so long a rank is gone, or stopped
+STORE = timedelta(seconds=5)  # the store of a small job answers within this time
+EACH = timedelta(seconds=0.05)  # for every rank in addition: the store answers one at a time
+PATIENCE_S = 6 * EVERY_S  # a rank that says nothing for so long is gone, or stopped
 ENOUGH = 3  # words of each rank that speaks, see `_find`
 
 
 class Watch:
-    """Tells the job's store what this rank is at, from a thread of its own; asks it about the others after a failure.
+    """Tells the job's store what this rank is doing, from its own thread. After a failure it asks about the others.
 
-    job: a name that nobody else had. where: what this rank is at now. timeout: in which it is connected.
+    job: a name that no other job had. where: returns what this rank is doing now. timeout: within it, it is connected.
     """
 
     def __init__(self, job: str, rank: int, size: int, where: Callable[[], str], timeout: timedelta = STORE) -> None:
@@ -34,7 +34,7 @@ class Watch:
         self.size = size
         self._where = where
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # a client of its own: the other may be waiting. To connect may take long: torch asks for the host's name
+        # its own client, because the other may be waiting; connecting may take long: torch asks for the host's name
         client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         self._limit = STORE + size * EACH
         client.set_timeout(self._limit)
@@ -46,7 +46,7 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(Exception):  # the store goes with the job
+        with suppress(Exception):  # the store ends with the job
             while not self._done.wait(EVERY_S):
                 self._tell()
 
@@ -55,21 +55,21 @@ class Watch:
         self._store.set(str(self.rank), json.dumps({"beat": self._beats, "at": self._where(), **more}))
 
     def end(self, why: str, waited: bool = False) -> None:
-        """Tell the others that this rank ends, and why. waited: because of another."""
+        """Tell the others that this rank ends, and why. waited: whether it ends because of another rank."""
         self.stop()
-        if not self._thread.is_alive():  # it would hold the connection
+        if not self._thread.is_alive():  # a living thread would hold the connection
             with suppress(Exception):
                 self._in_time(lambda: self._tell(why=why, waited=waited))
 
     def stop(self) -> None:
-        """Tell the store nothing more; a thread that still did would abort the process when this ends."""
+        """Stop telling the store. A thread that still does would abort the process when the process ends."""
         self._done.set()
         self._thread.join(self._limit.total_seconds())
 
     def explain(self, why: str) -> str:
-        """One line on a failed collective: which rank failed first, which are gone, or else which are elsewhere.
+        """Returns one line about a failed collective: which rank failed first, which are gone, or which are elsewhere.
 
-        The rank that asks first finds out and tells the others: together they would ask more than a store can answer.
+        The rank that asks first finds out and tells the others. Together they would ask more than a store can answer.
         """
         mine = self._where()
         try:
@@ -83,8 +83,8 @@ class Watch:
         return f"{found}; rank {self.rank} was at {mine} ({why})"
 
     def _told(self) -> str:
-        """What another found out, or "" if it ended before."""
-        wait_s = 4 * PATIENCE_S + self._limit.total_seconds()  # more than it takes that one
+        """Returns what another rank found out, or "" if it ended before."""
+        wait_s = 4 * PATIENCE_S + self._limit.total_seconds()  # more than that rank needs
         end = time.monotonic() + wait_s
 
         def look() -> str:
@@ -97,9 +97,9 @@ class Watch:
         return self._in_time(look, wait_s)
 
     def _find(self) -> str:
-        """One line: the rank that failed first, else those that said nothing for PATIENCE_S, else those elsewhere.
+        """Returns one line: the rank that failed first, else those silent for PATIENCE_S, else those elsewhere.
 
-        A rank is silent only once all that speak have spoken ENOUGH times: on a busy machine all are late.
+        A rank counts as silent only when all that speak have spoken ENOUGH times: on a busy machine all are late.
         """
         before, end = self._in_time(self._all), time.monotonic() + 3 * PATIENCE_S
         wait = 0 if any(_failed(told) for told in before) else PATIENCE_S
@@ -127,15 +127,15 @@ class Watch:
         return f"rank {self.rank} waited in vain: {late or 'all ranks are there'}"
 
     def _all(self) -> list[dict[str, Any]]:
-        """What every rank told last; nothing of those that never came so far."""
+        """Returns what every rank said last; {} for ranks that never said anything."""
         ranks = [str(rank) for rank in range(self.size)]
-        if not self._store.check(ranks):  # of any that is not there, the store would make us wait for it
+        if not self._store.check(ranks):  # the store would make us wait for a key that is not there
             ranks = [rank for rank in ranks if self._store.check([rank])]
         told = dict(zip(ranks, self._store.multi_get(ranks), strict=True))
         return [json.loads(told.get(str(rank), b"{}")) for rank in range(self.size)]
 
     def _in_time(self, call: Callable[[], T], more_s: float = 0.0) -> T:
-        """What calls to the store give; over a cut link they would wait for ever, whatever the client's timeout."""
+        """Returns what a call to the store returns. Over a cut link it would wait for ever, in spite of the timeout."""
         found: list[T] = []
 
         def run() -> None:

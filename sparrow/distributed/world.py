@@ -40,12 +40,12 @@ SIGNS = (
 
 
 def leads() -> bool:
-    """Whether this process is its job's rank 0, or alone."""
+    """Returns whether this process is rank 0 of its job, or alone."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class Lobby:
-    """The ranks of a job before they are a `World`, which begins with settings that rank 0 may know alone."""
+    """The ranks of a job before they are a `World`, which needs settings that perhaps only rank 0 knows."""
 
     def __init__(self, timeout_s: float) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -57,7 +57,7 @@ class Lobby:
                 self._store = _part(self.size, timedelta(seconds=timeout_s))
 
     def told(self, what: str, value: T) -> T:
-        """Rank 0's value on every rank; of what JSON can say."""
+        """Returns rank 0's value on every rank. It must be plain data that JSON can hold."""
         with _coming(self.size, self._timeout_s):
             if self.rank == 0:
                 self._store.set(what, json.dumps(value))
@@ -68,8 +68,8 @@ class Lobby:
 class World:
     """All ranks of a job on a grid of hosts, rank = host * local_size + local rank; a job of one has no groups.
 
-    mesh: a DeviceMesh of dims ("host", "local"), None for one rank. meter: counts what is sent. Collectives are named
-    by the dim they run over, or "all"; `what` names the purpose for the meter and for errors.
+    mesh: a DeviceMesh of dims ("host", "local"), None for one rank. meter: counts what is sent. A collective is given
+    the dim that it runs over, or "all". Its argument `what` names the purpose, for the meter and for errors.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None, timeout_s: float = 600) -> None:
@@ -79,10 +79,10 @@ class World:
         self.hosts, self.local_size = mesh.shape if mesh is not None else (1, 1)
         self.size = self.hosts * self.local_size
         self.host, self.local_rank = divmod(self.rank, self.local_size)
-        self.name = ""  # that no other job and no earlier attempt had
+        self.name = ""  # a name that no other job and no earlier attempt had
         self.meter = Meter()
         self.step = 0
-        self.stage = "start"  # what this rank is at, for whoever waits for it
+        self.stage = "start"  # what this rank is doing, for ranks that wait for it
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._made: list[dist.ProcessGroup] = []
         self._links: dict[str, list[str]] = {}
@@ -92,9 +92,15 @@ class World:
 
     @classmethod
     def begin(cls, device: str = "cpu", local_size: int | None = None, timeout_s: float = 600) -> World:
-        """The job that torchrun started this process in, or one of its own; UserError when the grid does not fit.
+        """Returns the job that torchrun started this process in, or a job of one.
 
-        local_size: ranks a host, as torchrun says unless told.
+        Args:
+            device: "cpu", "cuda" or such as "cuda:1".
+            local_size: ranks on each host; by default as torchrun says.
+            timeout_s: how long a rank waits for the others before it gives up.
+
+        Raises:
+            UserError: when the ranks do not fill a grid, or do not all come.
         """
         size = _size()
         if size == 1:
@@ -106,7 +112,7 @@ class World:
         kind, timeout = torch.device(device).type, timedelta(seconds=timeout_s)
         own = own_device(device, int(os.environ["RANK"]), local)
         if own is not None:
-            torch.cuda.set_device(own)  # which "cuda" means from now on
+            torch.cuda.set_device(own)  # from now on "cuda" means this device
         with _coming(size, timeout_s):
             if not dist.is_initialized():
                 dist.init_process_group(
@@ -120,10 +126,10 @@ class World:
             told = torch.zeros(size, dtype=torch.int64)
             told[dist.get_rank()] = local
             dist.all_reduce(told)
-            if len(hosts := set(told.tolist())) > 1:  # before groups are made, for which some would wait in vain
+            if len(hosts := set(told.tolist())) > 1:  # before groups are made: some ranks would wait in vain for these
                 raise UserError(f"hosts of {' and '.join(map(str, sorted(hosts)))} ranks; start as many on every host")
             grid = torch.arange(size).view(-1, local)
-            # made here and not by the mesh, whose groups would wait for half an hour
+            # made here and not by the mesh, because groups of the mesh would wait for half an hour
             groups = [dist.new_subgroups_by_enumeration(part.tolist(), timeout=timeout)[0] for part in (grid.T, grid)]
             world = cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
             world.name = world.told("name", uuid.uuid4().hex)
@@ -131,7 +137,7 @@ class World:
 
     @contextmanager
     def watched(self, remedy: str = "") -> Iterator[None]:
-        """In which a rank that waits for others in vain says for whom, as a UserError. remedy: behind what it says."""
+        """A context in which a rank that waits in vain raises a UserError that says for whom; it ends with `remedy`."""
         if self.size == 1:
             yield
             return
@@ -150,13 +156,13 @@ class World:
             watch.stop()
 
     def group(self) -> dist.ProcessGroup:
-        """Another group of all ranks, whose collectives overlap those of the first."""
+        """Returns another group of all ranks, whose collectives run beside those of the first."""
         made: dist.ProcessGroup = dist.new_group(timeout=self.timeout)
         self._made.append(made)
         return made
 
     def ranks(self, dim: str) -> list[int]:
-        """The members of this rank's group along a dim, in order; "host" runs across hosts, "local" within one."""
+        """Returns the members of this rank's group along a dim; "host" runs across hosts, "local" within one."""
         if dim == "all":
             return list(range(self.size))
         if dim == "host":
@@ -164,27 +170,31 @@ class World:
         return [self.host * self.local_size + i for i in range(self.local_size)]
 
     def link(self, other: int) -> str:
-        """What lies between this rank and another: "self", "host" or "network", see `Meter`."""
+        """Returns what lies between this rank and another: "self", "host" or "network", see `Meter`."""
         if other == self.rank:
             return "self"
         return "host" if other // self.local_size == self.host else "network"
 
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
-        """Within it this rank is at `stage`: errors and the other ranks name it."""
+        """A context in which this rank is at `stage`; errors and the other ranks name it."""
         before = self.stage
         self.stage = stage
         yield
-        self.stage = before  # not after an error: it happened here
+        self.stage = before  # not after an error, which happened at this stage
 
     # -- collectives --------------------------------------------------------------------------------------------
 
     def all_to_all(
         self, what: str, parts: Sequence[Tensor], sizes: Sequence[int] | None = None, dim: str = "all"
     ) -> Pending[list[Tensor]]:
-        """Part i [n_i] to the i-th member along a dim; gives the parts that they sent here, of `sizes` elements.
+        """Send a part to each member along a dim. Returns the parts that they send to this rank.
 
-        Where sizes is None they travel first.
+        Args:
+            what: the purpose, for the meter and for errors.
+            parts: part i [n_i] is for the i-th member.
+            sizes: how many elements each member sends here. If it is None, the sizes are sent first.
+            dim: along which the members are.
         """
         counts = [part.numel() for part in parts]
         if sizes is None:
@@ -196,7 +206,7 @@ class World:
     def all_to_all_flat(
         self, what: str, send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], dim: str = "all"
     ) -> Pending[Tensor]:
-        """`all_to_all` of parts that lie one behind the other, counts[i] elements for member i; as its result does."""
+        """Returns what `all_to_all` does, with all parts in one tensor: counts[i] elements for member i, in order."""
         for link, count in self._by_link(dim, counts).items():
             self.meter.add(what, link, count * send_N.element_size())
         begun = all_to_all(send_N, counts, sizes, self._groups.get(dim))
@@ -208,7 +218,7 @@ class World:
         return Pending(finish)
 
     def _by_link(self, dim: str, counts: Sequence[int]) -> dict[str, int]:
-        """Sums of what goes to the members along a dim, by the kind of link."""
+        """Returns how much goes to the members along a dim, by the kind of link."""
         if dim not in self._links:
             self._links[dim] = [self.link(member) for member in self.ranks(dim)]
         found: dict[str, int] = {}
@@ -217,7 +227,7 @@ class World:
         return found
 
     def all_sum(self, what: str, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Returns the sum over all ranks; it is computed in place."""
         if self.size > 1:
             self.count(what, values, 2)
             with self.at(what):
@@ -225,7 +235,7 @@ class World:
         return values
 
     def all_gather(self, what: str, values: Tensor, same: bool = False) -> list[Tensor]:
-        """Every rank's tensor [n_r, ...], in the ranks' order; the first sizes may differ unless they are the same."""
+        """Returns every rank's tensor [n_r, ...], in the ranks' order. same: whether all n_r are equal."""
         if self.size == 1:
             return [values]
         with self.at(what):
@@ -241,7 +251,7 @@ class World:
         return [part[: int(n)] for part, n in zip(parts, sizes, strict=True)]
 
     def told(self, what: str, value: T) -> T:
-        """Rank 0's value on every rank; of what JSON can say."""
+        """Returns rank 0's value on every rank. It must be plain data that JSON can hold."""
         if self.size == 1:
             return value
         said = _bytes(value if self.rank == 0 else None)
@@ -254,7 +264,7 @@ class World:
         return found
 
     def gathered(self, what: str, value: T) -> list[T]:
-        """Every rank's value, in the ranks' order; of what JSON can say."""
+        """Returns every rank's value, in the ranks' order. Values must be plain data that JSON can hold."""
         return [json.loads(said.numpy().tobytes()) for said in self.all_gather(what, _bytes(value))]
 
     def barrier(self, what: str) -> None:
@@ -264,7 +274,7 @@ class World:
                 dist.barrier()
 
     def leave(self) -> None:
-        """Let go of the groups made here, whose threads wake a hundred times a second; the process stays in the job."""
+        """Destroy the groups made here, whose threads wake a hundred times a second. The process stays in the job."""
         for group in self._made:
             dist.destroy_process_group(group)
         self._made = []
@@ -275,13 +285,13 @@ class World:
             dist.destroy_process_group()
 
     def count(self, what: str, values: Tensor, phases: int) -> None:
-        """Count a collective on all ranks of so many phases, such as 2 of an all-reduce."""
+        """Count a collective on all ranks. phases: how many it has, such as 2 for an all-reduce."""
         count = values.numel() * values.element_size() * phases * (self.size - 1) // self.size
         self.meter.add(what, "network" if self.hosts > 1 else "host", count)
 
 
 def _size() -> int:
-    """How many ranks the job has that this process was started for."""
+    """Returns how many ranks the job of this process has."""
     return int(os.environ.get("WORLD_SIZE", "1")) if dist.is_available() else 1
 
 
@@ -290,17 +300,17 @@ _PARTS = itertools.count()
 
 
 def _part(size: int, timeout: timedelta) -> dist.Store:
-    """A part of the job's store: no other attempt has it, and nothing else in this one."""
-    if not _ATTEMPT:  # agreed on once: who has not yet left one agreement would take part in the next
+    """Returns a part of the job's store that no other attempt and nothing else in this attempt uses."""
+    if not _ATTEMPT:  # agreed on once: a rank that has not left one agreement would take part in the next
         store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
         _ATTEMPT.append(dist.PrefixStore(f"sparrow/{agree(store, rank, size, timeout)}", store))
     _ATTEMPT[0].set_timeout(timeout)
-    return dist.PrefixStore(str(next(_PARTS)), _ATTEMPT[0])  # ranks ask for the same parts, one after the other
+    return dist.PrefixStore(str(next(_PARTS)), _ATTEMPT[0])  # all ranks ask for the same parts in the same order
 
 
 @contextmanager
 def _coming(size: int, timeout_s: float) -> Iterator[None]:
-    """In which the ranks come together; UserError when not all do."""
+    """A context in which the ranks connect; UserError when not all do."""
     try:
         yield
     except RuntimeError as error:
@@ -314,19 +324,19 @@ def _bytes(value: object) -> Tensor:
 
 
 def _lost(error: Exception) -> bool:
-    """Whether a collective failed because another rank did."""
+    """Returns whether a collective failed because another rank failed."""
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 def _line(error: Exception) -> str:
-    """What an error says, without Gloo's places in its source and its advice."""
+    """Returns what an error says, without the places in Gloo's source and without its advice."""
     text = re.sub(r"\[/\S*\] |\. This is typically.*", "", str(error).strip())
     return next(iter(text.splitlines()), type(error).__name__)[:300]
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """In which a SIGTERM does not end this process: torchrun sends one as soon as it sees another rank end."""
+    """A context in which SIGTERM does not end this process; torchrun sends it when it sees another rank end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

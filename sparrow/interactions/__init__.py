@@ -1,4 +1,4 @@
-"""vectors -> representation: how features meet."""
+"""How features meet: cross layers, dot products, factorization machines."""
 
 from sparrow.interactions.cross import CrossNet
 from sparrow.interactions.dot import DotInteraction

@@ -13,8 +13,9 @@ from sparrow.layers import Fold, to_compute
 class CrossNet(nn.Module):
     """DCNv2's cross layers: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, [B, features] -> [B, features].
 
-    rank: factorise W = W2 V with V [rank, features] (MLPerf's DLRM-DCNv2); None keeps W whole. Xavier-normal
-    weights, zero biases (arXiv 2008.13535, equations 1 and 2).
+    See arXiv 2008.13535, equations 1 and 2. The weights begin as Xavier-normal, the biases as zero.
+
+    rank: factorises W = W2 V with V [rank, features] (MLPerf's DLRM-DCNv2). None keeps W whole.
     """
 
     def __init__(self, features: int, layers: int, rank: int | None = None) -> None:
@@ -27,7 +28,7 @@ class CrossNet(nn.Module):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(layers))
 
     def forward(self, x0: Tensor, narrow: Tensor | None = None, fold: Fold | None = None) -> Tensor:
-        """Apply the layers in order. narrow, fold: in the first product stand for x0 (see `NumericEmbedding`)."""
+        """Returns the last layer's output. narrow, fold: replace x0 in the first product (see `NumericEmbedding`)."""
         x0 = to_compute(x0)
         x, weight = (x0, self.weights[0]) if narrow is None or fold is None else (narrow, fold(self.weights[0]))
         weights = [to_compute(w) for w in (weight, *list(self.weights)[1:])]
@@ -36,7 +37,7 @@ class CrossNet(nn.Module):
 
 
 class _Cross(torch.autograd.Function):
-    """All layers at once: what stands between their products takes one pass over [B, features] a layer."""
+    """All layers at once. What stands between their products takes one pass over [B, features] for each layer."""
 
     @staticmethod
     def forward(ctx: Any, x0: Tensor, x: Tensor, count: int, *parameters: Tensor) -> Tensor:

@@ -15,18 +15,18 @@ class DotInteraction(nn.Module):
     """
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
-        """The pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
+        """Returns the pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
         out: Tensor = _Pairs.apply(vectors_BFD)
         return out
 
     @staticmethod
     def out_features(vectors: int) -> int:
-        """Pairs among so many vectors."""
+        """Returns how many pairs so many vectors have."""
         return vectors * (vectors - 1) // 2
 
 
 class _Pairs(torch.autograd.Function):
-    """Its gradient is one product, G X with the symmetric G of all pairs; autograd takes one for each factor."""
+    """The gradient is one product: G X with the symmetric G of all pairs. Autograd would take one for each factor."""
 
     @staticmethod
     def forward(ctx: Any, vectors_BFD: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class _Pairs(torch.autograd.Function):
     def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
         (vectors_BFD,) = ctx.saved_tensors
         row_P, column_P, count = *_triangle(vectors_BFD), vectors_BFD.shape[1]
-        pair_FF = row_P.new_full((count, count), len(row_P))  # on the diagonal the number behind the last, a 0
+        pair_FF = row_P.new_full((count, count), len(row_P))  # the diagonal points after the last pair, where a 0 is
         pair_FF[row_P, column_P] = pair_FF[column_P, row_P] = torch.arange(len(row_P), device=row_P.device)
         grad_BFF = F.pad(grad_BP, (0, 1)).index_select(1, pair_FF.flatten()).unflatten(1, pair_FF.shape)
         return grad_BFF @ vectors_BFD

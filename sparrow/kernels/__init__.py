@@ -1,7 +1,8 @@
-"""Operators: one folder each, whose `reference.py` is the definition and whose C++ is the same, faster; and row rules.
+"""Operators, row formats and row rules.
 
-One argument names the implementation everywhere: "auto" (the compiled kernels for CPU tensors where they are built,
-else the reference), "reference" or "cpp". The compiled kernels live in one library, built by `make setup`.
+Each operator has a folder. Its `reference.py` is the definition, and its C++ does the same, faster. The argument `impl`
+names the implementation everywhere: "reference", "cpp", or "auto". "auto" is the compiled kernels for CPU tensors if
+they are built, else the reference. The compiled kernels are in one library, which `make setup` builds.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from sparrow.core.errors import UserError
 
 Impl = Literal["auto", "reference", "cpp"]
 
-_problem: str | None = None  # None: not tried yet, "": loaded, else why there is no library
+_problem: str | None = None  # None: not tried yet; "": loaded; else why there is no library
 _warned = False
 
 
 def missing() -> str:
-    """Why the compiled kernels cannot be used, or "" when they are loaded; the first call loads them."""
+    """Returns why the compiled kernels cannot be used, or "" when they are loaded; the first call loads them."""
     global _problem
     if _problem is None:
         library = next(Path(__file__).parent.glob("_cpp*.so"), None)
@@ -37,15 +38,18 @@ def missing() -> str:
 
 
 def let_go() -> None:
-    """Give the system back what freed tensors of the compiled kernels leave for the next step."""
+    """Give memory back to the system that the compiled kernels keep for the next step."""
     if not missing():
         torch.ops.sparrow.let_go()
 
 
 def resolve(impl: Impl, device: torch.device) -> Literal["reference", "cpp"]:
-    """The implementation to run for tensors on `device`; UserError when "cpp" is asked for and cannot run.
+    """Returns the implementation to run for tensors on `device`.
 
-    "auto" falls back to the reference; where only the missing library stands in the way, it says so once.
+    "auto" falls back to the reference. If only the library is missing, it says so once.
+
+    Raises:
+        UserError: when "cpp" is asked for and cannot run.
     """
     global _warned
     if impl not in ("auto", "reference", "cpp"):

@@ -1,4 +1,4 @@
-// What every operator on CPUs needs: torch's stable ABI, errors, and sharing work among threads.
+// What every operator on CPUs needs: torch's stable ABI, errors, memory, and how work is shared among threads.
 
 #pragma once
 
@@ -49,9 +49,9 @@ inline void* huge_pages(void* memory, int64_t bytes) {
   return memory;
 }
 
-// Memory of large tensors that come and go with every step. malloc would cut their places up for small ones, grow, and
-// have the system clear new pages; here a block is given again whole to whoever next wants about its size. One that is
-// a little too small goes when a larger one is made, else sizes that grow step by step would pile up.
+// Memory of large tensors that are made and freed in every step. malloc would cut it up for small tensors, grow, and
+// let the system clear new pages. Here a freed block is used again whole, by the next tensor of about its size. A block
+// that is a little too small is freed when a larger one is made. Else sizes that grow step by step would pile up.
 class Blocks {
  public:
   void* take(int64_t bytes) {
@@ -144,7 +144,7 @@ void check(bool fine, const Parts&... parts) {
   throw std::invalid_argument(text.str());
 }
 
-// How many threads should share so much work.
+// Returns how many threads should share so much work, in floats.
 inline int64_t team_for(int64_t work) {
   return std::clamp<int64_t>(work / kGrain, 1, std::min<int64_t>(torch::stable::get_num_threads(), kMostThreads));
 }

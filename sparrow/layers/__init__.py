@@ -1,4 +1,4 @@
-"""Dense building blocks."""
+"""The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision they run in."""
 
 from sparrow.layers.mlp import MLP, Fold, Head, Linear, require_sizes
 from sparrow.layers.numeric import NumericEmbedding

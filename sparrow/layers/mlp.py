@@ -14,20 +14,25 @@ from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
 
 Fold = Callable[[Tensor], Tensor]
-"""A weight -> one for narrower inputs, with the same product."""
+"""Makes of a weight one for narrower inputs, with the same product."""
 
 
 def require_sizes(**sizes: Sequence[int]) -> None:
-    """UserError for a layer size below 1."""
+    """Raise UserError for a layer size below 1."""
     for name, values in sizes.items():
         for value in values:
             require(least=1, **{name: value})
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, [B, in] -> [B, out]; without b where it is not wanted.
+    """y = x W^T + b, [B, in] -> [B, out].
 
     Initialised as in DLRM: W ~ N(0, sqrt(2 / (in + out))), b ~ N(0, sqrt(1 / out)) (arXiv 1906.00091, reference code).
+
+    Args:
+        in_features: columns of x.
+        out_features: columns of y.
+        bias: whether there is a b.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
@@ -36,7 +41,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.randn(out_features) * math.sqrt(1 / out_features)) if bias else None
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """The product with x, or with parts that side by side are x: [B, out]."""
+        """Returns y [B, out]. parts: x [B, in], or several matrices that are x when they stand side by side."""
         weights = self.weight.split([part.shape[1] for part in parts], 1)
         y: Tensor | None = self.bias
         for part, weight in zip(parts, weights, strict=True):
@@ -48,11 +53,16 @@ class Linear(nn.Module):
 
 
 class Head(Linear):
-    """The last layer of a model: logits, [B, in] -> [B, labels], in fp32 whatever the run's precision.
+    """The last layer of a model: logits, [B, in] -> [B, labels], in fp32 in every precision of the run.
 
-    In bf16 there would be some hundred different logits. The bias begins at 0. scale: of the first weights: behind a
-    norm, whose outputs are of size 1, those of `Linear` would make first predictions of chance, which a short run never
-    unlearns.
+    In bf16 there would be only some hundred different logits. The bias begins at 0.
+
+    Args:
+        in_features: columns of the input.
+        out_features: the number of labels.
+        bias: whether there is one.
+        scale: a factor on the first weights. After a norm, whose outputs have size 1, those of `Linear` would make
+            random first predictions that a short run does not unlearn.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, scale: float = 1.0) -> None:
@@ -63,13 +73,13 @@ class Head(Linear):
                 self.bias.zero_()
 
     def forward(self, *parts: Tensor) -> Tensor:
-        """Logits of x, or of parts that side by side are x: [B, labels]."""
+        """Returns logits [B, labels]. parts: as for `Linear`."""
         with torch.autocast(self.weight.device.type, enabled=False):
             return super().forward(*(part.float() for part in parts))
 
 
 class _Product(torch.autograd.Function):
-    """x W^T, with the gradient of x in memory that the next step takes again."""
+    """x W^T. The gradient of x is in memory that the next step uses again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -84,7 +94,12 @@ class _Product(torch.autograd.Function):
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by a ReLU: [B, in] -> [B, sizes[-1]], or [B, in] when there are no sizes."""
+    """Linear layers, each followed by a ReLU: [B, in] -> [B, sizes[-1]], or [B, in] when there are no sizes.
+
+    Args:
+        in_features: columns of the input.
+        sizes: columns of each layer's output.
+    """
 
     def __init__(self, in_features: int, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -92,7 +107,7 @@ class MLP(nn.Module):
         self.out_features = sizes[-1] if sizes else in_features
 
     def forward(self, x: Tensor, fold: Fold | None = None) -> Tensor:
-        """Apply the layers in order. fold: makes the first layer's weight one for x (see `NumericEmbedding`)."""
+        """Returns the last layer's output. fold: fits the first layer's weight to x (see `NumericEmbedding.fold`)."""
         for layer in self.layers:
             weight: Any = layer.weight if fold is None else fold(layer.weight)  # type: ignore[arg-type]
             x, fold = _ReluLinear.apply(to_compute(x), to_compute(weight), layer.bias), None
@@ -100,7 +115,7 @@ class MLP(nn.Module):
 
 
 class _ReluLinear(torch.autograd.Function):
-    """max(x W^T + b, 0): the bias and the ReLU in one pass, and so are their gradients."""
+    """max(x W^T + b, 0). The bias and the ReLU take one pass, and so do their gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -12,9 +12,14 @@ from sparrow.layers.precision import compute_dtype
 
 
 class NumericEmbedding(nn.Module):
-    """A vector for each dense column, times its value: [B, C] -> [B, C * D], columns side by side, w ~ N(0, 1 / D).
+    """A learned vector for each dense column, times the column's value: [B, C] -> [B, C * D], columns side by side.
 
-    So that a number meets other features as an id does (AutoInt, arXiv 1810.11921, section 4.3).
+    So a number meets other features in the way an id does (AutoInt, arXiv 1810.11921, section 4.3). The vectors begin
+    as N(0, 1 / D).
+
+    Args:
+        columns: C.
+        dim: D.
     """
 
     def __init__(self, columns: int, dim: int) -> None:
@@ -23,17 +28,25 @@ class NumericEmbedding(nn.Module):
         self.out_features = columns * dim
 
     def forward(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
-        """The scaled vectors and the rest side by side [B, C * D + R], and in their place the numbers alone [B, P + R].
+        """Returns the inputs of the next layer in two forms, which give the same products.
 
-        The second is for products with a weight of `fold`; P is C made up to a multiple of 16 with columns of 0.
+        The first has the scaled vectors and the rest side by side, [B, C * D + R]. The second has the numbers and the
+        rest, [B, P + R], where P is C filled up to a multiple of 16 with columns of 0. It is for products with a
+        weight of `fold`.
+
+        Args:
+            dense_BC: the numbers.
+            rest_BR: further inputs.
         """
         found: tuple[Tensor, Tensor] = _Beside.apply(dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
         return found
 
     def fold(self, weight: Tensor) -> Tensor:
-        """For a weight [out, C * D + R] of the first of `forward` that of the second, [out, P + R]: one product.
+        """Returns the weight [out, P + R] for the second form of `forward`, given the one for the first.
 
-        W (x_c w_c) is (W w_c) x_c: a column's D products become one.
+        W (x_c w_c) is (W w_c) x_c, so the D products of a column become one.
+
+        weight: [out, C * D + R].
         """
         ours, rest = weight.split([self.out_features, weight.shape[1] - self.out_features], 1)
         folded = (ours.unflatten(1, self.weight_CD.shape) * self.weight_CD).sum(2)

@@ -11,23 +11,26 @@ Precision = Literal["fp32", "bf16"]
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Within it matrix products run in `precision`: bf16 rounds their inputs; weights, sums and the loss stay fp32."""
+    """Returns a context in which matrix products run in `precision`.
+
+    bf16 rounds the inputs of products. Weights, sums and the loss stay fp32.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def lacks_bf16(device: torch.device) -> bool:
-    """Whether bf16 is slower than fp32 there: on x86 processors with neither AVX-512 BF16 nor AMX."""
+    """Returns whether bf16 is slower than fp32 there: on x86 processors with neither AVX-512 BF16 nor AMX."""
     if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def to_compute(x: Tensor) -> Tensor:
-    """x in the type that products around it run in, so that what stands between two products is as narrow."""
+    """Returns x in the type that matrix products run in, so that what stands between two products is as narrow."""
     return x.to(compute_dtype(x))
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type that products with x run in."""
+    """Returns the type that matrix products with x run in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -10,10 +10,19 @@ from sparrow.layers.precision import to_compute
 
 
 class CausalTransformer(nn.Module):
-    """Pre-norm decoder blocks over sequences of any length, of which the last `longest` vectors are used.
+    """Pre-norm decoder blocks over sequences of any length.
 
-    Every product is over the vectors that there are, [N, dim]; only attention pads. Positions are counted from the end
-    and learned. UserError when heads do not divide dim.
+    Every product is over the N vectors that there are, [N, dim]; only attention pads. Positions are counted from the
+    end, and their vectors are learned.
+
+    Args:
+        dim: size of a vector.
+        layers: how many blocks.
+        heads: of each attention; they must divide dim.
+        longest: how many of the last vectors of a sequence are used.
+
+    Raises:
+        UserError: when heads do not divide dim.
     """
 
     def __init__(self, dim: int, layers: int, heads: int, longest: int) -> None:
@@ -27,7 +36,12 @@ class CausalTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, values_ND: Tensor, offsets_B1: Tensor) -> Tensor:
-        """The last vector's output of each sequence, [B, dim]; zeros for one without any."""
+        """Returns the output of each sequence's last vector, [B, dim]; zeros for an empty sequence.
+
+        Args:
+            values_ND: the vectors of all sequences.
+            offsets_B1: where each sequence begins, int64 [B + 1].
+        """
         whole_B = offsets_B1.diff()
         lengths_B = whole_B.clamp(max=self.longest)
         ends_B = lengths_B.cumsum(0)
@@ -52,14 +66,14 @@ class _Block(nn.Module):
         self.heads = heads
         self.norm_attention = nn.LayerNorm(dim)
         self.norm_mlp = nn.LayerNorm(dim)
-        # no bias: softmax does not see one of the keys, and Adam would make steps of its rounding
+        # no bias: softmax ignores a bias of the keys, and Adam would follow its rounding errors
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.out = Linear(dim, dim)
         self.up = MLP(dim, [4 * dim])
         self.down = Linear(4 * dim, dim)
 
     def forward(self, x: Tensor, place_N: Tensor, size: int, most: int) -> Tensor:
-        """x: [N, dim], each at place_N of [size * most]; what is left of a row behind it no vector sees."""
+        """Returns [N, dim]. x: [N, dim], each at place_N of [size * most]; no vector sees the padding after its row."""
         dim = x.shape[1]
         qkv = to_compute(self.qkv(self.norm_attention(x)))
         padded = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)

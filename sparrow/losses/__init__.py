@@ -1,4 +1,4 @@
-"""logits, labels -> scalar."""
+"""Logits and labels -> a loss."""
 
 from sparrow.losses.bce import binary_cross_entropy, judged, probabilities
 

@@ -8,9 +8,14 @@ from sparrow.core import Batch, UserError
 
 
 def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
-    """Mean binary cross-entropy of logits [B, T] against the batch's labels, weighted by its sample weights.
+    """Returns the mean binary cross-entropy, a scalar: sum_b w_b l_b / sum_b w_b, averaged over the labels.
 
-    sum_b w_b l_b / sum_b w_b, averaged over tasks; UserError when the batch has no labels, or others than the logits.
+    Args:
+        logits_BT: what a model gave, [B, T].
+        batch: has the labels [B, T] and perhaps sample weights [B].
+
+    Raises:
+        UserError: when the batch has no labels, or labels of another shape.
     """
     if batch.labels_BT is None:
         raise UserError("loss: the batch has no labels; use a log with a label column, or only predict")
@@ -25,10 +30,10 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
 
 
 def judged(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """`binary_cross_entropy`, and the probabilities [B, T] that it is of, which have no graph."""
+    """Returns `binary_cross_entropy`, and the probabilities [B, T] of these logits, which have no graph."""
     return binary_cross_entropy(logits_BT, batch), probabilities(logits_BT.detach())
 
 
 def probabilities(logits_BT: Tensor) -> Tensor:
-    """Of logits [B, T], in fp32."""
+    """Returns the probabilities of logits, float32 [B, T]."""
     return torch.sigmoid(logits_BT.float())

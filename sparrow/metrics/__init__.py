@@ -1,4 +1,4 @@
-"""How good click probabilities are. Everywhere `score` means a probability in 0..1, never a logit."""
+"""How good click probabilities are. Here `score` always means a probability in 0..1, never a logit."""
 
 from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels

@@ -1,4 +1,4 @@
-"""What every metric is given, checked once."""
+"""The checks of what every metric is given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from sparrow.core import UserError
 
 
 def columns(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, labels and weights (ones unless given) as float64 [B] on the scores' device, without their graph.
+    """Returns scores, labels and weights as float64 [B] on the scores' device, without their graph.
 
-    Raises UserError for other shapes, labels outside 0..1 (or missing) and weights that are negative or not finite.
+    Args:
+        scores_B: [B].
+        labels_B: 0..1, [B].
+        weights_B: >= 0, [B]; ones by default.
+
+    Raises:
+        UserError: for other shapes, labels outside 0..1 (or missing) and weights that are negative or not finite.
     """
     parts = {"scores": scores_B, "labels": labels_B, "weights": weights_B}
     for name, part in parts.items():
@@ -28,7 +34,7 @@ def columns(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> tup
 
 
 def check_probabilities(scores_B: Tensor) -> None:
-    """UserError when a score lies outside 0..1; NaN passes, and makes the figures NaN."""
+    """Raise UserError when a score lies outside 0..1. NaN passes, and makes the figures NaN."""
     remedy = "are probabilities in 0..1; apply a sigmoid, or use logloss_from_logits"
     _check("scores", scores_B.nan_to_num(0.0, torch.inf, -torch.inf), 1.0, remedy)
 

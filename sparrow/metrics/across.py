@@ -1,4 +1,4 @@
-"""Metrics of rows that lie on many ranks: those that must be seen together go to one rank, and its sums to all."""
+"""Metrics of rows that lie on many ranks. Rows that must be seen together go to one rank, and its sums to all."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sparrow.metrics.streaming import Streaming
 
 
 def merged(world: World, streams: Sequence[Streaming]) -> list[Streaming]:
-    """What each of the streams has seen on all ranks together; on every rank the same."""
+    """Returns for each stream what it has seen on all ranks together, the same on every rank."""
     sums = world.all_sum("metrics", torch.stack([stream.sums() for stream in streams]))
     return [Streaming(of_one) for of_one in sums]
 
 
 def folded(world: World, streams: Sequence[Streaming]) -> list[dict[str, Tensor]]:
-    """The state of each stream on all ranks, from which they go on to the same bits, here and from a checkpoint.
+    """Returns the state of each stream on all ranks. A run continues from it to the same bits, here and when resumed.
 
-    Weights by score, where counts are exact, are rank 0's from now on. Sums, [W, 5], stay each rank's own: added up,
-    they would be rounded, and a run that was stopped between two checkpoints would end in other bits.
+    The weights by score, whose counts are exact, are rank 0's from now on. The sums, [W, 5], stay those of each rank:
+    added up they would be rounded, and a run that was stopped between two checkpoints would end in other bits.
     """
     states = [stream.state_dict() for stream in merged(world, streams)]
     own_S5 = torch.stack([stream.state_dict()["sums"] for stream in streams])
@@ -35,9 +35,12 @@ def folded(world: World, streams: Sequence[Streaming]) -> list[dict[str, Tensor]
 
 
 def auc_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> float:
-    """`auc` of all ranks' rows. Rows of a range of scores go to one rank, which counts the pairs within it.
+    """Returns `auc` of all ranks' rows. Rows of a range of scores go to one rank, which counts the pairs within it.
 
-    everyone: has seen all ranks' rows, and so can cut the scores into ranges of about the same weight.
+    Args:
+        world: the ranks.
+        everyone: has seen the rows of all ranks, so it can cut the scores into ranges of about the same weight.
+        scores_N, labels_N, weights_N: this rank's rows, [N].
     """
     owner_N = everyone.quantiles(scores_N, world.size)
     scores_N, labels_N, weights_N = _sent(world, "auc", owner_N, [scores_N, labels_N, weights_N])
@@ -47,15 +50,15 @@ def auc_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Te
     won_W, clicks_W, others_W = torch.stack(world.all_gather("auc", here, same=True)).T
     below_W = others_W.cumsum(0) - others_W
     pairs = float(clicks_W.sum() * others_W.sum())
-    # no dot product of BLAS, whose bits depend on where the memory lies: all ranks must find the same
+    # not by BLAS: the bits of its dot product depend on the address of the memory, and all ranks must agree
     return float((won_W + clicks_W * below_W).sum()) / pairs if pairs else math.nan
 
 
 def gauc_across(
     world: World, scores_N: Tensor, labels_N: Tensor, groups_N: Tensor, weights_N: Tensor
 ) -> tuple[float, int]:
-    """`gauc` of all ranks' rows, and how many groups it averages. Rows of a group go to one rank."""
-    owner_N = (groups_N * 0x1E3779B97F4A7C15 >> 33) % world.size  # spreads numbers of any pattern (Fibonacci hashing)
+    """Returns `gauc` of all ranks' rows, and how many groups it averages. Rows of a group go to one rank."""
+    owner_N = (groups_N * 0x1E3779B97F4A7C15 >> 33) % world.size  # Fibonacci hashing spreads numbers of any pattern
     auc_G, impressions_G = auc_by_group(*_sent(world, "gauc", owner_N, [scores_N, labels_N, groups_N, weights_N]))
     counted_G = ~auc_G.isnan()
     counted = impressions_G[counted_G]
@@ -65,7 +68,7 @@ def gauc_across(
 
 
 def _sent(world: World, what: str, owner_N: Tensor, columns: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Columns [N], of the rows that this rank owns among everyone's."""
+    """Returns columns of the rows that this rank owns, of all ranks' rows."""
     if world.size == 1:
         return columns
     order_N, counts = owner_N.argsort(stable=True), owner_N.bincount(minlength=world.size).tolist()

@@ -17,12 +17,18 @@ from sparrow.metrics.streaming import Streaming
 def evaluate(
     score: Callable[[Batch], Tensor], batches: Iterable[Batch], *, label: int = 0, exact: bool = True
 ) -> dict[str, float]:
-    """auc, logloss, ne, calibration, base_rate and examples of `score` over all of `batches`.
+    """Returns auc, logloss, ne, calibration, base_rate and examples (the number of rows) of all batches.
 
-    score: Batch -> probabilities [B] or [B, T]; runs without gradients. label: which of the T is judged. exact: the
-    AUC has no binning error and, where every batch has sessions, gauc and gauc_groups (how many it averages) are
-    added; this keeps 12 to 20 bytes a row on the batches' device. Else memory is constant, see `Streaming`.
-    Raises UserError when a batch has no labels, when scores and labels do not fit, or when there are no rows.
+    Args:
+        score: Batch -> probabilities [B] or [B, T]; it runs without gradients.
+        batches: what is scored.
+        label: the number of the label that is judged.
+        exact: the AUC has no binning error. If every batch has sessions, there are also gauc and gauc_groups (how many
+            groups it averages). This keeps 12 to 20 bytes a row on the batches' device. If it is false, the memory is
+            constant, see `Streaming`.
+
+    Raises:
+        UserError: when a batch has no labels, when scores and labels do not fit, or when there are no rows.
     """
     return evaluate_labels(score, batches, [label], exact=exact)[0]
 
@@ -35,9 +41,16 @@ def evaluate_labels(
     exact: bool = True,
     world: World | None = None,
 ) -> list[dict[str, float]]:
-    """`evaluate` of each of these labels, scoring every batch once; exact keeps 8 bytes a row for a further label.
+    """Returns what `evaluate` returns for each of several labels; every batch is scored once.
 
-    world: ranks that each score their share of the rows; all of them get the metrics of all rows.
+    Args:
+        score, batches: as for `evaluate`.
+        labels: the numbers of the labels.
+        exact: as for `evaluate`; it keeps 8 bytes a row for each further label.
+        world: ranks that each score their share of the rows. All of them get the metrics of all rows.
+
+    Raises:
+        UserError: as `evaluate`.
     """
     judged = list(labels)
     streams = [Streaming() for _ in labels]

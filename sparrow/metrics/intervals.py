@@ -1,4 +1,4 @@
-"""How sure a metric is: its value with what each row, or each session, adds to its error."""
+"""How certain a metric is: its value, with what each row or each session adds to its error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from sparrow.metrics.ranking import auc_by_group
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A metric's value, and by how much each independent unit moves it: influence_G float64 [G], sum 0.
+    """A metric's value, and by how much each of G independent units moves it.
 
-    Two of the same rows subtract to their paired difference, because errors that they share cancel unit by unit.
+    The difference of two estimates of the same rows is their paired difference: errors that they share cancel, unit by
+    unit.
+
+    Args:
+        value: the metric's.
+        influence_G: float64 [G]; the sum is 0.
     """
 
     value: float
@@ -27,7 +32,7 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """The standard error: what other units of the same kind would have changed. NaN for fewer than two units."""
+        """The standard error: how much other units of the same kind would change the value. NaN below two units."""
         units = self.influence_G.numel()
         return math.sqrt(float(self.influence_G.square().sum()) * units / (units - 1)) if units > 1 else math.nan
 
@@ -36,7 +41,7 @@ class Estimate:
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of estimates over the same units."""
+    """Returns the mean of estimates of the same units."""
     influences = torch.stack([e.influence_G for e in estimates])
     return Estimate(sum(e.value for e in estimates) / len(estimates), influences.mean(0))
 
@@ -44,13 +49,20 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 def estimates(
     scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, groups_B: Tensor | None = None
 ) -> dict[str, Estimate]:
-    """auc, gauc (with groups), logloss, ne and calibration of probabilities [B], each with its influences.
+    """Returns auc, gauc (with groups), logloss, ne and calibration of probabilities, each with its influences.
 
-    groups_B: int64 [B], sessions; rows of one may depend on each other, and sessions count as the independent units.
-    Without them rows do. Where a metric is undefined its value and its influences are NaN. Raises UserError like
-    `auc` and `logloss`.
-    Source: the infinitesimal jackknife (Efron 1982), which for AUC is DeLong et al. 1988, and with groups Obuchowski
-    1997; no resampling, hence no seed.
+    Where a metric is undefined, its value and its influences are NaN. The method is the infinitesimal jackknife (Efron
+    1982). For AUC it is DeLong et al. 1988, and with groups Obuchowski 1997. It does not resample, so it has no seed.
+
+    Args:
+        scores_B: probabilities, [B].
+        labels_B: 0 or 1, [B].
+        weights_B: >= 0, [B]; ones by default.
+        groups_B: sessions, int64 [B]. Rows of a session may depend on each other, so sessions are the independent
+            units. Without sessions the rows are.
+
+    Raises:
+        UserError: as `auc` and `logloss`.
     """
     scores_B, labels_B, weights_B = columns(scores_B, labels_B, weights_B)
     check_probabilities(scores_B)
@@ -72,7 +84,7 @@ def estimates(
         loss, rate = float(weights_B @ loss_B) / mass, clicks / mass
         d_loss_B, d_rate_B = weights_B * (loss_B - loss) / mass, weights_B * (labels_B - rate) / mass
         found["logloss"] = loss, d_loss_B
-        if clicks and others:  # the base rate's entropy H is estimated too, and dH/dp = log((1 - p) / p)
+        if clicks and others:  # the entropy H of the base rate is estimated too; dH/dp = log((1 - p) / p)
             entropy, slope = base_logloss(mass, clicks), math.log(others / clicks)
             found["ne"] = loss / entropy, (d_loss_B - loss / entropy * slope * d_rate_B) / entropy
     if clicks:
@@ -95,13 +107,15 @@ def estimates(
 
 
 def t_quantile(level: float, degrees: float) -> float:
-    """Student's t: half the width, in standard errors, of an interval that holds `level` of the mass; degrees >= 1.
+    """Returns half the width, in standard errors, of an interval that holds `level` of the mass of Student's t.
+
+    degrees: of freedom, >= 1.
 
     With t = sqrt(degrees) tan(a) the density is cos(a)^(degrees - 1), which is summed on a grid (error below 1e-4).
     """
     if degrees > 1e6:
         degrees = 1e6  # the normal distribution, to 6 digits
-    edge = min(math.pi / 2, 40 / math.sqrt(degrees))  # beyond it no mass to speak of
+    edge = min(math.pi / 2, 40 / math.sqrt(degrees))  # beyond it there is almost no mass
     grid = np.linspace(0, edge, 200_001)
     middle = (grid[:-1] + grid[1:]) / 2
     mass = np.cumsum(np.cos(middle) ** (degrees - 1))

@@ -1,4 +1,4 @@
-"""How well scores order rows: AUC, and AUC within groups."""
+"""How well scores order rows: AUC, and AUC within groups (GAUC)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparrow.metrics._columns import columns
 
 
 class GroupedAUC(NamedTuple):
-    """value: GAUC. counted: groups with clicks and non-clicks, which alone it averages. groups: all of them."""
+    """value: GAUC. counted: how many groups it averages, those with clicks and non-clicks. groups: how many in all."""
 
     value: float
     counted: int
@@ -21,20 +21,34 @@ class GroupedAUC(NamedTuple):
 
 
 def auc(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
-    """Probability that a click scores above a non-click; a tie counts half (average ranks). Exact.
+    """Returns the probability that a click scores above a non-click; a tie counts half. Exact.
 
-    scores_B: any numbers, [B]. labels_B: 0 or 1. weights_B: >= 0, ones unless given. NaN when only one class is
-    there, or when a score is NaN. Source: Hanley and McNeil 1982 (the Mann-Whitney statistic).
+    It is NaN when there is only one class, or when a score is NaN. Source: Hanley and McNeil 1982 (the Mann-Whitney
+    statistic).
+
+    Args:
+        scores_B: any numbers, [B].
+        labels_B: 0 or 1, [B].
+        weights_B: >= 0, [B]; ones by default.
+
+    Raises:
+        UserError: for other shapes, labels or weights.
     """
     return gauc(scores_B, labels_B, torch.zeros_like(scores_B, dtype=torch.int64), weights_B).value
 
 
 def gauc(scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor | None = None) -> GroupedAUC:
-    """AUC within each group, averaged over groups with the group's impressions (sum of weights) as its weight.
+    """Returns the AUC within each group, averaged over the groups. A group counts by its impressions (sum of weights).
 
-    groups_B: integers, such as user or session, [B]. Groups with one class have no AUC and are left out of both
-    sums; NaN when none is left, or when a score is NaN. Else like `auc`.
-    Source: Deep Interest Network (arXiv 1706.06978), under Metrics.
+    Groups with one class have no AUC and are left out of both sums. The result is NaN when no group is left, or when a
+    score is NaN. Source: Deep Interest Network (arXiv 1706.06978), under Metrics.
+
+    Args:
+        scores_B, labels_B, weights_B: as for `auc`.
+        groups_B: integers, such as user or session, [B].
+
+    Raises:
+        UserError: as `auc`.
     """
     auc_G, impressions_G = auc_by_group(scores_B, labels_B, groups_B, weights_B)
     counted_G = ~auc_G.isnan()
@@ -46,9 +60,10 @@ def gauc(scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor
 def auc_by_group(
     scores_B: Tensor, labels_B: Tensor, groups_B: Tensor, weights_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """AUC [G] of each group, in the order of the groups' numbers, and its impressions [G]; see `gauc`.
+    """Returns the AUC of each group and its impressions, [G] each, in the order of the groups' numbers.
 
-    NaN for a group with one class; for all of them when a score is NaN.
+    The AUC is NaN for a group with one class, and for all groups when a score is NaN. The arguments are those of
+    `gauc`.
     """
     scores_B, labels_B, weights_B = columns(scores_B, labels_B, weights_B)
     groups_B = groups_B.to(scores_B.device)
@@ -61,7 +76,7 @@ def auc_by_group(
     scores_B, labels_B, weights_B, groups_B = (t[order_B] for t in (scores_B, labels_B, weights_B, groups_B))
     new_group_B = _differs_from_before(groups_B)
     group_B = new_group_B.cumsum(0) - 1
-    tie_B = (new_group_B | _differs_from_before(scores_B)).cumsum(0) - 1  # rows of one group and score: ranked alike
+    tie_B = (new_group_B | _differs_from_before(scores_B)).cumsum(0) - 1  # rows of one group and score tie
     clicks_B, others_B = weights_B * labels_B, weights_B * (1 - labels_B)
 
     def total(values_B: Tensor, index_B: Tensor) -> Tensor:

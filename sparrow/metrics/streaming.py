@@ -17,7 +17,7 @@ _REACH = math.log1p(-CLAMP) - math.log(CLAMP)  # the largest logit of a clamped 
 
 
 class Reliability(NamedTuple):
-    """Points of a calibration picture, one per score quantile: means [Q] and the weight [Q] behind each."""
+    """Points of a calibration picture, one per score quantile: mean predictions, mean labels and weights, [Q] each."""
 
     predictions_Q: Tensor
     labels_Q: Tensor
@@ -25,15 +25,15 @@ class Reliability(NamedTuple):
 
 
 class Streaming:
-    """Logloss, NE, calibration and AUC of a stream: state of 1 MiB whatever its length, which adds up across parts.
+    """Logloss, NE, calibration and AUC of a stream of rows. The state takes 1 MiB, and states of parts can be added.
 
     Everything but AUC is a ratio of float64 sums. AUC comes from the weight of clicks and non-clicks in 65,536 bins of
-    the score's logit, each 0.0005 wide; within a bin every pair counts as a tie, see `auc_error`. Counts stay exact
-    up to 2^53. The state is in host memory: an update brings 8 to 12 bytes a row there.
+    the score's logit, each 0.0005 wide. Within a bin every pair counts as a tie, see `auc_error`. Counts are exact up
+    to 2^53. The state is in host memory, and an update copies 8 to 12 bytes a row there.
     """
 
     def __init__(self, sums: Tensor | None = None) -> None:
-        """An empty stream, or one with the `sums` of others added up."""
+        """Make an empty stream, or one with the added `sums` of others."""
         self._all = torch.zeros(2 * BINS + 5, dtype=torch.float64) if sums is None else sums
         self._masses = self._all[: 2 * BINS].view(2, BINS)  # non-clicks, clicks
         self._sums = self._all[2 * BINS :]  # rows, weights, clicks, predictions, losses
@@ -41,10 +41,16 @@ class Streaming:
     def update(
         self, scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, also: Sequence[Streaming] = ()
     ) -> None:
-        """Take in probabilities, 0/1 labels and weights (ones unless given), all [B], on any device.
+        """Add rows.
 
-        also: other streams, which take in the same rows for little more than one does.
-        Raises UserError for other shapes, scores outside 0..1, and labels or weights that cannot be.
+        Args:
+            scores_B: probabilities, [B], on any device.
+            labels_B: 0 or 1, [B].
+            weights_B: >= 0, [B]; ones by default.
+            also: other streams that get the same rows; this takes little more time than one stream.
+
+        Raises:
+            UserError: for other shapes, scores outside 0..1, and impossible labels or weights.
         """
         scores_B, labels_B, weights_B = columns(scores_B.cpu(), labels_B, weights_B)
         check_probabilities(scores_B)
@@ -61,21 +67,21 @@ class Streaming:
             stream._sums += sums
 
     def merge(self, other: Streaming) -> None:
-        """Take in all that `other` has seen."""
+        """Add all that `other` has seen."""
         self._all += other._all
 
     def sums(self) -> Tensor:
-        """All that it has seen, as float64 numbers that add up to those of several streams together."""
+        """Returns all that it has seen, as float64 numbers, which can be added to those of other streams."""
         return self._all.clone()
 
     def quantiles(self, scores_N: Tensor, count: int) -> Tensor:
-        """The range of each score, int64 [N] on its device, among `count` with about the same weight of the stream."""
+        """Returns the range of each score, int64 [N] on its device, of `count` ranges of about the same weight."""
         return self._quantiles(count).to(scores_N.device)[_bins(torch.logit(scores_N.double(), CLAMP))]
 
     def result(self, base_rate: float | None = None) -> dict[str, float]:
-        """auc, logloss, ne, calibration, base_rate and examples (rows); NaN where undefined, as in the functions.
+        """Returns auc, logloss, ne, calibration, base_rate and examples (rows); NaN where they are undefined.
 
-        base_rate: what NE compares with; the stream's own unless given.
+        base_rate: what NE compares with; by default that of the stream.
         """
         rows, mass, clicks, predicted, loss = self._sums.tolist()
         known = mass > 0
@@ -95,16 +101,16 @@ class Streaming:
         return _sum(clicks_R * below_R) / pairs if pairs else math.nan
 
     def auc_error(self) -> float:
-        """Bound on |auc - exact AUC|: half the share of (click, non-click) pairs that fall in one bin; NaN like auc."""
+        """Returns a bound on |auc - exact AUC|: half the share of (click, non-click) pairs in one bin. NaN like auc."""
         others_R, clicks_R = self._masses
         pairs = _sum(others_R) * _sum(clicks_R)
         return _sum(clicks_R * others_R) / 2 / pairs if pairs else math.nan
 
     def reliability(self, quantiles: int = 20) -> Reliability:
-        """Mean prediction and mean label of each of `quantiles` groups of equal weight, in order of score.
+        """Returns the mean prediction and mean label of `quantiles` ranges of equal weight, in order of score.
 
-        Predictions are those of the bins' middles, within 0.03 % (or 1e-7) of the truth. Many equal scores leave fewer
-        groups. No points without rows.
+        Predictions are those of the middles of bins, within 0.03 % (or 1e-7) of the truth. There are fewer ranges if
+        many scores are equal, and none without rows.
         """
         mass_R = self._masses.sum(0)
         middle_R = torch.sigmoid((torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / BINS) - _REACH)
@@ -115,19 +121,24 @@ class Streaming:
         return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
 
     def _quantiles(self, count: int) -> Tensor:
-        """Which of `count` ranges of about equal weight each bin is in: int64 [BINS]."""
+        """Returns which of `count` ranges of about equal weight each bin is in, int64 [BINS]."""
         mass_R = self._masses.sum(0)
         place_R = (mass_R.cumsum(0) - mass_R / 2) / _sum(mass_R)
         return (place_R.nan_to_num(0) * count).long().clamp(max=count - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the state; a stream that goes on from it ends in the same bits. Of many ranks see `folded`."""
-        # few bins are used: a young stream has few rows, and most of a score's range stays empty
+        """Returns a copy of the state, from which a stream continues to the same bits. For many ranks see `folded`."""
+        # few bins are used: a new stream has few rows, and most of the range of scores stays empty
         used_K = self._masses.any(0).nonzero()[:, 0]
         return {"bins": used_K, "masses": self._masses[:, used_K], "sums": self._sums.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], rank: int = 0, ranks: int = 1) -> None:
-        """Go on from a `state_dict`, as one of so many ranks: the first has what cannot be given to each its own."""
+        """Continue from a `state_dict`.
+
+        Args:
+            state: what it returned.
+            rank, ranks: which of how many ranks this is. Rank 0 gets what is not kept for each rank.
+        """
         self._all.zero_()
         sums_W5 = state["sums"].view(-1, 5)
         if rank == 0:
@@ -138,7 +149,7 @@ class Streaming:
 
 
 def _sum(x_R: Tensor) -> float:
-    """From the first to the last: other sums hang on threads, and on where the memory lies, and ranks must agree."""
+    """The sum from the first to the last. Other sums depend on threads and on addresses, and all ranks must agree."""
     return float(x_R.cumsum(0)[-1])
 
 

@@ -1,7 +1,7 @@
 """One file per architecture, written for one device. File `x.py` is the model named "x" in a run's `[model]`.
 
-A model is a Module whose `forward(batch)` gives logits [B, T], one for each label: all that training sees. Around it
-`Offset` makes them begin at the base rate.
+A model is a Module whose `forward(batch)` returns logits [B, T], one for each label. Training sees nothing else of it.
+`Offset` wraps it, so that first predictions lie at the base rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ class ModelConfig(Protocol):
     """What a model file's `Config`, a frozen dataclass, offers."""
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log, with embedding tables as chosen."""
+        """Returns the model for a log.
+
+        Args:
+            schema: the columns of the log.
+            tables: how its embedding tables are addressed, stored and trained.
+
+        Raises:
+            UserError: when the model does not fit the log.
+        """
         ...
 
 

@@ -12,9 +12,9 @@ from sparrow.models._inputs import tasks
 
 
 class Offset(nn.Module):
-    """A model whose logits [B, T] have a fixed number for each label added: the offset of a generalised linear model.
+    """Adds a fixed number for each label to a model's logits [B, T], like the offset of a generalised linear model.
 
-    It is saved with the weights, and no optimizer sees it.
+    The numbers are saved with the weights, and no optimizer changes them.
     """
 
     offset_T: Tensor
@@ -26,16 +26,16 @@ class Offset(nn.Module):
         self.register_buffer("offset_T", torch.zeros(tasks(schema)))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T], fp32."""
+        """Returns logits [B, T], fp32."""
         logits: Tensor = self.model(batch).float() + self.offset_T
         return logits
 
     @torch.no_grad()
     def begin(self, log_odds: Sequence[float]) -> None:
-        """Make the logits of an example with nothing in it, whose numbers are 0 and whose ids are none, these [T].
+        """Choose the offset so that an example without ids, whose numbers are 0, gets these logits [T].
 
-        With the log-odds of the training rows first predictions lie about the base rate, however rare the label and
-        whatever random constant the model's first weights make: a model learns how examples differ from it.
+        With the log-odds of the training rows, first predictions lie near the base rate, for rare labels too, and
+        whatever constant the random first weights make. The model then learns how examples differ from it.
         """
         keys = self._schema.sparse
         none = torch.zeros(0, dtype=torch.int64), torch.zeros(len(keys), dtype=torch.int64)

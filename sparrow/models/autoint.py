@@ -15,9 +15,9 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. layers, width, heads: of self-attention, width being that of all heads together.
+    """dim: the size of a feature's vector. layers, heads: of self-attention. width: of all heads together.
 
-    deep: hidden sizes of the MLP beside it; without any the plain AutoInt. history: lists that transformers read.
+    deep: hidden sizes of the MLP beside it; none makes it the plain AutoInt. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -34,7 +34,7 @@ class Config:
             raise UserError(f"heads: {self.heads} do not divide width {self.width}; take a divisor")
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return AutoInt(schema, self, tables)
 
 
@@ -50,7 +50,7 @@ class AutoInt(nn.Module):
         self.head = Head(self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         vectors_BFD = x = self.vectors(batch)
         for layer in self.attention:
             x = layer(x)
@@ -65,7 +65,7 @@ class _Attention(nn.Module):
         self.heads = heads
         self.size = width // heads
         self.qkvr = Linear(inputs, 4 * width, bias=False)
-        nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four layers of their own
+        nn.init.normal_(self.qkvr.weight, std=(2 / (inputs + width)) ** 0.5)  # as four separate layers would begin
 
     def forward(self, x_BFD: Tensor) -> Tensor:
         size, features, _ = x_BFD.shape

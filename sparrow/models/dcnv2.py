@@ -17,10 +17,11 @@ from sparrow.models._inputs import History, Ids, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of every embedding. cross_layers, rank: see `CrossNet`. deep: hidden sizes of the MLP.
+    """dim: the size of every embedding. cross_layers: how many. rank: of their weights, see `CrossNet`. deep: hidden
+    sizes of the MLP.
 
-    embed_dense: give each dense column a vector of dim too, instead of its number alone. bottom: sizes of an MLP whose
-    output stands in the place of the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense does not count with it.
+    embed_dense: each dense column has a vector of dim too, and not only its number. bottom: sizes of an MLP whose
+    output replaces the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense is then ignored.
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
     history: lists that transformers read.
     """
@@ -39,19 +40,19 @@ class Config:
         require(least=1, cross_layers=self.cross_layers, rank=self.rank)
 
     def larger(self) -> Config:
-        """The next size: one more cross layer, its rank and the MLP's width doubled."""
+        """Returns the next size: one more cross layer, its rank and the MLP's width doubled."""
         deep, rank = tuple(2 * size for size in self.deep), self.rank and 2 * self.rank
         return replace(self, cross_layers=self.cross_layers + 1, rank=rank, deep=deep)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return DCNv2(schema, self, tables)
 
 
 class DCNv2(nn.Module):
     """Cross layers and an MLP over the concatenated embeddings and dense columns (arXiv 2008.13535).
 
-    tables: see `TableChoices`. UserErrors as `Ids`.
+    tables: see `TableChoices`. It raises the UserErrors of `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
@@ -70,7 +71,7 @@ class DCNv2(nn.Module):
         self.head = Head(width, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         ids_BX = self.ids(batch)
         if self.numeric is None:
             dense_BC = batch.dense_BC if self.bottom is None else self.bottom(batch.dense_BC)

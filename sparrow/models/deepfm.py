@@ -14,8 +14,8 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. deep: hidden sizes of the MLP. history: lists that transformers read; heads divide
-    labels * (dim + 1), all of a feature's numbers.
+    """dim: the size of a feature's vector. deep: hidden sizes of the MLP. history: lists that transformers read; its
+    heads must divide labels * (dim + 1), which is all of a feature's numbers.
     """
 
     dim: int = 16
@@ -26,7 +26,7 @@ class Config:
         require_sizes(dim=(self.dim,), deep=self.deep)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return DeepFM(schema, self, tables)
 
 
@@ -44,7 +44,7 @@ class DeepFM(nn.Module):
         self.head = Head(self.deep.out_features, tasks(schema), bias=False)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         vectors_BFD = self.vectors(batch)
         unweighted = self.machine.split(vectors_BFD)[0].flatten(1)
         return self.machine(vectors_BFD) + self.head(self.deep(unweighted))

@@ -15,9 +15,10 @@ from sparrow.models._inputs import History, Ids, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. attention, deep: hidden sizes of the MLPs that weigh an id and that predict.
+    """dim: the size of a feature's vector. attention: hidden sizes of the MLP that weighs an id. deep: hidden sizes of
+    the MLP that predicts.
 
-    pairs: list -> the candidate's column that weighs its ids; unless told, each list whose table has an id column.
+    pairs: list -> the candidate's column that weighs its ids; by default each list whose table has an id column.
     history: lists that transformers read instead.
     """
 
@@ -31,17 +32,17 @@ class Config:
         require_sizes(dim=(self.dim,), attention=self.attention, deep=self.deep)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return DIN(schema, self, tables)
 
 
 class DIN(nn.Module):
     """Lists summed with weights that depend on the candidate, beside the other features (DIN, arXiv 1706.06978).
 
-    As in the paper the weights are no softmax: many alike ids count more than one. They begin near 1, as a sum would;
-    the column's own pooling does not count. Hidden layers have ReLUs where the paper has PReLU or Dice. What depends on
-    the candidate is not the same for the samples of a dedup group, so lists are expanded before they are weighed.
-    UserError for a log without a list to weigh, and as `Ids`.
+    As in the paper the weights are not a softmax, so many similar ids count more than one. They begin near 1, as in a
+    sum. The column's own pooling is ignored. Hidden layers have ReLUs, where the paper has PReLU or Dice. The weights
+    depend on the candidate and so differ between the samples of a dedup group. So lists are expanded before they are
+    weighed. It raises UserError for a log without a list to weigh, and the UserErrors of `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
@@ -79,7 +80,7 @@ class DIN(nn.Module):
         self.head = Head(self.deep.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         found = self.ids.by_name(batch)
         for place, (name, candidate) in enumerate(self.pairs.items()):
             found[name] = self._weighed(found[name].expanded(), found[candidate], place)
@@ -87,7 +88,7 @@ class DIN(nn.Module):
         return self.head(self.deep(narrow, self.numeric.fold) if len(self.deep.layers) else self.deep(wide))
 
     def _weighed(self, listed: Jagged, candidate_BD: Tensor, place: int) -> Tensor:
-        """Sum of a list's vectors, each times its weight: [B, D]."""
+        """Returns the sum of a list's vectors, each times its weight, [B, D]."""
         row_N = torch.arange(len(candidate_BD), device=candidate_BD.device).repeat_interleave(listed.lengths_B)
         item_ND, candidate_ND = listed.values_N, candidate_BD[row_N]
         both = torch.cat([item_ND, candidate_ND, item_ND - candidate_ND, item_ND * candidate_ND], 1)

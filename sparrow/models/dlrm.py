@@ -15,10 +15,10 @@ from sparrow.models._inputs import History, Ids, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
+    """dim: the size of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
 
-    With dense columns dim is appended to bottom; the top MLP ends in a logit a label. history: lists that transformers
-    read.
+    If there are dense columns, dim is appended to bottom. The top MLP ends in a logit for each label. history: lists
+    that transformers read.
     """
 
     dim: int = 16
@@ -30,19 +30,20 @@ class Config:
         require_sizes(dim=(self.dim,), bottom=self.bottom, top=self.top)
 
     def larger(self) -> Config:
-        """The next size: MLPs of twice the width, the top one a layer deeper too."""
+        """Returns the next size: MLPs of twice the width, the top one a layer deeper too."""
         top = tuple(2 * size for size in self.top)
         return replace(self, bottom=tuple(2 * size for size in self.bottom), top=(*top[:1], *top))
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return DLRM(schema, self, tables)
 
 
 class DLRM(nn.Module):
     """Bottom MLP on the dense columns, dot products of all pairs of vectors, top MLP (arXiv 1906.00091).
 
-    tables: see `TableChoices`. Raises UserError for a log with fewer than two vectors to pair, and as `Ids`.
+    tables: see `TableChoices`. It raises UserError for a log with fewer than two vectors to pair, and the UserErrors of
+    `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
@@ -62,7 +63,7 @@ class DLRM(nn.Module):
         self.head = Head(self.top.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         dense_BD = None if self.bottom is None else self.bottom(batch.dense_BC)  # while sharded vectors travel
         vectors_BE = to_compute(self.ids(batch))
         if dense_BD is None:

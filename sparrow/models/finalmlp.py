@@ -15,10 +15,11 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. first, second: sizes of the two MLPs. heads: of the bilinear fusion of both.
+    """dim: the size of a feature's vector. first, second: sizes of the two MLPs. heads: of their bilinear fusion.
 
-    gates: hidden sizes of the MLPs that weigh each MLP's inputs; none leaves the inputs as they are. first_context,
-    second_context: features that these weights are made of, such as the user's for one and the item's for the other.
+    gates: hidden sizes of the MLPs that weigh the inputs of each MLP; none leaves the inputs as they are.
+    first_context, second_context: features that decide these weights, such as the user's for one and the item's for the
+    other.
     history: lists that transformers read.
     """
 
@@ -41,15 +42,15 @@ class Config:
                 raise UserError(f"heads: {self.heads} do not divide {sizes[-1]}, {name}'s last size; take a divisor")
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return FinalMLP(schema, self, tables)
 
 
 class FinalMLP(nn.Module):
-    """Two MLPs with inputs weighed apart, and a bilinear form of both (FinalMLP, arXiv 2304.00902).
+    """Two MLPs, each with a gate on its inputs, and a bilinear form of both (FinalMLP, arXiv 2304.00902).
 
-    A gate without features named for it is made of one learned vector (section 3.2). It is then the same for all
-    examples: another path for the gradient, not another function.
+    A gate for which no features are named depends on one learned vector (section 3.2). It is then the same for all
+    examples. It changes how the model learns, not which functions there are.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
@@ -66,15 +67,15 @@ class FinalMLP(nn.Module):
         self.fusion = _Fusion(config.first[-1], config.second[-1], config.heads, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         vectors_BFD = self.vectors(batch)
         x = vectors_BFD.flatten(1)
-        gates = zip(self.gates, self.contexts, strict=False)  # no gates, no contexts
+        gates = zip(self.gates, self.contexts, strict=False)  # without gates there are no contexts
         inputs = [x * gate(vectors_BFD[:, places].flatten(1)).to(x.dtype) for gate, places in gates] or [x, x]
         return self.fusion(*(stream(one) for stream, one in zip(self.streams, inputs, strict=True)))
 
     def _places(self, setting: str, names: tuple[str, ...]) -> list[int]:
-        """Where features stand among the vectors."""
+        """Returns the positions of features among the vectors."""
         for name in names:
             if name not in self.vectors.names:
                 raise UserError(f"model.{setting}: no feature {name!r}{suggest(name, self.vectors.names)}")

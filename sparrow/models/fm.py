@@ -14,8 +14,8 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of the vectors whose dot products are the pairs' weights. history: lists that transformers read; heads
-    divide labels * (dim + 1), all of a feature's numbers.
+    """dim: the size of the vectors whose dot products weigh the pairs. history: lists that transformers read; its heads
+    must divide labels * (dim + 1), which is all of a feature's numbers.
     """
 
     dim: int = 16
@@ -25,7 +25,7 @@ class Config:
         require_sizes(dim=(self.dim,))
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return FM(schema, self, tables)
 
 
@@ -38,5 +38,5 @@ class FM(nn.Module):
         self.machine = FactorizationMachine(tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         return self.machine(self.vectors(batch))

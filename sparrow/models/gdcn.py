@@ -16,7 +16,7 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. layers: gated cross layers. deep: hidden sizes of the MLP.
+    """dim: the size of a feature's vector. layers: how many gated cross layers. deep: hidden sizes of the MLP.
 
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them.
     history: lists that transformers read.
@@ -33,7 +33,7 @@ class Config:
         require(least=1, layers=self.layers)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return GDCN(schema, self, tables)
 
 
@@ -50,7 +50,7 @@ class GDCN(nn.Module):
         self.head = Head(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         x0 = x = to_compute(self.vectors(batch).flatten(1))
         for layer in self.layers:
             x = layer(x0, x)

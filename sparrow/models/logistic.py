@@ -12,10 +12,10 @@ from sparrow.models._inputs import pooled, tables_for, tasks
 
 
 class LogisticRegression(nn.Module):
-    """A weight per dense column and per id, that of an id times 4: the baseline that knows no pairs. They begin at 0.
+    """A weight for each dense column and each id: the baseline that knows no pairs of features. Weights begin at 0.
 
-    Row-wise AdaGrad moves a row of D numbers by lr D^0.5: times 4, a row of one goes as far as one of 16, which rates
-    are chosen for.
+    The weight of an id counts times 4. Row-wise AdaGrad moves a row of D numbers by lr D^0.5. Times 4, a row of one
+    number moves as far as a row of 16, for which learning rates are usually chosen.
     """
 
     def __init__(self, schema: Schema, tables: TableChoices) -> None:
@@ -26,7 +26,7 @@ class LogisticRegression(nn.Module):
         self.bias_T = nn.Parameter(torch.zeros(self.tasks))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         dense_BT = (batch.dense_BC[:, :, None] * self.weight_CT).sum(1) + self.bias_T
         return dense_BT + 4 * pooled(self.tables, batch).unflatten(1, (-1, self.tasks)).sum(1)
 
@@ -36,5 +36,5 @@ class Config:
     """Logistic regression has nothing to choose."""
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return LogisticRegression(schema, tables)

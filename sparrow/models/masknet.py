@@ -17,11 +17,11 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. blocks: how many mask blocks. width: of a block's output. reduction: width of the
-    layer that a mask is made from, over the mask's (the paper's reduction ratio). deep: hidden sizes of the MLP behind
-    the blocks.
+    """dim: the size of a feature's vector. blocks: how many mask blocks. width: of a block's output. reduction: the
+    width of the layer that makes a mask, divided by the width of the mask (the paper's reduction ratio). deep: hidden
+    sizes of the MLP after the blocks.
 
-    structure: "parallel" blocks all read the features, "serial" ones each what the one before gives.
+    structure: "parallel" blocks all read the features; a "serial" block reads the output of the block before it.
     history: lists that transformers read.
     """
 
@@ -39,7 +39,7 @@ class Config:
         require(above=0, reduction=self.reduction)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return MaskNet(schema, self, tables)
 
 
@@ -58,7 +58,7 @@ class MaskNet(nn.Module):
         self.head = Head(self.deep.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         vectors_BFD = self.vectors(batch)
         features, x = vectors_BFD.flatten(1), self.norm(vectors_BFD).flatten(1)
         if self.is_parallel:
@@ -82,7 +82,7 @@ class _VectorNorm(nn.Module):
 
 
 class _Block(nn.Module):
-    """relu(norm(W (x * mask))), the mask by two layers from the features (section 3.3, equations 5 to 8)."""
+    """relu(norm(W (x * mask))); two layers make the mask from the features (section 3.3, equations 5 to 8)."""
 
     def __init__(self, features: int, inputs: int, config: Config) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from sparrow.models._inputs import History
 class Config:
     """MMoE (Ma et al., KDD 2018): one level of `experts` that all labels share, a gate and a tower for each label.
 
-    That is `ple` with one level and no expert of a label alone. The rest is as there.
+    It is `ple` with one level and without experts of single labels. The other settings are those of `ple`.
     """
 
     dim: int = 16
@@ -29,7 +29,7 @@ class Config:
         self._as_ple()
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return self._as_ple().build(schema, tables)
 
     def _as_ple(self) -> ple.Config:

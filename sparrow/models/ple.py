@@ -15,9 +15,10 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a feature's vector. shared, own: experts of all labels, and of each label alone, in each level.
+    """dim: the size of a feature's vector. shared: how many experts all labels share, in each level. own: how many each
+    label has for itself, in each level.
 
-    levels: layers of experts. expert, tower: sizes of an expert's MLP and of the MLP of each label behind them.
+    levels: layers of experts. expert: sizes of an expert's MLP. tower: sizes of the MLP of each label after them.
     history: lists that transformers read.
     """
 
@@ -35,12 +36,12 @@ class Config:
         require(least=0, own=self.own)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return PLE(schema, self, tables)
 
 
 class PLE(nn.Module):
-    """Experts that labels share or have alone, mixed for each label by a gate (PLE; Tang et al., RecSys 2020)."""
+    """Shared experts and experts of single labels, mixed for each label by a gate (PLE; Tang et al., RecSys 2020)."""
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
@@ -54,16 +55,16 @@ class PLE(nn.Module):
         self.heads = nn.ModuleList(Head(tower.out_features, 1) for tower in self.towers)  # type: ignore[arg-type]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         x = self.vectors(batch).flatten(1)
-        streams = [x] * (len(self.towers) + 1)  # of each label, and what all share
+        streams = [x] * (len(self.towers) + 1)  # of each label, and of what all share
         for level in self.levels:
             streams = level(streams)
         return torch.cat([head(tower(x)) for head, tower, x in zip(self.heads, self.towers, streams, strict=False)], 1)
 
 
 class _Level(nn.Module):
-    """CGC (section 4.1): a label's gate mixes its own experts and the shared ones, the shared gate all of them."""
+    """CGC (section 4.1): the gate of a label mixes its own experts and the shared ones; the shared gate mixes all."""
 
     def __init__(self, inputs: int, labels: int, config: Config, *, is_last: bool) -> None:
         super().__init__()

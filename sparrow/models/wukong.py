@@ -17,11 +17,12 @@ from sparrow.models._inputs import History, Ids, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: of a vector. bottom: hidden sizes of the dense columns' MLP. layers: l. n_f, n_l: vectors that a layer's FM
-    block and its linear block give. k: of the low-rank product. mlp, top: hidden sizes of FM blocks and of the head.
+    """dim: the size of a vector. bottom: hidden sizes of the MLP of the dense columns. layers: how many. n_f, n_l: how
+    many vectors the FM block and the linear block of a layer return. k: the rank of the low-rank product. mlp, top:
+    hidden sizes of FM blocks and of the head.
 
-    several: table -> vectors that an id of it has, for important features. projection: Y of the low-rank product is
-    learned ("linear") or an MLP's output for each example ("attentive"), from `compressed` vectors.
+    several: table -> vectors of each of its ids, for important features. projection: the Y of the low-rank
+    product is learned ("linear"), or is an MLP's output for each example ("attentive"), from `compressed` vectors.
     history: lists that transformers read.
     """
 
@@ -45,25 +46,25 @@ class Config:
             require(least=1, **{f"several.{name}": count})
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
-        """The model for a log."""
+        """Returns the model for a log."""
         return Wukong(schema, self, tables)
 
     def larger(self) -> Config:
-        """The next size: layers first, up to four, then n_f, n_l, k and the MLPs' widths together (section 5.2)."""
+        """Returns the next size: layers first, up to four, then n_f, n_l, k and the MLPs together (section 5.2)."""
         if self.layers < 4:
             return replace(self, layers=self.layers + 1)
         wide = tuple(2 * size for size in self.mlp)
         return replace(self, n_f=2 * self.n_f, n_l=2 * self.n_l, k=2 * self.k, mlp=wide, compressed=2 * self.compressed)
 
     def vectors(self, schema: Schema) -> int:
-        """n_0, the vectors that the first layer reads."""
+        """Returns n_0, how many vectors the first layer reads."""
         found = sum(self.several.get(str(schema.columns[name].table), 1) for name in schema.sparse)
         return found + bool(schema.dense)
 
     def flops(self, schema: Schema) -> int:
-        """Floating-point operations of the matrix products of one example, forward: two for each multiply-add.
+        """Returns the floating-point operations of the matrix products of one example, forward.
 
-        Those of transformers are left out: they depend on how long lists are.
+        A multiply-add counts as two. Those of transformers are left out, because they depend on how long lists are.
         """
 
         def mlp(*sizes: int) -> int:
@@ -100,7 +101,7 @@ class Wukong(nn.Module):
         self.head = Head(self.top.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, T]."""
+        """Returns logits [B, T]."""
         parts = [] if self.bottom is None else [self.bottom(batch.dense_BC)]
         x_BE = torch.cat([to_compute(part) for part in (*parts, self.ids(batch))], 1)
         x_NBD = x_BE.unflatten(1, (-1, self.dim)).transpose(0, 1).contiguous()

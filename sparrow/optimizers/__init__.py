@@ -1,4 +1,4 @@
-"""Dense gradients -> step. One file per optimizer: its `Config.build(parameters)` gives a torch optimizer."""
+"""How dense weights learn. One file per optimizer: its `Config.build(parameters)` returns a torch optimizer."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -12,11 +12,11 @@ class OptimizerConfig(Protocol):
 
     @property
     def lr(self) -> float:
-        """Learning rate before the schedule."""
+        """The learning rate before the schedule."""
         ...
 
     def build(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer over these parameters."""
+        """Returns the optimizer of these parameters."""
         ...
 
 

@@ -11,7 +11,10 @@ from sparrow.optimizers._lean import lean
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """AdaGrad, as MLPerf's DLRM-DCNv2 uses it."""
+    """AdaGrad, as MLPerf's DLRM-DCNv2 uses it.
+
+    initial: the first value of the accumulators. weight_decay: L2, added to the gradient.
+    """
 
     lr: float = 0.005
     eps: float = 1e-8
@@ -22,7 +25,7 @@ class Config:
         require(least=0, lr=self.lr, eps=self.eps, initial=self.initial, weight_decay=self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """torch's Adagrad, with initial as the accumulators' first value."""
+        """Returns torch's Adagrad."""
         return lean(optim.Adagrad)(
             parameters, lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial, weight_decay=self.weight_decay
         )

@@ -24,7 +24,7 @@ class Config:
         require(least=0, most=1 - 1e-9, beta1=self.beta1, beta2=self.beta2)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """torch's AdamW."""
+        """Returns torch's AdamW."""
         betas = (self.beta1, self.beta2)
         return lean(optim.AdamW)(
             parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay, fused=True

@@ -21,5 +21,5 @@ class Config:
         require(least=0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """torch's SGD."""
+        """Returns torch's SGD."""
         return lean(optim.SGD)(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)

@@ -1,7 +1,7 @@
 """How vectors travel between ranks. One file per codec: its `Config` is the codec.
 
-A codec's gradient is straight through: what is sent back is the gradient of what arrived, by the codec chosen for the
-way back.
+A codec's gradient is straight-through: what is sent back is the gradient of what arrived, encoded by the codec that was
+chosen for the way back.
 """
 
 from __future__ import annotations
@@ -18,26 +18,35 @@ class Codec(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What is encoded by itself: a "number", all that goes to a rank (a "message"), or a "table"'s part of it.
+        """What is encoded by itself: a "number", a "message" (all that goes to a rank), or the part of a "table" in it.
 
-        Blocks of the first two may come together as one: those of all ranks, or of one.
+        Blocks may be joined: for a "number" those of all ranks, for a "message" those of one rank.
         """
         ...
 
     def encode(self, block_ND: Tensor, step: int, forward: bool) -> Tensor:
-        """The bytes, uint8 [any], of one table's float32 vectors [N, D] for one rank; step and direction may matter."""
+        """Returns the bytes of one table's vectors for one rank, uint8 [any].
+
+        Args:
+            block_ND: the vectors, float32.
+            step: the number of the training step.
+            forward: whether these are vectors, and not their gradients.
+        """
         ...
 
     def decode(self, data: Tensor, rows: int, dim: int) -> Tensor:
-        """The vectors float32 [rows, dim] of such bytes, from them alone."""
+        """Returns the vectors float32 [rows, dim], from their bytes only."""
         ...
 
     def size(self, rows: int, dim: int) -> int | None:
-        """Bytes of every block of this shape; None when they depend on the numbers (sizes then travel first)."""
+        """Returns how many bytes a block of this shape takes.
+
+        None if that depends on the numbers. Then sizes are sent first.
+        """
         ...
 
     def error(self, block_ND: Tensor) -> Tensor:
-        """A bound on |decoded - block|, [N, D] or what broadcasts to it."""
+        """Returns a bound on |decoded - block|, [N, D] or a shape that broadcasts to it."""
         ...
 
 

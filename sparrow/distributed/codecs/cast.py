@@ -9,18 +9,18 @@ from torch import Tensor
 from sparrow.distributed.codecs import Unit
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_TOP = 15  # fp16: the largest number of a block is brought below 2**_TOP
+_TOP = 15  # fp16: the largest number of a block is scaled to below 2**_TOP
 _MOST = 126  # so that 2**-_MOST is a normal number too
 _HEAD = 2  # bytes of a block's exponent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every number rounded to the nearest of a format.
+    """Rounds every number to the nearest of a format.
 
-    dtype: "fp32" as they are; "bf16" with 8 bits and fp32's range; "fp16" with 11 bits, scaled by a power of two for
-    each message, by which the largest finite number of a rank's vectors comes near fp16's: numbers of 2**-29 of the
-    largest have their 11 bits, those below 2**-40 of it become 0.
+    dtype: "fp32" sends numbers as they are. "bf16" has 8 bits and the range of fp32. "fp16" has 11 bits; it scales each
+    message by a power of two, so that the largest finite number comes near that of fp16. Numbers down to 2**-29 of the
+    largest keep 11 bits, and those below 2**-40 of it become 0.
     """
 
     dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
@@ -53,8 +53,8 @@ class Config:
         return head + rows * dim * _DTYPES[self.dtype].itemsize
 
     def error(self, block_ND: Tensor) -> Tensor:
-        """Half a unit in the last place; below the normal numbers their distance is constant. bf16: and what its range
-        cuts off.
+        """See `Codec`. It is half a unit in the last place; below the normal numbers that is constant. For bf16 it also
+        covers what lies beyond its range.
         """
         if self.dtype == "fp32" or not block_ND.numel():
             return torch.zeros_like(block_ND)
@@ -66,11 +66,11 @@ class Config:
 
 
 def _exponent(block_ND: Tensor) -> Tensor:
-    """Of the power of two that brings the largest finite number of a block into [2**(_TOP - 1), 2**_TOP)."""
+    """The exponent of the power of two that scales a block's largest finite number into [2**(_TOP - 1), 2**_TOP)."""
     largest = block_ND.nan_to_num(0, 0, 0).abs().amax()
     return (_TOP - torch.frexp(largest).exponent).clamp(max=_MOST)
 
 
 def _bytes(numbers: Tensor) -> Tensor:
     numbers = numbers.contiguous()
-    return numbers.as_strided((numbers.numel(),), (1,)).view(torch.uint8)  # a side of 1 may keep a stride of 0
+    return numbers.as_strided((numbers.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have stride 0

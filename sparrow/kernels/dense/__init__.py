@@ -1,8 +1,8 @@
-"""What stands between two matrix products: a cross step, bias with ReLU, numbers' vectors; forward and backward.
+"""What stands between two matrix products: a cross step, bias with ReLU, vectors of numbers; forward and backward.
 
-Matrices are [B, F] of one dtype, float32 or bfloat16, biases float32 [F]; other types go to the reference. Each
-operator computes in float32 and rounds once. impl: see `sparrow.kernels`. No autograd here: `interactions/` and
-`layers/` supply it.
+Matrices are [B, F] of one dtype, float32 or bfloat16, and biases are float32 [F]. Other types go to the reference. Each
+operator computes in float32 and rounds once. impl: see `sparrow.kernels`. There is no autograd here: `interactions/`
+and `layers/` add it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
 
 
 def empty_like(x: Tensor, *, impl: Impl = "auto") -> Tensor:
-    """An uninitialised matrix; where it is compiled, in memory that the next step takes again."""
+    """Returns an uninitialised matrix like x. If the kernels are compiled, the next step uses its memory again."""
     out: Tensor = _implementation(impl, x).empty_like(x)
     return out
 
 
 def product(a: Tensor, b: Tensor, plus: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
-    """a @ b, plus a matrix of its shape; in memory like `empty_like`'s."""
+    """Returns a @ b, plus a matrix of the same shape if one is given, in memory like that of `empty_like`."""
     out: Tensor = _implementation(impl, a).product(a, b, plus)
     return out
 
 
 def weight_gradient(grad: Tensor, x: Tensor, *, impl: Impl = "auto") -> Tensor:
-    """grad^T x, [N, K] of [B, N] and [B, K]: what a product with a weight [N, K] gives back to it."""
+    """Returns the gradient of a weight, grad^T x [N, K]. grad: of the product with it, [B, N]. x: its input, [B, K]."""
     out: Tensor = _implementation(impl, x).weight_gradient(grad, x)
     return out
 
 
 def cross(x0: Tensor, x: Tensor, product: Tensor, bias: Tensor, *, impl: Impl = "auto") -> Tensor:
-    """x + x0 * (product + bias), [B, F] (arXiv 2008.13535, equation 1)."""
+    """Returns x + x0 * (product + bias), [B, F] (arXiv 2008.13535, equation 1)."""
     out: Tensor = _implementation(impl, x0).cross(x0, x, product, bias)
     return out
 
@@ -61,9 +61,15 @@ def cross_backward(
     last: bool,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the product [B, F] and of the bias [F], given that of `cross`'s result.
+    """Returns the gradients of the product [B, F] and of the bias [F].
 
-    Adds that of x0 to grad_x0, in place, or writes it there when `last`; with that of x where x is x0 (`first`).
+    Args:
+        grad: the gradient of what `cross` returned, [B, F].
+        x0, product, bias: as `cross` was given them.
+        grad_x0: the gradient of x0 is added to it in place, [B, F].
+        first: whether x is x0; then the gradient of x is added there too.
+        last: whether grad_x0 is overwritten instead.
+        impl: see `sparrow.kernels`.
     """
     found: tuple[Tensor, Tensor] = _implementation(impl, x0).cross_backward(
         grad, x0, product, bias, grad_x0, first, last
@@ -72,12 +78,12 @@ def cross_backward(
 
 
 def bias_relu_(y: Tensor, bias: Tensor, *, impl: Impl = "auto") -> None:
-    """max(y + bias, 0), in place."""
+    """Make y max(y + bias, 0), in place."""
     _implementation(impl, y).bias_relu_(y, bias)
 
 
 def relu_backward(grad: Tensor, y: Tensor, *, impl: Impl = "auto") -> tuple[Tensor, Tensor]:
-    """Gradients [B, F] of what `bias_relu_` was given, and of the bias [F], given its result y and that's gradient."""
+    """Returns the gradients of what `bias_relu_` was given: of y [B, F] and of the bias [F]. y: its result."""
     found: tuple[Tensor, Tensor] = _implementation(impl, y).relu_backward(grad, y)
     return found
 
@@ -85,8 +91,17 @@ def relu_backward(grad: Tensor, y: Tensor, *, impl: Impl = "auto") -> tuple[Tens
 def beside(
     numbers: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype, *, impl: Impl = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Of numbers [B, C], a vector for each column [C, D] and further inputs [B, R], as matrices of dtype: each number's
-    scaled vector and the further inputs [B, C * D + R]; the numbers, with 0 up to a multiple of ALIGNED, and the same.
+    """Returns numbers beside further inputs in two forms, as matrices of `dtype`; see `NumericEmbedding`.
+
+    The first has the scaled vector of each number, [B, C * D + R]. The second has the numbers, filled up with columns
+    of 0 to a multiple P of ALIGNED, [B, P + R].
+
+    Args:
+        numbers: [B, C].
+        weight: a vector for each column, [C, D].
+        rest: further inputs, [B, R].
+        dtype: float32 or bfloat16.
+        impl: see `sparrow.kernels`.
     """
     found: tuple[Tensor, Tensor] = _implementation(impl, rest).beside(numbers, weight, rest, dtype)
     return found
@@ -95,7 +110,7 @@ def beside(
 def beside_backward(
     grad_wide: Tensor, grad_narrow: Tensor, numbers: Tensor, dim: int, *, impl: Impl = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the vectors [C * D] and of the further inputs [B, R], given those of `beside`'s results."""
+    """Returns the gradients of the vectors [C * D] and of the further inputs [B, R], given those of both results."""
     found: tuple[Tensor, Tensor] = _implementation(impl, grad_wide).beside_backward(
         grad_wide, grad_narrow, numbers, dim
     )

@@ -1,4 +1,4 @@
-"""The compiled operators under the reference's signatures, and what `torch.compile` must know of them."""
+"""The compiled operators with the signatures of the reference, and what `torch.compile` must know about them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """See the package. Where tiles can do it they do: see amx.h."""
+    """See the package. It uses the tiles of AMX if it can, see amx.h."""
     is_thin = min(grad.shape[1], x.shape[1]) < TILE
     if x.dtype != torch.bfloat16 or is_thin or torch.compiler.is_compiling() or not ops.has_amx():
         return reference.weight_gradient(grad, x)

@@ -46,8 +46,8 @@ INLINE void store(bfloat16* to, const Floats& v, int64_t n) {  // to the nearest
   n == W ? __builtin_memcpy(to, &h, sizeof h) : __builtin_memcpy(to, &h, n * 2);
 }
 
-// Stores past the caches, for matrices that they would not hold until they are read again: a plain store first reads
-// what it overwrites.
+// Stores past the caches, for matrices that are too large to stay there until they are read again. A plain store first
+// reads what it overwrites.
 template <class T>
 INLINE void store(T* to, const Floats& v, int64_t n, bool past) {
 #if defined(__SSE2__)
@@ -234,7 +234,7 @@ FOR_PROCESSORS void narrowed(const float* from, bfloat16* to, int64_t n) {
 
 // -- the operators ---------------------------------------------------------------------------------------------------
 
-// What `like` is, and that all are alike: [B, width], bfloat16 (then true) or float32.
+// Returns whether `like` is bfloat16, not float32, and checks that all matrices are like it: [B, width].
 bool is_narrow(const Tensor& like, std::initializer_list<const Tensor*> all, const Tensor* bias) {
   const bool narrow = like.scalar_type() == ScalarType::BFloat16;
   check(like.dim() == 2 && (narrow || like.scalar_type() == ScalarType::Float),
@@ -256,7 +256,7 @@ Tensor matrix(int64_t rows, int64_t columns, bool narrow) {
 
 Tensor like(const Tensor& t) { return empty({t.size(0), t.size(1)}, t.scalar_type()); }
 
-// f(block, begin, end) for every block of rows.
+// Calls f(block, begin, end) for every block of rows.
 template <class F>
 void over_rows(const Tensor& t, const F& f) {
   const int64_t rows = t.size(0), blocks = (rows + kRows - 1) / kRows;

@@ -1,4 +1,4 @@
-"""The definition, in plain torch, for any device; what differs from the compiled operators is the order of sums."""
+"""The definition, in plain torch, for any device. The compiled operators add in another order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bags of slots in tables: the operators under every lookup and every row update, for many tables in one call.
+"""Bags of slots in tables: the operators of every lookup and every row update, for many tables in one call.
 
-`Tables` and `Bags` (arguments.py) give the shapes. impl: see `sparrow.kernels`. Slots outside a table and offsets that
-fall raise a ValueError before anything is written (the reference does not look on a GPU). No autograd here:
-`embeddings/` supplies it.
+`Tables` and `Bags` (arguments.py) say the shapes. impl: see `sparrow.kernels`. Slots outside a table and offsets that
+decrease raise a ValueError before anything is written. (On a GPU the reference does not check them.) There is no
+autograd here: `embeddings/` adds it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,16 @@ def _implementation(impl: Impl, tensor: Tensor, tables: Tables | None = None) ->
 
 
 def lookup(tables: Tables, bags: Bags, *, impl: Impl = "auto") -> list[Tensor]:
-    """Every output, [samples, sum of dims]: pooled rows, 0 for an empty bag."""
+    """Returns the outputs, each [samples, sum of dims]: the pooled rows of its features, 0 for an empty bag.
+
+    Args:
+        tables: T tables.
+        bags: of slots; says which output each feature is part of.
+        impl: see `sparrow.kernels`.
+
+    Raises:
+        ValueError: for slots or offsets that do not fit.
+    """
     out: list[Tensor] = _implementation(impl, bags.slots_N, tables).lookup(tables, bags)
     return out
 
@@ -50,16 +59,22 @@ def lookup(tables: Tables, bags: Bags, *, impl: Impl = "auto") -> list[Tensor]:
 def row_gradients(
     tables: Tables, grads: Sequence[Tensor], bags: Bags, *, impl: Impl = "auto"
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each table the rows in the batch, int64 [U] ascending, and the sum of each one's gradients [U, D], in order.
+    """Returns for each table (rows_U, grad_UD): the rows that the batch uses, and the sum of the gradients of each.
 
-    grads: of `lookup`'s outputs; their rows may lie apart (strides).
+    rows_U is int64 [U], ascending. A row's gradients are added in the order in which they occur.
+
+    Args:
+        tables: T tables.
+        grads: the gradients of what `lookup` returned; their rows may lie apart (strides).
+        bags: of row numbers.
+        impl: see `sparrow.kernels`.
     """
     found: list[tuple[Tensor, Tensor]] = _implementation(impl, bags.slots_N).row_gradients(tables, grads, bags)
     return found
 
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, *, impl: Impl = "auto") -> Tensor:
-    """The gradient [N] of `bags.weights_N`, given those of `lookup`'s outputs."""
+    """Returns the gradient [N] of `bags.weights_N`. grads: the gradients of what `lookup` returned."""
     grad_N: Tensor = _implementation(impl, bags.slots_N, tables).weight_gradients(tables, grads, bags)
     return grad_N
 
@@ -70,20 +85,38 @@ def update_rows(
 ) -> None:
     """Apply each table's rule once to each of its rows_U, in place, and set their touched bytes.
 
-    gradients: (rows_U, grad_UD) per table as `row_gradients` gives them (ascending, no row twice). lr_T: float32, a
-    learning rate per table.
+    Args:
+        tables: T tables.
+        gradients: (slots_U, grad_UD) per table: slots int64 [U], ascending and none twice; gradients float32 [U, D].
+        lr_T: a learning rate per table, float32 [T].
+        impl: see `sparrow.kernels`.
     """
     _implementation(impl, lr_T, tables).update_rows(tables, gradients, lr_T)
 
 
 @torch.no_grad()
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, *, impl: Impl = "auto") -> None:
-    """`row_gradients` and `update_rows` in one pass, in place; arguments as theirs."""
+    """Do what `row_gradients` and `update_rows` do, in one pass, in place.
+
+    Args:
+        tables: T tables.
+        grads: the gradients of what `lookup` returned.
+        bags: of slots.
+        lr_T: a learning rate per table, float32 [T].
+        impl: see `sparrow.kernels`.
+    """
     _implementation(impl, bags.slots_N, tables).fused_update(tables, grads, bags, lr_T)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
-    """int64 [keys]: how many of a key's slots lie outside [0, rows of its table); rows -1 for a key not looked at."""
+    """Returns for each key how many of its slots are outside [0, rows), int64 [keys].
+
+    Args:
+        slots_N: the slots of all keys, key by key, [N].
+        bounds: where the slots of each key begin, and where the last key's end.
+        rows: of each key's table; -1 for a key that is not to be checked.
+        impl: see `sparrow.kernels`.
+    """
     counts_K: Tensor = _implementation(impl, slots_N).count_outside(slots_N, bounds, rows)
     return counts_K
 

@@ -22,7 +22,7 @@ POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
 class Rows:
     """Row records that lie together: the fields of the format, those of the rule, and a byte that says "touched".
 
-    payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 once updated.
+    payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 if the row was ever updated.
     """
 
     payload: dict[str, Tensor]
@@ -39,8 +39,8 @@ class Rows:
 class Table:
     """A table's rows, on one storage level or several, how they are stored and how they learn.
 
-    rows, dim: R and D. Slots number the rows of all levels in turn; there may be more of them than R. What looks up or
-    updates takes slots, what only adds up gradients (`row_gradients`) takes row numbers.
+    rows, dim: R and D. Slots number the rows of all levels in turn, and there may be more slots than R. Lookups and
+    updates take slots. `row_gradients`, which only adds up gradients, takes row numbers.
     """
 
     levels: tuple[Rows, ...]
@@ -56,7 +56,7 @@ class Table:
 
 
 class Tables(tuple[Table, ...]):
-    """The tables of one call; what the C++ operators read of them is put in rows once."""
+    """The tables of one call. What the C++ operators read of them is listed once."""
 
     @cached_property
     def levels(self) -> list[Rows]:
@@ -65,7 +65,7 @@ class Tables(tuple[Table, ...]):
 
     @cached_property
     def weights(self) -> list[Tensor]:
-        """Every level's values, where all are stored as the C++ operators know them."""
+        """Every level's values, if the C++ operators know how all of them are stored."""
         return [level.payload["weight"] for level in self.levels]
 
     @cached_property
@@ -110,8 +110,9 @@ class Tables(tuple[Table, ...]):
 class Lookup:
     """A feature: bags of key number `key` pooled from table number `table`.
 
-    pooling: "sum", "mean" (over the lookups of a bag, weighted or not), or "none": a vector per lookup. inverse: number
-    of the index in `Bags.inverses` that says which bag each sample uses, or -1. output, column: where its vectors go.
+    pooling: "sum", "mean" (over the lookups of a bag, weighted or not), or "none": a vector per lookup. inverse: the
+    number of the index in `Bags.inverses` that says which bag each sample uses, or -1. output, column: where its
+    vectors go.
     """
 
     table: int
@@ -126,14 +127,14 @@ class Lookups(tuple[Lookup, ...]):
     """The features of one call."""
 
     def to_numbers(self) -> list[int]:
-        """The lookups as plain numbers, six each."""
+        """Returns the lookups as plain numbers, six for each."""
         return [n for f in self for n in (f.table, POOLINGS.index(f.pooling), f.key, f.inverse, f.output, f.column)]
 
     numbers = cached_property(to_numbers)
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Lookups:
-        """Those that `numbers` came from."""
+        """Returns the lookups that `numbers` came from."""
         names = [f.name for f in fields(Lookup)]
         parts = [dict(zip(names, numbers[i : i + 6], strict=True)) for i in range(0, len(numbers), 6)]
         return cls(Lookup(**{**part, "pooling": POOLINGS[part["pooling"]]}) for part in parts)  # type: ignore[arg-type]
@@ -141,12 +142,17 @@ class Lookups(tuple[Lookup, ...]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bags:
-    """A batch: slots_N int32 or int64, key by key; bag b of all keys is slots_N[offsets_B1[b] : offsets_B1[b + 1]].
+    """A batch. Bag b of all keys is slots_N[offsets_B1[b] : offsets_B1[b + 1]].
 
-    bags, bounds: on the host, how many bags each key has and where its slots begin (one more: where they end).
-    weights_N: float32 per lookup, 1 unless given. inverses: int64 [samples] each.
-    lookups: the features. Their vectors leave side by side: features with the same `output` stand in one
-    [samples, sum of dims], at their columns.
+    Args:
+        slots_N: int32 or int64, key by key.
+        offsets_B1: int64, where each bag begins.
+        bags: how many bags each key has, on the host.
+        bounds: where the slots of each key begin, and where the last key's end, on the host.
+        weights_N: float32 per lookup; 1 by default.
+        inverses: int64 [samples] each.
+        lookups: the features. Features with the same `output` stand side by side in one matrix
+            [samples, sum of dims], at their columns.
     """
 
     slots_N: Tensor
@@ -158,13 +164,13 @@ class Bags:
     inverses: Sequence[Tensor] = ()
 
     def samples(self, f: Lookup) -> int:
-        """Vectors that leave for a feature."""
+        """Returns how many vectors a feature gets."""
         if f.inverse >= 0:
             return self.inverses[f.inverse].numel()
         return self.bounds[f.key + 1] - self.bounds[f.key] if f.pooling == "none" else self.bags[f.key]
 
     def outputs(self, dims: Sequence[int]) -> list[tuple[int, int]]:
-        """Shape of every output, given each table's dim; UserError when features of one do not fit together."""
+        """Returns the shape of each output. dims: of the tables. UserError when features of one output do not fit."""
         shapes: list[tuple[int, int]] = []
         for f in self.lookups:
             rows, columns = shapes[f.output] if f.output < len(shapes) else (self.samples(f), 0)
@@ -175,7 +181,7 @@ class Bags:
 
 
 def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weights_N: Tensor | None = None) -> Bags:
-    """The bags of one feature in one table."""
+    """Returns the bags of one feature in one table."""
     return Bags(
         slots_N=slots_N,
         offsets_B1=offsets_B1,
@@ -187,13 +193,13 @@ def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weigh
 
 
 def fp32_table(levels: Sequence[Rows], rule: RowRule) -> Table:
-    """A table of float32 rows that has as many rows as slots."""
+    """Returns a table of float32 rows that has as many rows as slots."""
     rows, dim = sum(level.count for level in levels), levels[0].payload["weight"].shape[1]
     return Table(levels=tuple(levels), rule=rule, format=fp32.Config(), rows=rows, dim=dim)
 
 
 def tables_of(weight_RD: Tensor, rule: RowRule) -> Tables:
-    """One float32 table, of one level, with fresh state."""
+    """Returns one float32 table, of one level, with the state of rows that were never updated."""
     rows, dim = weight_RD.shape
     touched_R = torch.zeros(rows, dtype=torch.uint8)
     level = Rows(payload={"weight": weight_RD}, touched_R=touched_R, state=init_state(rule, rows, dim))

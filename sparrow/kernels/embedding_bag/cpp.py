@@ -1,4 +1,4 @@
-"""The compiled operators under the reference's signatures, and what `torch.compile` must know of them."""
+"""The compiled operators with the signatures of the reference, and what `torch.compile` must know about them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
 
 
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
-    """See `reference.fused_update`; each row's gradient goes through the rule at once, [U, D] never exists."""
+    """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists."""
     names, numbers = tables.rules
     ops.fused_update(
         tables.weights,
@@ -68,7 +68,7 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -
 
 
 def processor(name: str = "") -> str:
-    """Whose loops run: "avx512", "avx2" or "portable"; a name chooses them, "best" chooses what is used by itself."""
+    """Returns which loops run: "avx512", "avx2" or "portable". name: chooses them; "best" is the default choice."""
     chosen: str = ops.processor(name)
     return chosen
 
@@ -88,7 +88,7 @@ def _batch(bags: Bags) -> tuple[Any, ...]:
 
 
 def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
-    """Rows may lie apart, the columns of one may not."""
+    """The gradients with the columns of a row side by side; rows may lie apart."""
     return [grad if grad.stride(1) == 1 or grad.shape[1] == 1 else grad.contiguous() for grad in grads]
 
 

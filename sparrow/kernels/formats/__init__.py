@@ -1,6 +1,6 @@
 """How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode` its definition.
 
-Adding a format is adding its file here; a format that C++ does not know runs on the reference kernels.
+To add a format, add its file here. A format that the C++ kernels do not know runs on the reference kernels.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One field of a row record: the entries that each row has of it.
+    """One field of a row record: some entries for each row.
 
-    width: how many entries, None for a single number. dtype: theirs. first: their value in a row that was never
-    updated. across: what column parts of a table (column-wise layouts) have of it. "cut": an entry per column, each
-    part those of its columns; "whole": entries of a whole row, so that the table cannot be cut by columns; "mean" and
-    "max": each part has a number of its own, and the row's is their mean, weighted by columns, or the largest.
+    Args:
+        width: how many entries a row has; None for a single number.
+        dtype: the type of the entries.
+        first: their value in a row that was never updated.
+        across: what the parts have of it when a layout cuts the table by columns. "cut": there is an entry per column,
+            and each part has those of its columns. "whole": the entries are of a whole row, so the table cannot be cut
+            by columns. "mean" and "max": each part has a number of its own. The number of the row is their mean,
+            weighted by columns, or the largest.
     """
 
     width: int | None = None
@@ -30,11 +34,11 @@ class Field:
 
     @property
     def bytes_row(self) -> int:
-        """Bytes that a row has of it."""
+        """How many bytes a row has of it."""
         return (1 if self.width is None else self.width) * self.dtype.itemsize
 
     def empty(self, rows: int) -> tuple[int, ...]:
-        """Its shape in so many rows."""
+        """Returns the shape that it has for so many rows."""
         return (rows,) if self.width is None else (rows, self.width)
 
 
@@ -47,15 +51,15 @@ class RowFormat(Protocol):
         ...
 
     def fields(self, dim: int) -> dict[str, Field]:
-        """The fields that hold the values of a row of D = dim columns, by name."""
+        """Returns the fields that hold the values of a row of D = dim columns, by name."""
         ...
 
     def encode(self, values_UD: Tensor) -> dict[str, Tensor]:
-        """Float32 values [U, D] -> the fields of U rows."""
+        """Returns the fields of U rows, given their values, float32 [U, D]."""
         ...
 
     def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
-        """The fields of U rows -> their values float32 [U, D]."""
+        """Returns the values of U rows, float32 [U, D], given their fields."""
         ...
 
 

@@ -11,12 +11,12 @@ from sparrow.kernels.formats import Field
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A row is float16, rounded to nearest, 2 bytes a column; what is beyond 65,504 becomes infinite."""
+    """A row is float16, rounded to nearest, 2 bytes a column. Numbers beyond 65,504 become infinite."""
 
     is_compiled = False
 
     def fields(self, dim: int) -> dict[str, Field]:
-        """weight [D]."""
+        """The only field is weight [D]."""
         return {"weight": Field(width=dim, dtype=torch.float16, across="cut")}
 
     def encode(self, values_UD: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ class Config:
     is_compiled = True
 
     def fields(self, dim: int) -> dict[str, Field]:
-        """weight [D]."""
+        """The only field is weight [D]."""
         return {"weight": Field(width=dim, dtype=torch.float32, across="cut")}
 
     def encode(self, values_UD: Tensor) -> dict[str, Tensor]:

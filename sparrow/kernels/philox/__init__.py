@@ -1,4 +1,4 @@
-"""Random numbers of places: a number depends on its key, row and column alone, whoever draws it and what else is drawn.
+"""Random numbers by place: a number depends only on its key, row and column, not on what else is drawn.
 
 Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). impl: see `sparrow.kernels`.
 """
@@ -14,15 +14,20 @@ from sparrow.kernels.philox import reference
 
 
 def key_of(seed: int, name: str) -> int:
-    """A key of 64 bits for what is drawn under a name."""
+    """Returns a key of 64 bits for what is drawn under a name."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
 
 
 def uniform_(out_RD: Tensor, key: int, scale: float, *, row: int = 0, column: int = 0, impl: Impl = "auto") -> None:
-    """Fill float32 [R, D] with numbers of [-scale, scale), each of 2**24 equally likely ones.
+    """Fill a matrix with random numbers of [-scale, scale); there are 2**24 values, all equally likely.
 
-    row, column: the place in the whole matrix of out_RD[0, 0]: a part gets the numbers that it has in the whole. Rows
-    count to 2**63, columns to 2**34.
+    Args:
+        out_RD: float32 [R, D].
+        key: see `key_of`.
+        scale: the bound of the numbers.
+        row, column: the place of out_RD[0, 0] in the whole matrix. A part gets the numbers that it has in the whole.
+            Rows count to 2**63, columns to 2**34.
+        impl: see `sparrow.kernels`.
     """
     if not out_RD.numel():
         return

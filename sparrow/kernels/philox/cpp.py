@@ -1,4 +1,4 @@
-"""The compiled operator under the reference's signature."""
+"""The compiled operator with the signature of the reference."""
 
 from __future__ import annotations
 

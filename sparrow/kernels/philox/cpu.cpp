@@ -1,4 +1,4 @@
-// Random numbers of places on CPUs, against torch's stable ABI. reference.py beside this file is the definition.
+// Random numbers by place on CPUs, with torch's stable ABI. reference.py beside this file is the definition.
 
 #include "../cpu.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kLanes = 4, kGroups = 16;  // numbers of a counter, counters at a time
 
-// Of kGroups counters, word by word, their random words in place.
+// Replaces kGroups counters, word by word, by their random words.
 INLINE void philox(uint32_t (&c)[kLanes][kGroups], uint32_t low, uint32_t high) {
   for (int round = 0; round < 10; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u)
     for (int64_t j = 0; j < kGroups; ++j) {

@@ -8,11 +8,11 @@ from torch import Tensor
 ROUNDS, LANES = 10, 4
 MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 LOW = (1 << 32) - 1
-BLOCK = 1 << 18  # numbers that are made at a time: the words of one take 8 bytes, several times over
+BLOCK = 1 << 18  # numbers that are made at a time; the words of each take 8 bytes, several times
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four words for every counter of four words, each int64 in [0, 2**32); key: 64 bits."""
+    """Returns four words for each counter of four words, each int64 in [0, 2**32). key: 64 bits."""
     a, b, c, d = counter
     low, high = key & LOW, key >> 32 & LOW
     for _ in range(ROUNDS):
@@ -41,4 +41,4 @@ def uniform_(out_RD: Tensor, key: int, scale: float, row: int, column: int) -> N
 
 
 def _high(x: Tensor) -> Tensor:
-    return x >> 32 & LOW  # torch shifts arithmetically: clear the copies of the sign
+    return x >> 32 & LOW  # torch shifts in copies of the sign: clear them

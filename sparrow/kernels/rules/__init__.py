@@ -1,8 +1,8 @@
 """How a row learns. One file per rule: its `Config` is the rule, and `update` its definition.
 
-Adding a rule is adding its file here and, for speed, in C++, in embedding_bag/cpu: a `RuleKind`
-(loop_types.h), a row of `known` (arguments.cpp), a function and its `case` in `apply` (loops.h). Without them it runs
-with impl="reference". What rules share is in `_shared.py`.
+To add a rule, add its file here. For speed add it to the C++ in embedding_bag/cpu too: a `RuleKind` (loop_types.h), a
+row of `known` (arguments.cpp), a function and its `case` in `apply` (loops.h). Without these it runs with
+impl="reference". What rules share is in `_shared.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sparrow.kernels.formats import Field
 
 @dataclass(frozen=True, kw_only=True)
 class Regularization:
-    """What any rule can be given on top; it acts on the rows of a batch and leaves all others alone.
+    """What every rule takes in addition. It acts only on the rows that a batch uses. 0 turns each part off.
 
-    weight_decay: towards zero, "l2" by adding weight_decay * w to the gradient, "decoupled" by w *= 1 - lr *
-    weight_decay before the rule (AdamW, arXiv 1711.05101). clip_norm: a row's gradient is scaled down to this norm
-    before anything else. max_norm: its weights are, after everything else. 0 turns each off.
+    weight_decay: pulls weights towards zero. decay: "l2" adds weight_decay * w to the gradient; "decoupled" multiplies
+    w by 1 - lr * weight_decay before the rule (AdamW, arXiv 1711.05101). clip_norm: a row's gradient is scaled down to
+    this norm, before anything else. max_norm: a row's weights are scaled down to this norm, after everything else.
     """
 
     weight_decay: float = 0.0
@@ -41,7 +41,7 @@ class RowRule(Protocol):
 
     @property
     def lr(self) -> float:
-        """Learning rate before the schedule."""
+        """The learning rate before the schedule."""
         ...
 
     @property
@@ -50,35 +50,40 @@ class RowRule(Protocol):
         ...
 
     def fields(self, dim: int) -> dict[str, Field]:
-        """What a row of D = dim columns keeps beside its values, by name; float32."""
+        """Returns what a row of D = dim columns keeps beside its values, by name; float32."""
         ...
 
     def update(
         self, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """New weights [U, D] and state [U, ...] of gathered rows, from their summed gradients; changes nothing.
+        """Returns the new weights [U, D] and state [U, ...] of U rows, without the regularization; changes nothing.
 
-        lr: float32 tensor with one element, so that a schedule never recompiles. Without the regularization.
+        Args:
+            weight_UD: the rows' weights, float32.
+            state: field -> [U] or [U, entries].
+            grad_UD: the sum of each row's gradients, float32.
+            lr: the learning rate, a float32 tensor with one element, so that a schedule never recompiles.
         """
         ...
 
     def cpp(self) -> tuple[str, Mapping[str, float]]:
-        """Name of the C++ row function, and those of the numbers eps, beta1 and beta2 that it takes."""
+        """Returns the name of the C++ row function, and its numbers by name, of eps, beta1 and beta2."""
         ...
 
 
 def init_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
-    """The state of so many rows before any update: field -> float32 [rows] or [rows, entries]."""
+    """Returns the state of rows before any update: field -> float32 [rows] or [rows, entries]."""
     return {name: torch.full(field.empty(rows), field.first) for name, field in rule.fields(dim).items()}
 
 
 def regularized_update(
     rule: RowRule, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`rule.update` inside its regularization: the definition of a row update.
+    """Returns what `rule.update` returns, with its regularization: the definition of a row update.
 
-    A row whose gradient's square is not finite in fp32 (a number above 1e19, infinity, NaN) stays as it is, its state
-    too: a sum of squares that is infinite once would stay so, and the row would never learn again.
+    A row whose gradient's square is not finite in fp32 (a number above 1e19, infinity, NaN) stays as it is, and so does
+    its state. A sum of squares that is infinite once would stay so, and the row would never learn again. The arguments
+    are those of `RowRule.update`.
     """
     extra = rule.regularization
     before_UD = weight_UD
@@ -98,7 +103,7 @@ def regularized_update(
 
 
 def _where(rows_U: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new values of these rows, and the old ones of all others; [U, ...]."""
+    """The new values of these rows, and the old values of all others, [U, ...]."""
     return torch.where(rows_U.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 

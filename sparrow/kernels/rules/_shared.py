@@ -14,18 +14,18 @@ RANGES = {"lr": {"least": 0.0}, "initial": {"least": 0.0}, "beta1": BETA, "beta2
 
 
 def require_ranges(rule: object) -> None:
-    """UserError for a number of a rule's `Config` that is out of range."""
+    """Raise UserError for a number of a rule's `Config` that is out of range."""
     for name, limits in RANGES.items():
-        number: Any = getattr(rule, name, None)  # None, of a rule without it, passes
+        number: Any = getattr(rule, name, None)  # None for a rule without it; None passes
         require(**limits, **{name: number})
 
 
 def adam_moments(
     state: dict[str, Tensor], grad_UD: Tensor, square: Tensor, lr: Tensor, beta1: float, beta2: float
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The state after an update; lr over the first moment's bias [U]; the root of the second one's [U].
+    """Returns the state after an update, lr divided by the first moment's bias [U], and the root of the second's [U].
 
-    square: what the second moment is of, g^2 [U, D] or its mean over each row [U].
+    square: what the second moment averages, g^2 [U, D] or its mean over each row [U].
     """
     updates_U = state["updates"] + 1
     bias1_U, bias2_U = ((1 - torch.pow(beta, updates_U.double())).float() for beta in (beta1, beta2))

@@ -11,10 +11,10 @@ from sparrow.kernels.rules._shared import adam_moments, require_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Adam (arXiv 1412.6980), lazily: rows that a batch does not use stay as they are, moments included.
+    """Lazy Adam (arXiv 1412.6980): rows that a batch does not use stay as they are, and so do their moments.
 
-    Each row counts its own updates to undo the moments' bias, so that a rare row's first step is as long as any
-    other's; where every batch uses every row this is torch's Adam.
+    Each row counts its own updates to correct the bias of the moments, so the first step of a rare row is as long as
+    that of any other row. If every batch uses every row, this is torch's Adam.
     """
 
     lr: float = 0.001

@@ -11,9 +11,9 @@ from sparrow.kernels.rules._shared import adam_moments, require_ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Adam with one second moment per row, of the mean square gradient: `adam` at half its state.
+    """Adam with one second moment per row, that of the mean square gradient. It has half the state of `adam`.
 
-    Lazy, and with a count of updates per row, as `adam` is.
+    It is lazy and counts the updates of each row, as `adam` does.
     """
 
     lr: float = 0.001
