@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import ttest_ind
-from test_report import Page, a_run
 
 from sparrow import data
 from sparrow.analysis.compare import _difference, _verdict, compare, lines, to_html
@@ -21,6 +20,7 @@ from sparrow.features.schema import Schema
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import logistic
 from sparrow.training import train
+from tests.training.test_report import Page, a_run
 
 
 @pytest.fixture(scope="module")
