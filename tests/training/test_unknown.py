@@ -13,7 +13,7 @@ from sparrow import data
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.trained.run import Run
 from sparrow.training import train
-from tests.data.test_moments import explored
+from tests.data.preparation.test_moments import explored
 
 
 def test_coin_flips_cannot_be_predicted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sparrow.features.schema import Schema
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import logistic
 from sparrow.training import train
-from tests.training.test_report import Page, a_run
+from tests.analysis.test_report import Page, a_run
 
 
 @pytest.fixture(scope="module")
