@@ -1,41 +1,31 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from sklearn.inspection import permutation_importance
-from sklearn.metrics import log_loss, roc_auc_score
 
 from sparrow import data
 from sparrow.analysis.compare import compare
-from sparrow.analysis.importance import importance
 from sparrow.analysis.report import _in_words, reliability, report
 from sparrow.analysis.scores import Rows
-from sparrow.analysis.slices import slices
-from sparrow.analysis.usage import usage
 from sparrow.cli import main
-from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import TableChoices
-from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.core import UserError
+from sparrow.features.schema import Column, Schema, Split
 from sparrow.metrics.intervals import Estimate
-from sparrow.models import dlrm, logistic
-from sparrow.trained.run import Data, Log, Loop, Run
-from sparrow.trained.scorer import restore
+from sparrow.models import logistic
+from sparrow.trained.run import Loop
 from sparrow.training import train
+from tests.analysis.pages import Page, page
+from tests.runs import small_run
 
 SECTIONS = ("Verdict", "Learning", "Calibration", "By slice", "Feature importance", "Time of a step", "Tables")
 
@@ -43,58 +33,8 @@ SECTIONS = ("Verdict", "Learning", "Calibration", "By slice", "Feature importanc
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     run_dir = tmp_path_factory.mktemp("report") / "run"
-    train(a_run(prepared, run_dir))
+    train(small_run(prepared, run_dir))
     return run_dir
-
-
-def a_run(prepared: Path, run_dir: Path, **changes: Any) -> Run:
-    run = Run(
-        run_dir=str(run_dir),
-        data=Data(path=str(prepared), batch_size=512),
-        model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
-        tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.1)),
-        log=Log(every=3, tensorboard=False),
-        threads=1,
-    )
-    return dataclasses.replace(run, **changes)
-
-
-class Page(HTMLParser):
-    """Headings and cells of a page; fails on tags that are not closed in order, and on whatever loads from outside."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.headings: list[str] = []
-        self.cells: list[str] = []
-        self.pictures = 0
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "link", "iframe", "object")
-        for name, value in attrs:
-            if name in ("src", "href"):
-                assert value is not None and value.startswith(("data:image/svg+xml;base64,", "#")), value
-        self.pictures += tag == "img"
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, text: str) -> None:
-        if self.open and self.open[-1] in ("h1", "h2", "h3"):
-            self.headings.append(text)
-        if self.open and self.open[-1] == "td":
-            self.cells.append(text)
-
-
-def page(path: Path) -> Page:
-    return Page(path.read_text(encoding="utf-8"))
-
-
-# -- the file ---------------------------------------------------------------------------------------------------
 
 
 def test_one_file_with_every_section(trained: Path, tmp_path: Path) -> None:
@@ -154,7 +94,7 @@ def in_full(tmp_path: Path, columns: dict[str, Any], split: Split | None = None,
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     split = split or Split(by="ratio", valid=0.2, test=0.2)
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", split=split)
-    train(a_run(tmp_path / "prepared", tmp_path / "run", **changes))
+    train(small_run(tmp_path / "prepared", tmp_path / "run", **changes))
     return page(report(tmp_path / "run", rows=100, by=list(columns)[1:]))
 
 
@@ -192,7 +132,7 @@ def test_any_of_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )  # type: ignore[arg-type]
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
     run_dir = tmp_path / "run"
-    train(a_run(tmp_path / "prepared", run_dir, model=logistic.Config()))
+    train(small_run(tmp_path / "prepared", run_dir, model=logistic.Config()))
     assert main(["evaluate", str(run_dir), "--json-out", str(tmp_path / "e.json")]) == 0
     wanted = {name.split(": ")[1]: result for name, result in json.loads((tmp_path / "e.json").read_text()).items()}
     for name in ("label", "buy"):
@@ -264,236 +204,5 @@ def test_a_part_of_one_class(tmp_path: Path) -> None:
     assert "By slice, test" in got.headings
     with pytest.raises(UserError, match="test part is empty"):
         data.prepare([tmp_path / "log.parquet"], tmp_path / "none", split=Split(by="time", valid=0.2, test=0.0))
-        train(a_run(tmp_path / "none", tmp_path / "other"))
+        train(small_run(tmp_path / "none", tmp_path / "other"))
         report(tmp_path / "other")
-
-
-# -- importance -------------------------------------------------------------------------------------------------
-
-
-def planted(rows: int = 3000) -> tuple[Batch, Schema]:
-    """Dense a, b and c, id k, list h; the second and the last of them carry the label, see `score`."""
-    rng = torch.Generator().manual_seed(0)
-    dense_BC = torch.randn(rows, 3, generator=rng)
-    k_B = torch.randint(0, 5, (rows,), generator=rng)
-    lengths_B = torch.randint(0, 4, (rows,), generator=rng)
-    h_N = torch.randint(0, 2, (int(lengths_B.sum()),), generator=rng)
-    ids = KeyedJagged(
-        keys=("k", "h"), values_N=torch.cat([k_B, h_N]), lengths=torch.cat([torch.ones_like(k_B), lengths_B])
-    )
-    batch = Batch(dense_BC=dense_BC, ids=ids)
-    labels_B = (torch.rand(rows, generator=rng) < score(batch)).float()
-    names = {name: Column(kind="numeric") for name in "abc"}
-    names |= {"k": Column(kind="categorical", table="k"), "h": Column(kind="list", table="h")}
-    schema = Schema(columns=names, encodings={"k": Encoding(), "h": Encoding()})
-    return dataclasses.replace(batch, labels_BT=labels_B[:, None]), schema
-
-
-def score(batch: Batch) -> torch.Tensor:
-    h = batch.ids["h"]
-    row_N = torch.arange(batch.batch_size).repeat_interleave(h.lengths_B)
-    ones_B = torch.zeros(batch.batch_size).index_add_(0, row_N, 2.0 * h.values_N - 1)
-    return torch.sigmoid(2 * batch.dense_BC[:, 1] + 0.5 * batch.dense_BC[:, 0] + 0.7 * ones_B)
-
-
-def test_what_carries_the_signal_comes_first_and_what_is_not_used_is_nothing() -> None:
-    batch, schema = planted()
-    before = batch.dense_BC.clone()
-    found = importance(score, batch, schema, batch_size=256, repeats=4)
-    assert [one.column for one in found[:3]] == ["b", "h", "a"]
-    by_name = {one.column: one for one in found}
-    for unused in ("c", "k"):
-        assert by_name[unused].ne == by_name[unused].auc == by_name[unused].ne_spread == 0
-    assert by_name["b"].auc > 0.1 and by_name["b"].ne > 0.2 and 0 < by_name["b"].ne_spread < 0.1
-    assert torch.equal(batch.dense_BC, before)
-    again = importance(score, batch, schema, batch_size=999, repeats=4)
-    assert {one.column: one.auc for one in again} == pytest.approx({one.column: one.auc for one in found})
-
-
-def test_importance_is_sklearns() -> None:
-    batch, schema = planted()
-
-    class Model:
-        classes_ = np.array([0, 1])
-
-        def fit(self, x: Any, y: Any) -> None: ...
-
-        def predict_proba(self, x: Any) -> Any:
-            dense_BC = torch.tensor(x[:, :3], dtype=torch.float32)
-            p = score(dataclasses.replace(batch, dense_BC=dense_BC)).numpy()
-            return np.stack([1 - p, p], 1)
-
-    assert batch.labels_BT is not None
-    y = batch.labels_BT[:, 0].numpy()
-    entropy = log_loss(y, np.full(len(y), y.mean()))
-    scorers = {
-        "auc": lambda model, x, y: roc_auc_score(y, model.predict_proba(x)[:, 1]),
-        "ne": lambda model, x, y: -log_loss(y, model.predict_proba(x)[:, 1].astype(float)) / entropy,
-    }
-    theirs = permutation_importance(Model(), batch.dense_BC.numpy(), y, scoring=scorers, n_repeats=20, random_state=0)
-    ours = {one.column: one for one in importance(score, batch, schema, batch_size=500, repeats=20, seed=1)}
-    for c, name in enumerate("abc"):
-        for metric in ("auc", "ne"):
-            mean, spread = theirs[metric].importances_mean[c], theirs[metric].importances_std[c]
-            assert getattr(ours[name], metric) == pytest.approx(mean, abs=4 * spread / math.sqrt(20) + 1e-6), name
-            assert getattr(ours[name], f"{metric}_spread") == pytest.approx(spread, rel=0.6, abs=1e-6)
-
-
-def test_features_of_one_raw_column_move_together() -> None:
-    """Each tells all that the other does: alone, either could be shuffled at no cost."""
-    batch, schema = planted()
-    twice = {**schema.columns, "c": Column(kind="numeric", source="b")}
-    batch = dataclasses.replace(batch, dense_BC=batch.dense_BC[:, [0, 1, 1]])
-
-    def either(batch: Batch) -> torch.Tensor:
-        b, c = batch.dense_BC[:, 1], batch.dense_BC[:, 2]
-        return torch.sigmoid(2 * torch.where(b == c, b, batch.dense_BC[:, 0]))
-
-    found = importance(either, batch, dataclasses.replace(schema, columns=twice), batch_size=500)
-    assert found[0].column == "b" and found[0].auc > 0.1
-    assert "c" not in {one.column for one in found}
-
-
-# -- slices, tables ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str, Any]]:
-    rng, rows, path = np.random.default_rng(0), 2000, tmp_path_factory.mktemp("sliced")
-    columns = {
-        "label": rng.integers(0, 2, rows),
-        "x": rng.normal(50, 7, rows),
-        "big": np.round(np.exp(rng.normal(3, 2, rows))),
-        "few": rng.integers(1, 4, rows).astype(float),
-        "item": rng.zipf(1.5, rows).clip(max=60),
-        "h": [list(range(i % 5)) for i in range(rows)],
-        "ts": 1_700_000_000 + np.arange(rows) * 60,
-    }
-    pq.write_table(pa.table(columns), path / "log.parquet")
-    schema = Schema(
-        columns={
-            "label": Column(kind="label"),
-            "x": Column(kind="numeric"),
-            "big": Column(kind="numeric", transform="log"),
-            "few": Column(kind="numeric", transform="none"),
-            "item": Column(kind="categorical", table="item"),
-            "h": Column(kind="list", table="h"),
-            "ts": Column(kind="time"),
-            "gone": Column(kind="ignore"),
-        },
-        encodings={"item": Encoding(kind="range"), "h": Encoding(kind="hash")},
-        split=Split(by="time", valid=0, test=0.5),
-    )
-    data.prepare([path / "log.parquet"], path / "prepared", schema=schema)
-    test = {
-        name: np.array(values[rows // 2 :], dtype=object if name == "h" else None) for name, values in columns.items()
-    }
-    return data.open(path / "prepared"), test
-
-
-def test_slices_bear_the_values_of_the_raw_log(sliced: tuple[Dataset, dict[str, Any]]) -> None:
-    dataset, raw = sliced
-    names, at_N = slices(dataset, "test", "item")
-    log = pq.read_table(dataset.path.parent / "log.parquet")
-    train = log.slice(0, len(log) // 2)
-    trained = Counter(train["item"].to_pylist())
-    named = [str(item) if trained[item] >= 2 else "unknown" for item in raw["item"]]
-    counts = Counter(named)
-    assert len(names) == 8
-    assert names[-1] == f"{len(counts) - 7} others"
-    assert sorted((counts[name] for name in names[:-1]), reverse=True) == sorted(counts.values(), reverse=True)[:7]
-    for i, name in enumerate(names[:-1]):
-        assert {named[n] for n in np.flatnonzero(at_N == i)} == {name}
-        assert (at_N == i).sum() == counts[name]
-    for name in ("x", "big"):
-        names, at_N = slices(dataset, "test", name)
-        sizes = np.bincount(at_N)
-        assert names[0].startswith("≤ ")
-        bounds = pc.min_max(train[name]).as_py()
-        raw_N = raw[name].clip(bounds["min"], bounds["max"])  # as `prepare` clips
-        tops = [raw_N[at_N == i].max() for i in range(len(names))]
-        assert [float(n[2:]) for n in names] == pytest.approx(tops, rel=1e-3)
-        assert len(names) == 8
-        assert (raw_N[at_N == 0].max() < raw_N[at_N == 1].min()) and sizes.min() > 60
-    names, at_N = slices(dataset, "test", "few")
-    assert names == ["1", "2", "3"]
-    assert (at_N + 1 == raw["few"]).all()
-    names, at_N = slices(dataset, "test", "h")
-    assert names == ["0 ids", "1 ids", "2 ids", "3 ids", "4 ids"]
-    assert at_N.tolist() == [len(h) for h in raw["h"]]
-    names, _ = slices(dataset, "test", "ts")
-    assert names[-1] == "≤ 2023-11-16 07:32"
-    with pytest.raises(UserError, match="ignored"):
-        slices(dataset, "test", "gone")
-
-
-def test_ids_without_a_value_have_names(tmp_path: Path) -> None:
-    """As a vocabulary and as quantile buckets number them."""
-    schema = Schema(
-        columns={
-            "v": Column(kind="categorical", table="v"),
-            "q": Column(kind="categorical", table="q", quantiles=3, boundaries=(1.5, 4.0)),
-        },
-        encodings={"v": Encoding(kind="vocabulary", rows=5), "q": Encoding(kind="range", low=1, high=3, rows=5)},
-    )
-    (tmp_path / "test").mkdir()
-    table = pa.table({"v": [2, 2, 2, 0, 0, 4, 1], "q": [4, 2, 2, 0, 3, 2, 2]})
-    pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
-    dataset = Dataset(tmp_path, schema, {})
-    names, at_N = slices(dataset, "test", "v")
-    assert names == ["no. 1 by frequency", "missing", "unknown", "no. 3 by frequency"]
-    assert at_N.tolist() == [0, 0, 0, 1, 1, 3, 2]
-    rare = pa.table({"v": [2] * 12 + list(range(3, 20)), "q": [1] * 29})
-    pq.write_table(rare, tmp_path / "test" / "part-00000.parquet")
-    assert slices(dataset, "test", "v")[0] == ["no. 1 by frequency", "17 others"]  # no slice of a single row
-    pq.write_table(rare.slice(12), tmp_path / "test" / "part-00000.parquet")
-    assert slices(dataset, "test", "v")[0] == ["17 ids, each in < 10 rows"]
-    pq.write_table(table, tmp_path / "test" / "part-00000.parquet")
-    names, at_N = slices(dataset, "test", "q")
-    assert names == ["missing", "≤ 1.5", "≤ 4", "> 4"]
-    assert at_N.tolist() == [3, 1, 1, 0, 2, 1, 1]
-
-
-def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
-    rows = 400
-    train_ids, test_ids = np.arange(rows // 2) % 20, np.arange(rows // 2) % 40  # 20..39 are new
-    item = pa.array([None if i % 10 == 0 else int(x) for i, x in enumerate([*train_ids, *test_ids])])
-    lists = [[1, 2]] * (rows // 2) + [[1, 5], []] * (rows // 4)  # 3 would have the row of 1 or 2
-    columns = {"label": np.arange(rows) % 3 == 0, "ts": np.arange(rows), "item": item, "h": lists, "other": item}
-    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    kinds: dict[str, Any] = {"label": Column(kind="label"), "ts": Column(kind="time")}
-    kinds |= {n: Column(kind="categorical", table=n) for n in ("item", "other")}
-    schema = Schema(
-        columns=kinds | {"h": Column(kind="list", table="h")},
-        encodings={
-            "item": Encoding(kind="range"),
-            "other": Encoding(kind="hash", rows=4096),
-            "h": Encoding(kind="hash"),
-        },
-        split=Split(by="time", valid=0, test=0.5),
-    )
-    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
-    train(a_run(tmp_path / "prepared", tmp_path / "run"))
-    found, dataset = restore(tmp_path / "run"), data.open(tmp_path / "prepared")
-    tables, used = usage(found, dataset, ("test",), lambda what, done, total: None)
-    by_name = {t.name: t for t in tables}
-    trained = item.to_pylist()[: rows // 2]
-    first = [x is not None and x not in trained[:i] for i, x in enumerate(trained)]  # not known yet
-    wanted = Counter(-1 if new else x for x, new in zip(trained, first, strict=True))
-    hits = by_name["item"].hits_R
-    assert hits.sum() == rows // 2
-    assert sorted(hits[hits > 0].tolist()) == sorted(wanted.values())
-    assert by_name["item"].columns == ("item",)
-    assert by_name["item"].share_never == pytest.approx(float((hits == 0).float().mean()))
-    assert by_name["item"].share_of_top(1.0) == 1
-    assert by_name["item"].bytes_weight == hits.numel() * 4 * 4
-    assert by_name["item"].bytes_state == hits.numel() * (4 + 1)  # one accumulator a row, and the touched byte
-    half, missing = rows // 2, rows // 20
-    new = sum(x is not None and x >= 20 for x in item.to_pylist()[half:])
-    for name, unknown in (("item", new), ("other", 0)):
-        got = used[name]["test"]
-        assert (got.rows, got.ids, got.unknown, got.missing) == (half, half, unknown, missing)
-    assert used["other"]["test"].untrained == new  # a range sends them to its row 1, which did learn
-    assert used["item"]["test"].untrained == 0
-    assert (used["h"]["test"].missing, used["h"]["test"].ids) == (half // 2, half)
-    assert used["h"]["test"].untrained == half // 2

@@ -21,7 +21,7 @@ from sparrow.trained.build import tables_of
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
-from tests.data.test_dedup import SCHEMA, made
+from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 from tests.models.test_models import MODELS, batch, build, named
