@@ -1,3 +1,5 @@
+"""The threads that a run takes, leaves to others and gives back."""
+
 from __future__ import annotations
 
 import gc
