@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ SCHEMA = Schema(
     cluster=Cluster(by="session"),
     groups={"user": ("user", "history", "age"), "tags": ("tags",)},
 )  # fmt: skip
-PLAIN = replace(SCHEMA, cluster=None, groups={})
 
 
 def made(sessions: int = 60, hours: int = 3, seed: int = 0) -> pa.Table:
