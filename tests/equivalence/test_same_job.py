@@ -59,7 +59,7 @@ def test_a_rank_that_reads_another_log_is_named(ranks: Callable[[int], Pool], pr
 
 def test_a_rank_with_another_plan_is_named(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
     """Whose file has the same name, say."""
-    table, plan = next(iter(data.open(prepared).schema.tables)), tmp_path / "plan.toml"
+    table, plan = next(iter(data.open(prepared).schema.encodings)), tmp_path / "plan.toml"
     plan.write_text(f'default = "row_wise"\n[layouts.{table}]\nranks = [0]\n')
     found = says(ranks, 3, prepared, tmp_path, sharding__plan=str(plan))
     assert f"plan.{table}.ranks: [0] on rank 1, [0, 1, 2] on the others" in found
