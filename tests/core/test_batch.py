@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparrow.core import Batch, Chunk, KeyedJagged, UserError
+from sparrow.core import Batch, KeyedJagged, UserError
 
 LISTS = {"user": [[7], [8], [7]], "history": [[1, 2], [], [3]]}
 
@@ -137,11 +137,6 @@ def test_features_with_different_numbers_of_samples() -> None:
 def test_records_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         KeyedJagged.from_lists(LISTS).keys = ()
-
-
-def test_chunk_rows_must_agree() -> None:
-    with pytest.raises(UserError, match="field 'sum': 3 rows"):
-        Chunk(table="t", rows=(0, 2), columns=(0, 1), fields={"sum": torch.zeros(3)})
 
 
 def test_torchrec_round_trip() -> None:

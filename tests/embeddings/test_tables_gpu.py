@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_tables import batch, make, objective, tensors
 
 from sparrow.core import UserError
 from sparrow.embeddings import EmbeddingTables
+from tests.embeddings.test_tables import batch, make, objective, tensors
 
 pytestmark = [
     pytest.mark.gpu,

@@ -27,10 +27,10 @@ from sparrow.kernels.rules import RowRule
 from sparrow.metrics import Streaming, evaluate_labels, folded
 from sparrow.sharding import Codecs, Layout, copies, shard
 from sparrow.trained.build import load_weights
-from sparrow.trained.run import Run
 from sparrow.training.loop import Trainer
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
+from tests.runs import run_of
 
 ROWS, DIMS = (50, 7, 33), (8, 12, 5)
 
@@ -191,7 +191,7 @@ def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, sha
 
 def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:
     """A training job; with `again` one rank is told to stop in the middle, all do, and another job goes on."""
-    run = Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes})
+    run = run_of(prepared, run_dir, **changes)
     if again:
         first = Trainer(run)
         take, middle = first.take_step, first.total_steps // 2
@@ -218,7 +218,7 @@ def fit_spoilt(
 
     spoilt: (step, batch of the step) -> which, and on which rank alone; in one process it befalls the whole batch.
     """
-    trainer = Trainer(Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes}))
+    trainer = Trainer(run_of(prepared, run_dir, **changes))
     learn, calls, apiece = trainer.take_step.learn, itertools.count(), trainer.run.loop.accumulate
 
     def spoiling(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -390,7 +390,7 @@ def waits(world: World, prepared: str, run_dir: str, changes: dict[str, Any], co
     control: with one that does. What the thread beside the loop asks of judged scores keeps no step waiting.
     """
     loop = threading.get_ident()
-    trainer = Trainer(Run.of(prepared, {"run_dir": run_dir, "threads": 1, "log.tensorboard": False, **changes}))
+    trainer = Trainer(run_of(prepared, run_dir, **changes))
     learn, seen, between = trainer.take_step.learn, list[str](), False
 
     def learned(batch: Batch) -> tuple[Tensor, Tensor]:

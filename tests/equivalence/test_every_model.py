@@ -18,13 +18,13 @@ from sparrow.distributed import World
 from sparrow.features.schema import Column
 from sparrow.losses import binary_cross_entropy
 from sparrow.trained.build import tables_of
-from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
-from tests.data.test_dedup import SCHEMA, made
+from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 from tests.models.test_models import MODELS, batch, build, named
+from tests.runs import run_of
 from tests.training.test_loop import Kill, dies_at, same, tensors
 
 FAMILY = Family("sparrow.models")
@@ -41,14 +41,14 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    return {"threads": 1, "data.batch_size": 60, "log.tensorboard": False, "data.shuffle": False, **more}
+    return {"data.batch_size": 60, "data.shuffle": False, **more}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_is_uninterrupted(sessions: Path, tmp_path: Path, name: str) -> None:
     """To the bit."""
     changes = {"model.name": name, "checkpoint.every": 3, **({} if name == "logistic" else {"model.dim": 4})}
-    runs = [Run.of(str(sessions), settings(run_dir=str(tmp_path / place), **changes)) for place in ("whole", "cut")]
+    runs = [run_of(sessions, tmp_path / place, **settings(**changes)) for place in ("whole", "cut")]
     whole = train(runs[0])
     with pytest.raises(Kill):
         train(runs[1], listener=dies_at(6))

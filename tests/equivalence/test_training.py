@@ -17,7 +17,7 @@ from sparrow import data
 from sparrow.distributed import World
 from sparrow.features.schema import Column
 from sparrow.trained.scorer import restore
-from tests.data.test_dedup import SCHEMA, made
+from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +19,9 @@ from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.trained.run import Run
 from sparrow.training import Trainer, dropout, train
 from sparrow.training.dropout import Dropout, default_shares
-from tests.data.test_dedup import SCHEMA as GROUPED
-from tests.data.test_dedup import made
+from tests.data.grouped import SCHEMA as GROUPED
+from tests.data.grouped import made
+from tests.runs import run_of
 
 SCHEMA = Schema(
     columns={
@@ -107,10 +107,6 @@ def new_ids(rows: int = 12_000) -> pa.Table:
     return pa.table({"label": label.astype(np.int8), "ts": np.arange(rows), "item": item, "number": number})
 
 
-def run_of(folder: Path, **changes: Any) -> Run:
-    return Run.of(folder / "prepared", {"run_dir": str(folder / "run"), "threads": 1, **changes})
-
-
 def replaced_ids(rows: int = 8_000) -> pa.Table:
     """All items of the last fifth are new. A click depends on the item, whose number tells most of what it does."""
     random = np.random.default_rng(0)
@@ -141,7 +137,7 @@ def test_auto_drops_what_valid_will_not_know(tmp_path: Path) -> None:
     share = default_shares(dataset)["item"]
     wanted = 1 - (1 - bad / ids) / (1 - bad_train / ids_train)
     assert share == pytest.approx(min(wanted, 0.5), abs=1e-3)
-    train(run_of(tmp_path))
+    train(run_of(dataset.path, tmp_path / "run"))
     assert Run.load(tmp_path / "run" / "run.toml").data.id_dropout == {"item": share}
 
 
@@ -156,9 +152,9 @@ def test_half_of_the_known_ids_stay(tmp_path: Path) -> None:
 
 def test_a_step_gets_what_is_left(tmp_path: Path) -> None:
     """The batches of a step agree on which ids that is."""
-    prepared(tmp_path, "time", replaced_ids())
-    feed = Trainer(run_of(tmp_path, **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})).feed
-    whole = Trainer(run_of(tmp_path, **{"data.id_dropout": {}, "loop.accumulate": 10})).feed
+    log = prepared(tmp_path, "time", replaced_ids())
+    feed = Trainer(run_of(log, tmp_path / "run", **{"data.id_dropout": {"item": 0.3}, "loop.accumulate": 10})).feed
+    whole = Trainer(run_of(log, tmp_path / "run", **{"data.id_dropout": {}, "loop.accumulate": 10})).feed
     found = []
     while micro := feed.take():
         before, after = (torch.cat([s.batch.ids["item"].values_N for s in of]) for of in (whole.take(), micro))
@@ -174,10 +170,10 @@ def test_unknown_ids_are_predicted_better(tmp_path: Path) -> None:
 
     NE was 0.719 to 0.720 with and 0.756 to 0.764 without (three seeds): every row of valid has an unknown id.
     """
-    prepared(tmp_path, "time", replaced_ids())
+    log = prepared(tmp_path, "time", replaced_ids())
     for seed in (0, 1):
         with_drop, without = (
-            train(run_of(tmp_path, seed=seed, **{"log.tensorboard": False, **changes}), overwrite=True)["valid"]["ne"]
+            train(run_of(log, tmp_path / "run", seed=seed, **changes), overwrite=True)["valid"]["ne"]
             for changes in ({}, {"data.id_dropout": {}})
         )
         assert with_drop < without - 0.02

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -23,35 +20,19 @@ import torch
 from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
-from sparrow.data.batches.loader import Share
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
-from sparrow.models import Offset, dcnv2, dlrm, logistic
+from sparrow.models import Offset, dcnv2, logistic
 from sparrow.models.dlrm import DLRM
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
-from sparrow.trained.build import build, scoring
 from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run, Schedule
 from sparrow.trained.scorer import restore
-from sparrow.training import Trainer, profiling, runlog, train
-
-
-def make(prepared: Path, run_dir: Path, **changes: Any) -> Run:
-    run = Run(
-        run_dir=str(run_dir),
-        data=Data(path=str(prepared), batch_size=256),
-        model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
-        tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.1)),
-        dense=adam.Config(lr=3e-3),
-        schedule=Schedule(warmup_steps=3, decay="cosine", hold=0.0),
-        checkpoint=Checkpoints(every=4),
-        log=Log(every=3, tensorboard=False),
-        threads=1,
-    )
-    return dataclasses.replace(run, **changes)
+from sparrow.training import Trainer, runlog, train
+from tests.runs import small_run
 
 
 def tensors(run_dir: Path | str, step: int | None = None) -> dict[str, torch.Tensor]:
@@ -102,35 +83,19 @@ VARIANTS = {
 }
 
 
-def shares(*batches: Batch) -> list[Share]:
-    """A step's batches as one rank takes them."""
-    return [Share(batch, batch.batch_size, batch.mass) for batch in batches]
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_resumed_is_uninterrupted(prepared: Path, tmp_path: Path, name: str) -> None:
     variant = dict(VARIANTS[name])
-    changes = {"data": dataclasses.replace(make(prepared, tmp_path).data, **variant.pop("data", {})), **variant}
-    whole = train(make(prepared, tmp_path / "whole", **changes))
+    changes = {"data": dataclasses.replace(small_run(prepared, tmp_path).data, **variant.pop("data", {})), **variant}
+    whole = train(small_run(prepared, tmp_path / "whole", **changes))
     assert whole["stopped_by"] is None  # a time limit's SIGTERM ends a run in good order, and the test would go on
     with pytest.raises(Kill):
-        train(make(prepared, tmp_path / "cut", **changes), listener=dies_at(6))
+        train(small_run(prepared, tmp_path / "cut", **changes), listener=dies_at(6))
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") < whole["step"]
-    cut = train(make(prepared, tmp_path / "cut", **changes), resume=True)
+    cut = train(small_run(prepared, tmp_path / "cut", **changes), resume=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
     assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
     assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
-
-
-def test_checkpoints_in_the_background_are_the_same(prepared: Path, tmp_path: Path) -> None:
-    for place, background in (("now", False), ("beside", True)):
-        train(make(prepared, tmp_path / place, checkpoint=Checkpoints(every=3, background=background)))
-    assert same(tensors(tmp_path / "now"), tensors(tmp_path / "beside"))
-    now, beside = (checkpoint.steps(tmp_path / place / "checkpoints") for place in ("now", "beside"))
-    assert now == beside
-    for step in now:
-        one, other = (checkpoint.load(tmp_path / place / "checkpoints", step) for place in ("now", "beside"))
-        assert one.files == other.files
 
 
 @pytest.mark.parametrize("step", [6, 19, 38])
@@ -142,13 +107,13 @@ def test_sigterm_writes_a_checkpoint_and_ends_well(prepared: Path, tmp_path: Pat
             os.kill(os.getpid(), signal.SIGTERM)
 
     changes = {"loop": Loop(epochs=2), "log": Log(every=1, tensorboard=False)}
-    whole = train(make(prepared, tmp_path / "whole", **changes))
+    whole = train(small_run(prepared, tmp_path / "whole", **changes))
     before = signal.getsignal(signal.SIGTERM)
-    stopped = train(make(prepared, tmp_path / "cut", **changes), listener=listener)
+    stopped = train(small_run(prepared, tmp_path / "cut", **changes), listener=listener)
     assert stopped["stopped_by"] == "SIGTERM"
     assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == stopped["step"] == step
     assert signal.getsignal(signal.SIGTERM) is before
-    again = train(make(prepared, tmp_path / "cut", **changes), resume=True)
+    again = train(small_run(prepared, tmp_path / "cut", **changes), resume=True)
     assert again | {"run_dir": ""} == whole | {"run_dir": ""}
     assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
@@ -198,9 +163,9 @@ KILLED = """
 @pytest.mark.multi
 def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) -> None:
     changes = {"loop": Loop(epochs=4, evaluate_every=5), "checkpoint": Checkpoints(every=2, keep=2)}
-    train(make(prepared, tmp_path / "whole", **changes))
+    train(small_run(prepared, tmp_path / "whole", **changes))
     toml = tmp_path / "run.toml"
-    toml.write_text(write_toml(to_dict(make(prepared, tmp_path / "cut", **changes))))
+    toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED), str(toml), "10"],
         capture_output=True,
@@ -216,16 +181,16 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) ->
 def test_progressive_validation_ends_with_the_first_epoch(prepared: Path, tmp_path: Path) -> None:
     """Rows of later epochs were trained on before: to predict them would be to peek."""
     rows = data.open(prepared).rows("train")
-    windows = train(make(prepared, tmp_path / "all", loop=Loop(epochs=3)))["progressive"]
+    windows = train(small_run(prepared, tmp_path / "all", loop=Loop(epochs=3)))["progressive"]
     assert len(windows) == 5
     assert sum(w["examples"] for w in windows) == rows
-    windows = train(make(prepared, tmp_path / "few", loop=Loop(epochs=3, max_steps=10)))["progressive"]
+    windows = train(small_run(prepared, tmp_path / "few", loop=Loop(epochs=3, max_steps=10)))["progressive"]
     assert [w["examples"] for w in windows] == [512] * 5
 
 
 def test_progressive_validation_predicts_first(prepared: Path, tmp_path: Path) -> None:
     """The figures of the first fifth, recomputed by a plain loop that scores each batch before training on it."""
-    run = make(prepared, tmp_path / "run", loop=Loop(nonfinite="off"), schedule=Schedule())
+    run = small_run(prepared, tmp_path / "run", loop=Loop(nonfinite="off"), schedule=Schedule())
     got = train(run)["progressive"]
     log = data.open(prepared)
     torch.manual_seed(run.seed)
@@ -260,14 +225,14 @@ def test_the_logs_ne_is_the_first_labels_weighted_and_of_every_epoch(tmp_path: P
     for progressive in (True, False):
         place = tmp_path / str(progressive)
         loop = Loop(progressive=progressive, epochs=2)
-        trainer = Trainer(make(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still))
+        trainer = Trainer(small_run(log, place, model=logistic.Config(), loop=loop, log=Log(every=3), **still))
         trainer.fit()  # it begins at the base rates
         lines = [line for line in logged(place) if line["event"] == "train"]
         assert len(lines) == 2 and [line["ne"] for line in lines] == pytest.approx([1, 1], abs=1e-3)
 
 
 def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path: Path) -> None:
-    run = make(
+    run = small_run(
         prepared, tmp_path / "run", tables=TableChoices(rule=rowwise_adagrad.Config(lr=0.2)), loop=Loop(epochs=4)
     )
     result = train(run)["valid"]
@@ -280,7 +245,7 @@ def test_learning_beats_the_base_rate_and_not_the_limit(prepared: Path, tmp_path
 def test_what_is_saved_and_said_has_judged_every_step(prepared: Path, tmp_path: Path) -> None:
     """Though a step's scores are judged while the next one computes."""
     loop = Loop(max_steps=4, nonfinite="off")
-    run = make(
+    run = small_run(
         prepared, tmp_path, checkpoint=Checkpoints(every=1, keep=9), loop=loop, log=Log(every=2, tensorboard=False)
     )
     results = train(run)
@@ -300,43 +265,20 @@ def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatc
         return forward(self, batch) * (float("nan") if calls[0] == 9 else 1.0)  # preflight's three, the offset's
 
     monkeypatch.setattr(DLRM, "forward", sometimes)
-    result = train(make(prepared, tmp_path / "skip"))
+    result = train(small_run(prepared, tmp_path / "skip"))
     assert result["skipped_steps"] == 1
     assert all(math.isfinite(window["ne"]) for window in result["progressive"])
     assert all(v.isfinite().all() for v in tensors(tmp_path / "skip").values())
     calls[0] = 0
     with pytest.raises(UserError, match="step 4: the loss or a gradient is not finite"):
-        train(make(prepared, tmp_path / "stop", loop=Loop(nonfinite="stop")))
-
-
-def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path) -> None:
-    trainer = Trainer(make(prepared, tmp_path / "run"))
-    before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
-    next(trainer.model.model.head.parameters()).register_hook(lambda g: g * float("inf"))
-    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
-    after = [r.weight for t in trainer.tables for r in t.all_records()]
-    assert trainer.skipped == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
-    """With plain SGD at lr 1 the step's length is the clipped norm, over dense weights and rows together."""
-    changes = {
-        "dense": dense_sgd.Config(lr=1.0),
-        "tables": TableChoices(rule=sgd.Config(lr=1.0)),
-        "schedule": Schedule(),
-    }
-    trainer = Trainer(make(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
-    weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
-    before = [w.detach().clone() for w in weights]
-    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
-    moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
-    assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+        train(small_run(prepared, tmp_path / "stop", loop=Loop(nonfinite="stop")))
 
 
 def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path) -> None:
-    large = make(prepared, tmp_path / "large", data=Data(path=str(prepared), batch_size=256))
-    small = make(prepared, tmp_path / "small", data=Data(path=str(prepared), batch_size=64), loop=Loop(accumulate=4))
+    large = small_run(prepared, tmp_path / "large", data=Data(path=str(prepared), batch_size=256))
+    small = small_run(
+        prepared, tmp_path / "small", data=Data(path=str(prepared), batch_size=64), loop=Loop(accumulate=4)
+    )
     train(dataclasses.replace(large, checkpoint=Checkpoints()))
     train(dataclasses.replace(small, checkpoint=Checkpoints()))
     one, two = tensors(tmp_path / "large"), tensors(tmp_path / "small")
@@ -345,32 +287,9 @@ def test_accumulated_batches_are_one_large_batch(prepared: Path, tmp_path: Path)
             torch.testing.assert_close(one[name], two[name], rtol=2e-3, atol=2e-4)
 
 
-def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -> None:
-    trainer = Trainer(
-        make(prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=TableChoices(rule=sgd.Config(lr=1.0)))
-    )
-    before = [p.detach().clone() for p in trainer.dense]
-    batch = next(iter(data.open(prepared).loader(256)))
-    trainer._train_step(shares(dataclasses.replace(batch, weights_B=torch.zeros(256))))
-    assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
-
-
-def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: Path) -> None:
-    batch = next(iter(data.open(prepared).loader(256)))
-    weights_B = torch.linspace(0, 2, 256)
-    stream = iter(data.open(prepared).loader(64))  # four batches of the same 256 rows
-    parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
-    plain = {"dense": dense_sgd.Config(lr=0.1), "tables": TableChoices(rule=sgd.Config(lr=0.1))}
-    one, four = (Trainer(make(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
-    one._train_step(shares(dataclasses.replace(batch, weights_B=weights_B)))
-    four._train_step(shares(*parts))
-    for a, b in zip(one.dense, four.dense, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_a_model_that_diverges_is_not_called_trained(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        train(make(prepared, tmp_path / "run", dense=adam.Config(lr=1e30), schedule=Schedule()))
+        train(small_run(prepared, tmp_path / "run", dense=adam.Config(lr=1e30), schedule=Schedule()))
     assert not (tmp_path / "run" / "results.json").exists()
 
 
@@ -380,144 +299,27 @@ def test_impossible_monitors_are_refused_before_work(prepared: Path, tmp_path: P
     other = dataclasses.replace(schema, columns=columns, split=Split(by="ratio", valid=0.0, test=0.0))
     data.prepare([prepared.parent / "log.parquet"], tmp_path / "other", schema=other)
     with pytest.raises(UserError, match="'gauc' needs a column of kind group"):
-        train(make(tmp_path / "other", tmp_path / "run", loop=Loop(monitor="gauc")))
+        train(small_run(tmp_path / "other", tmp_path / "run", loop=Loop(monitor="gauc")))
     with pytest.raises(UserError, match="the valid part is empty"):
-        train(make(tmp_path / "other", tmp_path / "run", loop=Loop(patience=1)))
-
-
-def test_another_log_is_not_taken_for_the_same(prepared: Path, tmp_path: Path) -> None:
-    train(make(prepared, tmp_path / "run"))
-    transforms, raw = data.open(prepared).transforms, prepared.parent / "log.parquet"
-    schema = transforms.schema
-    data.prepare([raw], tmp_path / "seed", schema=transforms, split=Split(by="ratio", seed=9))
-    with pytest.raises(UserError, match="not the one that this run began with"):
-        train(make(tmp_path / "seed", tmp_path / "run"), resume=True)
-    name = schema.dense[0]
-    columns = schema.columns | {name: dataclasses.replace(schema.columns[name], mean=100.0)}
-    other = dataclasses.replace(transforms, schema=dataclasses.replace(schema, columns=columns))
-    data.prepare([raw], tmp_path / "mean", schema=other)
-    with pytest.raises(UserError, match=rf"another schema: columns\.{name}\.mean is 100\.0 there"):
-        train(make(tmp_path / "mean", tmp_path / "run"), resume=True)
-
-
-def test_one_training_per_directory(prepared: Path, tmp_path: Path) -> None:
-    def second(event: str, values: dict[str, Any]) -> None:
-        if event == "begin":
-            with pytest.raises(UserError, match="another training is running here"):
-                train(make(prepared, tmp_path / "run"), overwrite=True)
-
-    assert train(make(prepared, tmp_path / "run"), listener=second)["step"] == 19
-
-
-def test_overwriting_forgets_the_old_best(prepared: Path, tmp_path: Path) -> None:
-    first = train(make(prepared, tmp_path / "run"))
-    assert first["best_step"] == 19
-    train(make(prepared, tmp_path / "run", loop=Loop(max_steps=8)), overwrite=True)
-    assert restore(tmp_path / "run").step == 8
-    with pytest.raises(UserError, match="give one of them"):
-        train(make(prepared, tmp_path / "run"), overwrite=True, resume=True)
+        train(small_run(tmp_path / "other", tmp_path / "run", loop=Loop(patience=1)))
 
 
 def test_early_stopping_keeps_the_best(prepared: Path, tmp_path: Path) -> None:
     still = {"dense": adam.Config(lr=0.0), "tables": TableChoices(rule=sgd.Config(lr=0.0))}
     loop = Loop(epochs=5, evaluate_every=3, patience=2)
-    result = train(make(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still))
+    result = train(small_run(prepared, tmp_path / "run", loop=loop, checkpoint=Checkpoints(keep=1), **still))
     assert (result["step"], result["best_step"]) == (9, 3)
     assert restore(tmp_path / "run").step == 3
     assert restore(tmp_path / "run", which="last").step == 9
 
 
-def test_restored_model_scores_as_trained(prepared: Path, tmp_path: Path) -> None:
-    trainer = Trainer(make(prepared, tmp_path / "run"))
-    trainer.fit()
-    found = restore(tmp_path / "run", which="last")
-    for batch in data.open(prepared).loader(300, split="valid"):
-        assert torch.equal(probabilities(found.model(batch)), probabilities(trainer.model(batch)))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "wanted"),
-    [
-        (Schedule(decay="constant"), [1, 1, 1, 1, 1]),
-        (Schedule(), [1, 1, 1, 1, 0.6667]),
-        (Schedule(warmup_steps=2, decay="constant"), [0.5, 1, 1, 1, 1]),
-        (Schedule(warmup_steps=1, decay="linear", hold=0.0, final=0.2), [1, 1, 0.8, 0.6, 0.4]),
-        (Schedule(decay="cosine", hold=0.0), [1, 0.9045, 0.6545, 0.3455, 0.0955]),
-    ],
-)
-def test_schedules(schedule: Schedule, wanted: list[float]) -> None:
-    assert [schedule.factor(s, 5) for s in range(5)] == pytest.approx(wanted, abs=1e-4)
-
-
-def test_two_runs_do_not_mix(prepared: Path, tmp_path: Path) -> None:
-    run = make(prepared, tmp_path / "run")
-    train(run)
-    with pytest.raises(UserError, match="add --resume, --overwrite"):
-        train(run)
-    other = dataclasses.replace(run, model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
-    with pytest.raises(UserError, match=r"another model: model\.dim is 4 there and 8 here"):
-        train(other, resume=True)
-    assert restore(tmp_path / "run").run.model.dim == 4  # refused before anything was changed
-    train(other, overwrite=True)
-    assert restore(tmp_path / "run").run.model.dim == 8
-
-
-def test_resuming_says_what_changed(prepared: Path, tmp_path: Path) -> None:
-    train(make(prepared, tmp_path / "run"))
-    notes: list[str] = []
-    longer = make(prepared, tmp_path / "run", loop=Loop(epochs=2))
-    result = train(longer, resume=True, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None)
-    assert notes == ["resumed with loop.epochs = 2, it was 1", "going on from step 19 of 38"]
-    assert result["examples"] == 2 * data.open(prepared).rows("train")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"loop": {"accumulate": 2, "update_mode": "fused"}}, "use 'deferred' or 'auto'"),
-        ({"loop": {"epochs": 0}}, "epochs: 0 is out of range"),
-        ({"device": "gpu"}, "'gpu' is not one to train on"),
-        ({"data": {"path": "x", "batch_size": -1}}, "batch_size: -1"),
-        ({"model": {"name": "dlmr"}}, "model.name: no member of sparrow.models is named 'dlmr'; did you mean 'dlrm'"),
-        ({"modle": {}}, "modle: unknown key; did you mean 'model'"),
-    ],
-)
-def test_impossible_runs(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    good = {"run_dir": "r", "data": {"path": "x"}, "model": {"name": "dlrm"}}
-    (tmp_path / "run.toml").write_text(write_toml(good | change))
-    with pytest.raises(UserError, match=f"run.toml: .*{says}"):
-        Run.load(tmp_path / "run.toml")
-
-
-def test_configs_read_back_to_the_last_bit(tmp_path: Path) -> None:
-    pick = random.Random(0)
-    for _ in range(20):
-        run = make(Path("p"), Path("r"), seed=pick.randrange(99), dense=adam.Config(lr=pick.random() * 1e-3))
-        run.save(tmp_path / "run.toml")
-        assert Run.load(tmp_path / "run.toml") == run
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_learns_what_a_cpu_learns(prepared: Path, tmp_path: Path) -> None:
-    cpu, gpu = (train(make(prepared, tmp_path / d, device=d, loop=Loop(epochs=2))) for d in ("cpu", "cuda"))
+    cpu, gpu = (train(small_run(prepared, tmp_path / d, device=d, loop=Loop(epochs=2))) for d in ("cpu", "cuda"))
     assert gpu["valid"]["auc"] == pytest.approx(cpu["valid"]["auc"], abs=0.01)
     assert restore(tmp_path / "cuda", device="cpu").step == gpu["step"]
     assert restore(tmp_path / "cpu", device="cuda").step == cpu["step"]
-
-
-def test_profile_says_where_a_steps_time_goes(prepared: Path, tmp_path: Path) -> None:
-    train(make(prepared, tmp_path / "run", loop=Loop(epochs=3)), profile=True)
-    found = profiling.read(tmp_path / "run")
-    assert found is not None
-    parts = {row["part"]: row["ms_per_step"] for row in found["parts"]}
-    assert {"load", "forward", "backward", "dense optimizer", "table update"} <= set(parts)
-    assert sum(row["share"] for row in found["parts"]) == pytest.approx(1)
-    assert parts["forward"] > 0
-    assert "matrix products" in {row["part"] for row in found["kinds"]}
-    trace = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))
-    assert any(event.get("name") == "sparrow part: backward" for event in trace["traceEvents"])
-    assert found["steps"] == profiling.STEPS
 
 
 @pytest.mark.parametrize("units", [(False, False), (True, False), (False, True)], ids=["none", "avx512", "amx"])
@@ -529,24 +331,13 @@ def test_bf16_without_its_units_is_said_to_be_slower(
         monkeypatch.setattr(torch.cpu, name, lambda has=has: has)
     said: list[str] = []
     for precision in ("fp32", "bf16"):
-        run = make(prepared, tmp_path / precision, precision=precision)
+        run = small_run(prepared, tmp_path / precision, precision=precision)
         Trainer(run, listener=lambda event, values: said.append(values["text"]))
     assert [text for text in said if "bf16" in text] == (
         []
         if any(units)
         else ["precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out"]
     )
-
-
-def test_fewer_negatives_are_corrected_for(prepared: Path, tmp_path: Path) -> None:
-    """A model whose training log lacks negatives still says the click rate of the whole log."""
-    log = data.open(prepared)
-    schema = dataclasses.replace(log.schema, split=dataclasses.replace(log.schema.split, negatives=0.25))
-    model = build(make(prepared, tmp_path, model=dlrm.Config(dim=4)), log.schema)
-    batch = next(iter(log.loader(64)))
-    raw, corrected = (scoring(model, make(prepared, tmp_path), s)(batch) for s in (log.schema, schema))
-    odds = raw / (1 - raw)
-    torch.testing.assert_close(corrected / (1 - corrected), odds * 0.25)  # the odds that He et al. restore
 
 
 @pytest.mark.parametrize("weight", [None, 3.0])
@@ -582,27 +373,19 @@ def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: floa
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of torch
 def test_compiled_is_close_to_plain(prepared: Path, tmp_path: Path) -> None:
-    plain = train(make(prepared, tmp_path / "plain", loop=Loop(max_steps=6)))
-    compiled = train(make(prepared, tmp_path / "compiled", loop=Loop(max_steps=6), compile=True))
+    plain = train(small_run(prepared, tmp_path / "plain", loop=Loop(max_steps=6)))
+    compiled = train(small_run(prepared, tmp_path / "compiled", loop=Loop(max_steps=6), compile=True))
     assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=1e-4)
     restore(tmp_path / "compiled")
-
-
-def test_a_run_of_defaults(prepared: Path, tmp_path: Path) -> None:
-    run = Run.of(prepared, {"run_dir": str(tmp_path / "run"), "log.tensorboard": False, "loop.max_steps": 2})
-    train(run)
-    chosen = Run.load(tmp_path / "run" / "run.toml")
-    assert chosen.data.batch_size == 64
-    assert Run.of(prepared).run_dir == f"runs/{prepared.name}"
 
 
 def test_a_run_does_not_spoil_what_is_no_run(prepared: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"is a prepared log; choose another --run_dir"):
-        train(make(prepared, prepared, loop=Loop(max_steps=1)), overwrite=True)
+        train(small_run(prepared, prepared, loop=Loop(max_steps=1)), overwrite=True)
     assert {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()} == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.html").write_text("mine")
     with pytest.raises(UserError, match=r"no run's, and holds report.html; choose another"):
-        train(make(prepared, tmp_path / "mine", loop=Loop(max_steps=1)))
+        train(small_run(prepared, tmp_path / "mine", loop=Loop(max_steps=1)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["report.html"]

@@ -1,3 +1,5 @@
+"""The threads that a run takes, leaves to others and gives back."""
+
 from __future__ import annotations
 
 import gc
@@ -11,15 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparrow.models import dlrm
-from sparrow.trained.run import Data, Loop, Run
+from sparrow.trained.run import Loop, Run
 from sparrow.training import preflight, train
-
-MODEL = dlrm.Config(dim=4, bottom=(8,), top=(8,))
-
-
-def run(prepared: Path, run_dir: Path, **settings: object) -> Run:
-    return Run(run_dir=str(run_dir), data=Data(path=str(prepared), batch_size=256), model=MODEL, **settings)
+from tests.runs import small_run
 
 
 def written(run_dir: Path) -> int:
@@ -28,9 +24,9 @@ def written(run_dir: Path) -> int:
 
 def test_a_small_step_has_one_thread(prepared: Path, tmp_path: Path, threads: Callable[[int], None]) -> None:
     threads(2)
-    train(run(prepared, tmp_path / "auto", loop=Loop(max_steps=2)))
+    train(small_run(prepared, tmp_path / "auto", loop=Loop(max_steps=2), threads=0))
     assert written(tmp_path / "auto") == 1
-    train(run(prepared, tmp_path / "told", loop=Loop(max_steps=2), threads=2))
+    train(small_run(prepared, tmp_path / "told", loop=Loop(max_steps=2), threads=2))
     assert written(tmp_path / "told") == 2
 
 
@@ -40,10 +36,10 @@ def test_a_large_step_has_all_cores_and_is_gone_on_with_alike(
     monkeypatch.setattr(preflight, "SMALL_FLOP", 0)
     monkeypatch.setattr(preflight, "cores", lambda sharers=1: 2 // sharers)
     threads(2)
-    train(run(prepared, tmp_path, loop=Loop(max_steps=2)))
+    train(small_run(prepared, tmp_path, loop=Loop(max_steps=2), threads=0))
     assert written(tmp_path) == 2
     monkeypatch.undo()  # now it would be one
-    train(run(prepared, tmp_path, loop=Loop(max_steps=4)), resume=True)
+    train(small_run(prepared, tmp_path, loop=Loop(max_steps=4), threads=0), resume=True)
     assert written(tmp_path) == 2
 
 
@@ -68,7 +64,7 @@ def test_training_gives_the_process_its_threads_back(
     prepared: Path, tmp_path: Path, threads: Callable[[int], None]
 ) -> None:
     threads(2)
-    train(run(prepared, tmp_path, loop=Loop(max_steps=2), threads=1))
+    train(small_run(prepared, tmp_path, loop=Loop(max_steps=2), threads=1))
     assert torch.get_num_threads() == 2
 
 
@@ -96,7 +92,7 @@ main()
 
 def test_threads_end_with_a_run(prepared: Path, tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    train(run(prepared, tmp_path, loop=Loop(max_steps=3)))
+    train(small_run(prepared, tmp_path, loop=Loop(max_steps=3), threads=0))
     gc.collect()
     left = [thread.name for thread in set(threading.enumerate()) - before]
     assert not [name for name in left if name.startswith("sparrow")]

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 
 from sparrow import data
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.trained.run import Run
 from sparrow.training import train
-from tests.data.test_moments import explored
+from tests.data.preparation.test_moments import explored
+from tests.runs import run_of
 
 
 def test_coin_flips_cannot_be_predicted(tmp_path: Path) -> None:
     """Not before they were trained on, nor later in time; with a vocabulary of the whole part AUC was 0.75."""
     pq.write_table(explored(20_000, 0), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
-    results = train(Run.of(tmp_path / "prepared", {"run_dir": str(tmp_path / "run"), "threads": 1}))
+    results = train(run_of(tmp_path / "prepared", tmp_path / "run"))
     assert all(abs(window["auc"] - 0.5) < 0.04 for window in results["progressive"])  # 3,200 rows: 4 standard errors
     assert abs(results["valid"]["auc"] - 0.5) < 0.05
     assert results["valid"]["ne"] < 1.02
@@ -41,5 +41,5 @@ def test_a_group_is_not_recognised_across_a_split_by_ratio(tmp_path: Path) -> No
     columns["id"] = Column(kind="categorical", table="id")
     schema = Schema(columns=columns, encodings={"id": Encoding(kind="range")}, split=Split(by="ratio", valid=0.3))
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
-    results = train(Run.of(tmp_path / "prepared", {"run_dir": str(tmp_path / "run"), "threads": 1, "loop.epochs": 4}))
+    results = train(run_of(tmp_path / "prepared", tmp_path / "run", **{"loop.epochs": 4}))
     assert abs(results["valid"]["auc"] - 0.5) < 0.1  # 120 groups, of which a look says nothing

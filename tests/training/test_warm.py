@@ -25,10 +25,11 @@ from sparrow.models import dcnv2, dlrm
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.trained.build import tables_of
-from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run
+from sparrow.trained.run import Data, Log, Loop, Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, train
 from sparrow.training.warm import warm_start
+from tests.runs import small_run
 
 SCHEMA = Schema(
     columns={
@@ -78,16 +79,7 @@ class World:
         return self.root / "run"
 
     def run(self, log: str, run_dir: Path, /, **changes: Any) -> Run:
-        run = Run(
-            run_dir=str(run_dir),
-            data=Data(path=str(self.root / log), batch_size=128),
-            model=dlrm.Config(dim=4, bottom=(8,), top=(8,)),
-            dense=adam.Config(lr=3e-3),
-            checkpoint=Checkpoints(every=4),
-            log=Log(every=3, tensorboard=False),
-            threads=1,
-        )
-        return dataclasses.replace(run, **changes)
+        return small_run(self.root / log, run_dir, batch_size=128, **changes)
 
     def begun(self, log: str, run_dir: Path, /, **changes: Any) -> tuple[Trainer, list[str]]:
         """A trainer that has what the first run learnt and made no step, and what it said."""

@@ -15,10 +15,10 @@ from sparrow.core import KeyedJagged
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.metrics import evaluate
-from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
-from tests.data.test_dedup import SCHEMA, made
+from tests.data.grouped import SCHEMA, made
+from tests.runs import run_of
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def fit(log: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    settings = {"run_dir": str(run_dir), "threads": 1, "data.batch_size": 64, "model.dim": 4, "log.tensorboard": False}
-    return train(Run.of(str(log), {**settings, **changes}))
+    return train(run_of(log, run_dir, **{"data.batch_size": 64, "model.dim": 4, **changes}))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,23 +19,8 @@ from sparrow.data.batches import parts
 from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.loader import Loader
 from sparrow.features.rows import batches
-from sparrow.features.schema import Column, Encoding, Schema, Split
-
-ROWS = 1003
-SCHEMA = Schema(
-    columns={
-        "label": Column(kind="label"),
-        "row": Column(kind="numeric", transform="none"),
-        "tags": Column(kind="list", table="tags"),
-        "code": Column(kind="categorical", table="code"),
-        "importance": Column(kind="weight"),
-        "user": Column(kind="group"),
-    },
-    encodings={
-        "tags": Encoding(kind="range", min_count=1, low=1, high=8),
-        "code": Encoding(kind="range", min_count=1, low=0, high=ROWS),
-    },
-)
+from sparrow.features.schema import Split
+from tests.data.batches.conftest import ROWS, SCHEMA
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +28,6 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four row groups, or of one."""
     monkeypatch.setattr(loading, "SHUFFLED_GROUPS", 4)
     monkeypatch.setattr(loading, "PLAIN_GROUPS", 1)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """1003 rows in row groups of 100."""
-    folder = tmp_path_factory.mktemp("log")
-    rng = np.random.default_rng(0)
-    columns = {
-        "label": np.arange(ROWS) % 2,
-        "row": np.arange(ROWS, dtype=np.float64),
-        "tags": [rng.integers(1, 9, n).tolist() for n in rng.integers(0, 4, ROWS)],
-        "code": np.arange(ROWS),
-        "importance": np.arange(ROWS) / 4,
-        "user": np.arange(ROWS) // 5,
-    }
-    pq.write_table(pa.table(columns), folder / "log.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "GROUP_ROWS", 100)
-        data.prepare([folder / "log.parquet"], folder / "out", schema=SCHEMA, split=Split(valid=0, test=0))
-    return data.open(folder / "out")
 
 
 def order(batches: Iterable[Batch]) -> list[int]:
@@ -179,33 +143,6 @@ def test_rows_of_one_window_are_shuffled_anew_each_epoch(dataset: Dataset, tmp_p
     assert order(loader) != order(loader)
 
 
-def test_a_part_without_rows(dataset: Dataset) -> None:
-    assert (dataset.rows("test"), len(dataset.loader(8, "test")), list(dataset.loader(8, "test"))) == (0, 0, [])
-    assert dataset.rows() == ROWS
-
-
-def test_folders_that_are_no_prepared_logs(dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not a prepared log \(no manifest\.json\)"):
-        data.open(tmp_path)
-    with pytest.raises(UserError, match=r"nowhere: not a prepared log \(it does not exist\)"):
-        data.open(tmp_path / "nowhere")
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match=r"manifest\.json: damaged"):
-        data.open(tmp_path)
-    text = (dataset.path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"version": 8', '"version": 99'))
-    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 8; prepare the log again"):
-        data.open(tmp_path)
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"schema\.toml: missing"):
-        data.open(tmp_path)
-    for part in ("train", "valid", "test", "vocabulary"):
-        (tmp_path / part).symlink_to(dataset.path / part)
-    (tmp_path / "schema.toml").write_text((dataset.path / "schema.toml").read_text() + "\n# edited\n")
-    with pytest.raises(UserError, match=r"schema\.toml: changed since the log was prepared; .*--schema"):
-        data.open(tmp_path)
-
-
 def test_serving_gets_the_batches_of_training(dataset: Dataset) -> None:
     raw = pq.read_table(dataset.path.parent / "log.parquet")
     served = list(batches(dataset.schema, dataset.transforms.transform(raw, training=False), 100))
@@ -215,15 +152,6 @@ def test_serving_gets_the_batches_of_training(dataset: Dataset) -> None:
     features = dataset.transforms.transform(raw.select(["row", "tags", "code"]), training=False)
     (batch,) = batches(dataset.schema, features, ROWS)
     assert (batch.labels_BT, batch.weights_B, batch.session_B) == (None, None, None)
-
-
-def test_only_dense_or_only_ids() -> None:
-    table = pa.table({"x": pa.array([1.0, 2.0], pa.float32())})
-    (batch,) = batches(Schema(columns={"x": Column(kind="numeric")}), table, 9)
-    assert (batch.dense_BC.tolist(), batch.ids.keys) == ([[1.0], [2.0]], ())
-    schema = Schema(columns={"c": Column(kind="categorical", table="c")}, encodings={"c": Encoding()})
-    (batch,) = batches(schema, pa.table({"c": pa.array([4, 5])}), 9)
-    assert (tuple(batch.dense_BC.shape), batch.ids.values_N.tolist()) == ((2, 0), [4, 5])
 
 
 @settings(max_examples=40)

@@ -19,19 +19,12 @@ from sparrow.core.config import to_dict, write_toml
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.models import dcnv2, deepfm, dlrm, wukong
 from sparrow.trained.run import Run
+from tests.runs import run_of
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("scaling")
-    data.generate(place / "log.parquet", rows=3000, users=50, items=30)
-    return data.prepare([place / "log.parquet"], place / "prepared").out
-
-
-def run_of(prepared: Path, place: Path) -> Run:
+def sized(prepared: Path, place: Path) -> Run:
     small = wukong.Config(dim=4, layers=1, n_f=2, n_l=2, k=2, mlp=(8,), top=(8,), bottom=(8,), compressed=1)
-    changes = {"run_dir": str(place), "data.batch_size": 200, "threads": 1, "log.tensorboard": False}
-    return Run.of(str(prepared), {**changes, "model": to_dict(small) | {"name": "wukong"}})
+    return run_of(prepared, place, **{"data.batch_size": 200, "model": to_dict(small) | {"name": "wukong"}})
 
 
 def point(flops: float, ne: float) -> Point:
@@ -56,7 +49,7 @@ def test_the_margin_of_a_law_holds_in_19_of_20_cases(sizes: int) -> None:
 
 
 def test_families_grow(prepared: Path, tmp_path: Path) -> None:
-    models: list[Any] = [run.model for run in sizes(run_of(prepared, tmp_path / "w"), 6)]
+    models: list[Any] = [run.model for run in sizes(sized(prepared, tmp_path / "w"), 6)]
     assert [m.layers for m in models] == [1, 2, 3, 4, 4, 4]
     assert [m.n_f for m in models] == [2, 2, 2, 2, 4, 8] == [m.n_l for m in models] == [m.k for m in models]
     schema = data.open(prepared).schema
@@ -72,7 +65,7 @@ def test_families_grow(prepared: Path, tmp_path: Path) -> None:
 
 def test_sizes_are_trained_once_and_counted_right(prepared: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    runs = sizes(run_of(prepared, tmp_path / "w"), 2)
+    runs = sizes(sized(prepared, tmp_path / "w"), 2)
     points = scale(runs, told.append)
     schema = data.open(prepared).schema
     for run, found in zip(runs, points, strict=True):
@@ -89,7 +82,7 @@ def test_sizes_are_trained_once_and_counted_right(prepared: Path, tmp_path: Path
 
 def test_the_command(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("w.toml").write_text(write_toml(to_dict(run_of(prepared, Path("w")))))
+    Path("w.toml").write_text(write_toml(to_dict(sized(prepared, Path("w")))))
     assert main(["scale", "w.toml", "--sizes", "2"]) == 0
     said, progress = capsys.readouterr()
     assert "training w/size-0\ntraining w/size-1\n" in progress
@@ -117,4 +110,4 @@ def test_a_valid_part_of_one_class_says_so(tmp_path: Path) -> None:
     schema = Schema(columns=columns, split=split)
     log = data.prepare([tmp_path / "train.parquet"], tmp_path / "log", schema=schema).out
     with pytest.raises(UserError, match="the valid part's labels are all alike"):
-        scale(sizes(run_of(log, tmp_path / "w"), 2))
+        scale(sizes(sized(log, tmp_path / "w"), 2))

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import ttest_ind
-from test_report import Page, a_run
 
 from sparrow import data
 from sparrow.analysis.compare import _difference, _verdict, compare, lines, to_html
@@ -21,6 +20,8 @@ from sparrow.features.schema import Schema
 from sparrow.metrics.intervals import Estimate
 from sparrow.models import logistic
 from sparrow.training import train
+from tests.analysis.pages import Page
+from tests.runs import small_run
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     """a0, a1, a2 and b0, b1, b2: DLRM and logistic regression with three seeds each."""
     here = tmp_path_factory.mktemp("compare")
     for seed in range(3):
-        train(a_run(prepared, here / f"a{seed}", seed=seed))
-        train(a_run(prepared, here / f"b{seed}", seed=seed, model=logistic.Config()))
+        train(small_run(prepared, here / f"a{seed}", seed=seed))
+        train(small_run(prepared, here / f"b{seed}", seed=seed, model=logistic.Config()))
     return here
 
 
@@ -118,7 +119,7 @@ def test_other_rows_are_refused(runs: Path, log: Path, tmp_path: Path) -> None:
     def trained(name: str, table: pa.Table, schema: Schema) -> Path:
         pq.write_table(table, tmp_path / f"{name}.parquet")
         data.prepare([tmp_path / f"{name}.parquet"], tmp_path / f"{name}.prepared", schema=schema)
-        train(a_run(tmp_path / f"{name}.prepared", tmp_path / name))
+        train(small_run(tmp_path / f"{name}.prepared", tmp_path / name))
         return tmp_path / name
 
     at = raw.column_names.index("label")
@@ -150,7 +151,7 @@ def test_without_sessions_and_with_one_class(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
     for seed in (0, 1):
-        train(a_run(tmp_path / "prepared", tmp_path / f"r{seed}", seed=seed, model=logistic.Config()))
+        train(small_run(tmp_path / "prepared", tmp_path / f"r{seed}", seed=seed, model=logistic.Config()))
     found = compare([tmp_path / "r0"], [tmp_path / "r1"])
     verdicts = {d.metric: d.verdict for d in found.differences}
     assert verdicts["auc"] == verdicts["ne"] == "undefined"

@@ -8,17 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparrow
-from sparrow import cli, data
+from sparrow import cli
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.trained.predict import predict
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    path = tmp_path_factory.mktemp("log") / "log.parquet"
-    data.generate(path, rows=6000, users=200, items=100, seed=5)
-    return pq.read_table(path).drop_columns(["true_p"])
+def table(log: Path) -> pa.Table:
+    return pq.read_table(log).drop_columns(["true_p"])
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
@@ -108,22 +105,6 @@ def test_two_labels_give_two_columns(table: pa.Table) -> None:
     assert scores.shape == (6000, 2)
     assert scores[:, 1].mean() < scores[:, 0].mean()
     assert fitted.evaluate(both, label=1)["base_rate"] < fitted.evaluate(both)["base_rate"]
-
-
-def test_no_row_to_score_is_left_out_without_a_word(table: pa.Table, tmp_path: Path) -> None:
-    from pyarrow import csv
-
-    flat = table.select(["label", "user", "item"])
-    csv.write_csv(flat, tmp_path / "log.csv")
-    with open(tmp_path / "log.csv", "a", encoding="utf-8") as log:
-        log.write("1,2\n")
-    arguments = ["prepare", str(tmp_path / "log.csv"), "--out", str(tmp_path / "data"), "--bad-rows", "repair"]
-    assert cli.main(arguments) == 0
-    run = ["train", str(tmp_path / "data"), "--run_dir", str(tmp_path / "run"), "--loop.max_steps", "2"]
-    assert cli.main(run) == 0
-    with pytest.raises(UserError, match=r"log.csv, line 6002: 2 cells where 3 are expected"):
-        predict(tmp_path / "run", [tmp_path / "log.csv"], tmp_path / "scores.parquet")
-    assert not (tmp_path / "scores.parquet").exists()
 
 
 @pytest.mark.parametrize(("model", "lr"), [("logistic", 0.1), ("dcnv2", 0.01), ("dlrm", 0.01)])

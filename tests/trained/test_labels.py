@@ -21,12 +21,11 @@ from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.labels import by_label, of_first, together
-from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, preflight, runlog, train
 from sparrow.training.preflight import resolved
+from tests.runs import small_run
 
-SMALL = {"data.batch_size": 100, "model.dim": 4, "model.bottom": [8], "model.top": [8], "threads": 1, "log.every": 3}
 KINDS: Any = {"clicked": "label", "bought": "label", "request": "group", "guess": "baseline"}
 
 
@@ -47,10 +46,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out
 
 
-def run_of(log: Path, place: Path, **leaves: Any) -> Run:
-    return Run.of(log, {"model.name": "dlrm", **SMALL, "run_dir": str(place), "log.tensorboard": False, **leaves})
-
-
 def test_metrics_lie_flat_and_come_back() -> None:
     labels, found = ["a", "b", "b.c"], [{"ne": 0.1, "auc": 0.2}, {"ne": 0.3, "auc": 0.4}, {"ne": 0.5, "auc": 0.6}]
     flat = together(labels, found)
@@ -63,7 +58,7 @@ def test_metrics_lie_flat_and_come_back() -> None:
 
 
 def test_a_run_holds_every_labels_metrics(two: Path, tmp_path: Path) -> None:
-    results = train(run_of(two, tmp_path))
+    results = train(small_run(two, tmp_path, batch_size=100))
     found, log = restore(tmp_path, which="last"), data.open(two)
     clicked, bought = (evaluate(found.scores, log.loader(100, split="valid"), label=label) for label in (0, 1))
     judged = clicked | {f"bought.{name}": value for name, value in bought.items()}
@@ -71,11 +66,11 @@ def test_a_run_holds_every_labels_metrics(two: Path, tmp_path: Path) -> None:
     assert {name: value for name, value in results["valid"].items() if name != "step"} == pytest.approx(judged)
     assert "bought.gauc" in judged and clicked["ne"] != bought["ne"]
     assert [r["bought.ne"] for r in runlog.read(tmp_path) if r["event"] == "valid"] == [results["valid"]["bought.ne"]]
-    assert train(run_of(two, tmp_path), resume=True) == results
+    assert train(small_run(two, tmp_path, batch_size=100), resume=True) == results
 
 
 def test_the_valid_part_is_scored_once(two: Path, tmp_path: Path) -> None:
-    trainer, scored = Trainer(run_of(two, tmp_path)), []
+    trainer, scored = Trainer(small_run(two, tmp_path, batch_size=100)), []
     score = trainer.score
     trainer.score = lambda batch: scored.append(batch.batch_size) or score(batch)  # type: ignore[func-returns-value]
     trainer.fit()
@@ -83,7 +78,7 @@ def test_the_valid_part_is_scored_once(two: Path, tmp_path: Path) -> None:
 
 
 def test_a_second_label_that_diverged_is_not_overlooked(two: Path, tmp_path: Path) -> None:
-    trainer = Trainer(run_of(two, tmp_path))
+    trainer = Trainer(small_run(two, tmp_path, batch_size=100))
     score = trainer.score
     trainer.score = lambda batch: score(batch) * torch.tensor([1.0, float("nan")])
     with pytest.raises(UserError, match="scores are not finite"):
@@ -94,13 +89,13 @@ def test_evaluation_keeps_eight_bytes_a_row_and_label(two: Path, tmp_path: Path)
     log = data.open(two)
     one = {name: column for name, column in log.schema.columns.items() if name != "bought"}
     alone = dataclasses.replace(log, schema=dataclasses.replace(log.schema, columns=one))
-    run = resolved(run_of(two, tmp_path), log)
+    run = resolved(small_run(two, tmp_path, batch_size=100), log)
     of_one, of_two = (preflight.estimate(run, each).host["evaluation"] for each in (alone, log))
     assert (of_one, of_two) == (20 * log.rows("valid"), 28 * log.rows("valid"))
 
 
 def test_what_is_measured_names_the_label(two: Path, tmp_path: Path) -> None:
-    (point,) = scale([run_of(two, tmp_path)])
+    (point,) = scale([small_run(two, tmp_path, batch_size=100)])
     assert point.measured == "valid, clicked"
 
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparrow import data
+from sparrow.analysis.usage import usage
+from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.trained.scorer import restore
+from sparrow.training import train
+from tests.runs import small_run
+
+
+def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
+    rows = 400
+    train_ids, test_ids = np.arange(rows // 2) % 20, np.arange(rows // 2) % 40  # 20..39 are new
+    item = pa.array([None if i % 10 == 0 else int(x) for i, x in enumerate([*train_ids, *test_ids])])
+    lists = [[1, 2]] * (rows // 2) + [[1, 5], []] * (rows // 4)  # 3 would have the row of 1 or 2
+    columns = {"label": np.arange(rows) % 3 == 0, "ts": np.arange(rows), "item": item, "h": lists, "other": item}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    kinds: dict[str, Any] = {"label": Column(kind="label"), "ts": Column(kind="time")}
+    kinds |= {n: Column(kind="categorical", table=n) for n in ("item", "other")}
+    schema = Schema(
+        columns=kinds | {"h": Column(kind="list", table="h")},
+        encodings={
+            "item": Encoding(kind="range"),
+            "other": Encoding(kind="hash", rows=4096),
+            "h": Encoding(kind="hash"),
+        },
+        split=Split(by="time", valid=0, test=0.5),
+    )
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
+    train(small_run(tmp_path / "prepared", tmp_path / "run"))
+    found, dataset = restore(tmp_path / "run"), data.open(tmp_path / "prepared")
+    tables, used = usage(found, dataset, ("test",), lambda what, done, total: None)
+    by_name = {t.name: t for t in tables}
+    trained = item.to_pylist()[: rows // 2]
+    first = [x is not None and x not in trained[:i] for i, x in enumerate(trained)]  # not known yet
+    wanted = Counter(-1 if new else x for x, new in zip(trained, first, strict=True))
+    hits = by_name["item"].hits_R
+    assert hits.sum() == rows // 2
+    assert sorted(hits[hits > 0].tolist()) == sorted(wanted.values())
+    assert by_name["item"].columns == ("item",)
+    assert by_name["item"].share_never == pytest.approx(float((hits == 0).float().mean()))
+    assert by_name["item"].share_of_top(1.0) == 1
+    assert by_name["item"].bytes_weight == hits.numel() * 4 * 4
+    assert by_name["item"].bytes_state == hits.numel() * (4 + 1)  # one accumulator a row, and the touched byte
+    half, missing = rows // 2, rows // 20
+    new = sum(x is not None and x >= 20 for x in item.to_pylist()[half:])
+    for name, unknown in (("item", new), ("other", 0)):
+        got = used[name]["test"]
+        assert (got.rows, got.ids, got.unknown, got.missing) == (half, half, unknown, missing)
+    assert used["other"]["test"].untrained == new  # a range sends them to its row 1, which did learn
+    assert used["item"]["test"].untrained == 0
+    assert (used["h"]["test"].missing, used["h"]["test"].ids) == (half // 2, half)
+    assert used["h"]["test"].untrained == half // 2

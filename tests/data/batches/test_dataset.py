@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.data.batches.dataset import Dataset
+from tests.data.batches.conftest import ROWS
+
+
+def test_a_part_without_rows(dataset: Dataset) -> None:
+    assert (dataset.rows("test"), len(dataset.loader(8, "test")), list(dataset.loader(8, "test"))) == (0, 0, [])
+    assert dataset.rows() == ROWS
+
+
+def test_folders_that_are_no_prepared_logs(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not a prepared log \(no manifest\.json\)"):
+        data.open(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere: not a prepared log \(it does not exist\)"):
+        data.open(tmp_path / "nowhere")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json: damaged"):
+        data.open(tmp_path)
+    text = (dataset.path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"version": 8', '"version": 99'))
+    with pytest.raises(UserError, match=r"prepared in format 99, this Sparrow reads 8; prepare the log again"):
+        data.open(tmp_path)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"schema\.toml: missing"):
+        data.open(tmp_path)
+    for part in ("train", "valid", "test", "vocabulary"):
+        (tmp_path / part).symlink_to(dataset.path / part)
+    (tmp_path / "schema.toml").write_text((dataset.path / "schema.toml").read_text() + "\n# edited\n")
+    with pytest.raises(UserError, match=r"schema\.toml: changed since the log was prepared; .*--schema"):
+        data.open(tmp_path)

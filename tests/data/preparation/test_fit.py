@@ -1,0 +1,118 @@
+"""Rows are divided into parts, and values fitted on the training part alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparrow.data import prepare
+from sparrow.features.hashing import hash_ids
+from sparrow.features.schema import Column, Encoding, Schema, Split
+from tests.data.preparation.logs import SCHEMA, log_of, part, written
+
+
+def test_values_are_fitted_on_the_training_part_alone(tmp_path: Path) -> None:
+    raw = log_of(2000)
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=SCHEMA)
+    train = (part(tmp_path / "out", "train")["row"].to_numpy() * 2).astype(int)
+    assert made.rows["train"] == len(train)
+    assert sum(made.rows.values()) == 2000
+    n = made.schema.columns["n"]
+    assert (n.mean, n.std) == pytest.approx((raw["n"][train].mean(), raw["n"][train].std()), rel=1e-12)
+    assert made.schema.encodings["code"] == Encoding(kind="range", min_count=2, low=10, high=14, rows=7, distinct=5)
+    distinct = len(np.unique(raw["sparse_id"][train]))
+    assert made.schema.encodings["ids"] == Encoding(kind="hash", rows=4096, distinct=distinct)
+    assert made.schema == Schema.load(tmp_path / "out" / "schema.toml")
+    want = hash_ids(pa.array(raw["sparse_id"][train]))
+    np.testing.assert_array_equal(part(tmp_path / "out", "train")["sparse_id"].to_numpy(), want)
+
+
+def test_a_split_by_ratio_is_seeded_and_near_its_shares(tmp_path: Path) -> None:
+    log = written(tmp_path, log_of(5000))
+    rows = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        made = prepare([log], tmp_path / name, schema=SCHEMA, split=Split(valid=0.2, test=0.1, seed=seed))
+        assert made.rows["valid"] == pytest.approx(1000, abs=5 * math.sqrt(800))
+        assert made.rows["test"] == pytest.approx(500, abs=5 * math.sqrt(450))
+        rows[name] = part(tmp_path / name, "valid")["row"].to_pylist()
+    assert rows["a"] == rows["b"]
+    assert rows["a"] != rows["c"]
+
+
+@pytest.mark.parametrize("kind", ["group", "session"])
+def test_a_split_by_ratio_keeps_groups_whole(tmp_path: Path, kind: Literal["group", "session"]) -> None:
+    """Which part a group is in hangs on nothing but its id and the seed; rows without one are drawn one by one."""
+    raw = log_of(6000)
+    random = np.random.default_rng(5)
+    raw["g"] = [None if i < 1000 else f"{i}" for i in random.integers(0, 2000, 6000)]  # many, and half without one
+    schema = replace(SCHEMA, columns=SCHEMA.columns | {"g": Column(kind=kind)})
+
+    def parts_of(name: str, raw: dict, seed: int = 0) -> dict[str, set]:
+        log = written(tmp_path, raw)
+        made = prepare([log], tmp_path / name, schema=schema, split=Split(valid=0.2, test=0.1, seed=seed))
+        assert "split at random, all rows of one g in one part; no column is known to be a time" in made.notes
+        keys = {p: part(tmp_path / name, p)["g"].to_numpy() for p in ("train", "valid", "test")}
+        assert (keys["valid"] <= 0).sum() == pytest.approx(600, abs=5 * math.sqrt(480))
+        return {p: set(g_N[g_N > 0].tolist()) for p, g_N in keys.items()}
+
+    found = parts_of("a", raw)
+    assert not any(found[a] & found[b] for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")))
+    assert len(found["valid"]) == pytest.approx(200, abs=5 * math.sqrt(160))
+    order = random.permutation(6000)
+    shuffled = {n: np.asarray(v)[order] if n != "g" else [v[i] for i in order.tolist()] for n, v in raw.items()}
+    assert parts_of("b", shuffled) == found
+    assert parts_of("numbers", raw | {"g": [i and int(i) for i in raw["g"]]}) == found
+    assert parts_of("c", raw, seed=1) != found
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_split_by_time_keeps_time_order(tmp_path: Path, in_order: bool) -> None:
+    raw = log_of(1000)
+    time = np.arange(1000) // 3 + 5
+    raw["ts"] = time if in_order else np.random.default_rng(3).permutation(time)
+    columns = SCHEMA.columns | {"ts": Column(kind="time")}
+    schema, split = replace(SCHEMA, columns=columns), Split(valid=0.2, test=0.0)
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=schema, split=split)
+    assert made.schema.split.by == "time"
+    assert made.rows == {"train": 798, "valid": 202, "test": 0}  # rows of one time stay together
+    table = pa.concat_tables([part(tmp_path / "out", name) for name in ("train", "valid", "test")])
+    np.testing.assert_array_equal(table["ts"], time)
+    assert (np.diff(table["row"])[np.diff(time) == 0] > 0).all()  # and, at one time, the log's order
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["label_mean"]["test"] == {"label": None}
+
+
+def test_a_given_schema_is_obeyed(tmp_path: Path) -> None:
+    columns = {
+        "label": Column(kind="label"),
+        "n": Column(kind="numeric", transform="log", mean=5.0, std=4.0, low=-9.0, high=99.0),
+        "one": Column(kind="categorical", table="fixed", source="code"),
+        "two": Column(kind="categorical", table="mapped", source="code"),
+        "row": Column(kind="ignore"),
+    }
+    tables = {"fixed": Encoding(kind="hash", rows=50), "mapped": Encoding(kind="range", min_count=1, low=12, high=13)}
+    made = prepare([written(tmp_path, log_of(500))], tmp_path / "out", schema=Schema(columns=columns, encodings=tables))
+    assert made.schema.columns == columns
+    assert made.schema.encodings["fixed"] == Encoding(kind="hash", rows=50, distinct=5)
+    assert made.schema.encodings["mapped"] == Encoding(kind="range", min_count=1, low=12, high=13, rows=4, distinct=5)
+    assert set(part(tmp_path / "out", "train")["two"].to_pylist()) == {1, 2, 3}
+
+
+def test_columns_that_share_a_table_are_fitted_together(tmp_path: Path) -> None:
+    raw = {"label": [0, 1] * 5, "item": [3] * 10, "history": [[9, 3], []] * 5}
+    columns = {
+        "label": Column(kind="label"),
+        "item": Column(kind="categorical", table="item"),
+        "history": Column(kind="list", table="item"),
+    }
+    schema = Schema(columns=columns, encodings={"item": Encoding()})
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=schema, split=Split(valid=0, test=0))
+    assert made.schema.encodings["item"] == Encoding(kind="range", min_count=2, low=3, high=9, rows=9, distinct=2)
+    assert part(tmp_path / "out", "train")["history"].to_pylist() == [[1, 1], []] + [[8, 2], []] * 4
+    assert part(tmp_path / "out", "train")["item"].to_pylist() == [1] + [2] * 9

@@ -1,0 +1,74 @@
+"""What a step changes: clipping, weights of rows, gradients that are not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.core import Batch
+from sparrow.data.batches.loader import Share
+from sparrow.embeddings import TableChoices
+from sparrow.kernels.rules import sgd
+from sparrow.optimizers import sgd as dense_sgd
+from sparrow.trained.run import Loop, Schedule
+from sparrow.training import Trainer
+from tests.runs import small_run
+
+
+def shares(*batches: Batch) -> list[Share]:
+    """A step's batches as one rank takes them."""
+    return [Share(batch, batch.batch_size, batch.mass) for batch in batches]
+
+
+def test_a_nonfinite_gradient_leaves_tables_alone(prepared: Path, tmp_path: Path) -> None:
+    trainer = Trainer(small_run(prepared, tmp_path / "run"))
+    before = [r.weight.clone() for t in trainer.tables for r in t.all_records()]
+    next(trainer.model.model.head.parameters()).register_hook(lambda g: g * float("inf"))
+    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
+    after = [r.weight for t in trainer.tables for r in t.all_records()]
+    assert trainer.skipped == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_clipping_bounds_the_whole_step(prepared: Path, tmp_path: Path) -> None:
+    """With plain SGD at lr 1 the step's length is the clipped norm, over dense weights and rows together."""
+    changes = {
+        "dense": dense_sgd.Config(lr=1.0),
+        "tables": TableChoices(rule=sgd.Config(lr=1.0)),
+        "schedule": Schedule(),
+    }
+    trainer = Trainer(small_run(prepared, tmp_path / "run", loop=Loop(clip_norm=1e-3), **changes))
+    weights = [*trainer.dense, *(r.weight for t in trainer.tables for r in t.all_records())]
+    before = [w.detach().clone() for w in weights]
+    trainer._train_step(shares(next(iter(data.open(prepared).loader(256)))))
+    moved = torch.stack([(a.detach() - b).double().norm() for a, b in zip(weights, before, strict=True)]).norm()
+    assert float(moved) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_step_of_weight_zero_changes_nothing(prepared: Path, tmp_path: Path) -> None:
+    trainer = Trainer(
+        small_run(
+            prepared, tmp_path / "run", dense=dense_sgd.Config(lr=1.0), tables=TableChoices(rule=sgd.Config(lr=1.0))
+        )
+    )
+    before = [p.detach().clone() for p in trainer.dense]
+    batch = next(iter(data.open(prepared).loader(256)))
+    trainer._train_step(shares(dataclasses.replace(batch, weights_B=torch.zeros(256))))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.dense, before, strict=True))
+
+
+def test_weights_count_alike_however_they_are_batched(prepared: Path, tmp_path: Path) -> None:
+    batch = next(iter(data.open(prepared).loader(256)))
+    weights_B = torch.linspace(0, 2, 256)
+    stream = iter(data.open(prepared).loader(64))  # four batches of the same 256 rows
+    parts = [dataclasses.replace(next(stream), weights_B=w) for w in weights_B.split(64)]
+    plain = {"dense": dense_sgd.Config(lr=0.1), "tables": TableChoices(rule=sgd.Config(lr=0.1))}
+    one, four = (Trainer(small_run(prepared, tmp_path / d, loop=Loop(accumulate=4), **plain)) for d in ("one", "four"))
+    one._train_step(shares(dataclasses.replace(batch, weights_B=weights_B)))
+    four._train_step(shares(*parts))
+    for a, b in zip(one.dense, four.dense, strict=True):
+        torch.testing.assert_close(a, b)
