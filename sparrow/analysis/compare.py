@@ -82,7 +82,7 @@ def compare(
 
     Of one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
     `sparrow.metrics.intervals`). Of several a side, the spread over a side's runs is added to it (Welch 1947), so that
-    it covers new rows and new seeds. label: which of several, the first unless told. which, device: see `restore`.
+    it covers new rows and new seeds. label: which of several, by default the first. which, device: see `restore`.
     Raises UserError for runs whose rows, labels, weights or sessions are not the same.
     """
     scored: dict[Path, _Scored] = {}

@@ -33,7 +33,7 @@ from sparrow.training import profiling
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 REPEATS = 3
-MOST_COLUMNS = 5  # sliced by unless told, and the most important ones
+MOST_COLUMNS = 5  # sliced by default, the most important ones
 
 Section = tuple[str, str]
 
@@ -65,8 +65,8 @@ def report(
 ) -> Path:
     """Write one HTML file about a run and return its path, `run_dir/report.html` unless `out` says otherwise.
 
-    split: the part that is looked at closely. label: which of several, the first unless told. by: columns to slice it
-    by; the most important ones and the time unless told. rows: how many of the part, drawn at random, permutation
+    split: the part that is looked at closely. label: which of several, by default the first. by: columns to slice it
+    by; by default the most important ones and the time. rows: how many of the part, drawn at random, permutation
     importance shuffles; 0 leaves it out. which, device: see `restore`.
     Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
     Raises UserError for a run that cannot be restored, an empty part, or a column that the log does not keep.
@@ -247,7 +247,7 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
 
 
 def _columns(schema: Schema, weighed: Sequence[Importance]) -> list[str]:
-    """What to slice by unless told: the time, and the columns that matter most."""
+    """What to slice by, by default: the time, and the columns that matter most."""
     features = [one.column for one in weighed] or list(schema.dense + schema.sparse)
     kept = [name for name in features if name in schema.columns]
     return [*schema.of_kind("time"), *kept][:MOST_COLUMNS]

@@ -104,7 +104,7 @@ def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
                 told(run.run_dir)
             finished = train(run, resume=(place / "checkpoints").is_dir())
         if finished["stopped_by"]:
-            raise UserError(f"{place}: stopped by {finished['stopped_by']}; the same command goes on from there")
+            raise UserError(f"{place}: stopped by {finished['stopped_by']}; the same command continues from there")
         points.append(_point(run, finished))
     return points
 

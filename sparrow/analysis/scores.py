@@ -41,7 +41,7 @@ class Rows:
 
 
 def label_number(schema: Schema, name: str | None) -> int:
-    """Which of the labels has this name, the first one unless told; UserError when none has."""
+    """Which of the labels has this name, by default the first one; UserError when none has."""
     if name is not None and name not in schema.labels:
         raise UserError(f"--label: {name!r} is not a label of the log{suggest(name, schema.labels)}")
     return schema.labels.index(name) if name is not None else 0

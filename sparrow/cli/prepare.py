@@ -146,8 +146,8 @@ def _suggest(found: Repeats) -> None:
     """Print what repeats, and the lines for a schema."""
     from sparrow.cli import _show
 
-    behind = f"{found.rows:,} rows of {found.sessions:,} sessions, {found.rows / max(found.sessions, 1):.1f} each"
-    _show.out.print(f"what repeats from row to row: {behind}", soft_wrap=True)
+    counted = f"{found.rows:,} rows of {found.sessions:,} sessions, {found.rows / max(found.sessions, 1):.1f} each"
+    _show.out.print(f"what repeats from row to row: {counted}", soft_wrap=True)
     table = _show.Table("feature", "equal to the row before", "rows a run", "group")
     of = {name: group for group, names in found.groups.items() for name in names}
     for name, runs in sorted(found.runs.items(), key=lambda item: item[1]):

@@ -73,14 +73,16 @@ def main(arguments: Sequence[str]) -> int:
         _show.out.print(_show.metrics_table(by_label(labels, valid), f"held out, after step {valid['step']}"))
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
-        _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it unless told")
+        _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
     if known.profile:
         _show_profile(Path(run.run_dir))
     picture = draw(Path(run.run_dir))
     files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
     _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
     if results["stopped_by"]:
-        _show.out.print(f"stopped by {results['stopped_by']} after step {results['step']}; --resume goes on from there")
+        _show.out.print(
+            f"stopped by {results['stopped_by']} after step {results['step']}; --resume continues from there"
+        )
     return 130 if results["stopped_by"] == "SIGINT" else 0
 
 

@@ -48,7 +48,7 @@ class Ordered:
         sample = np.unique(np.concatenate([run[::_SAMPLE_EVERY] for run in runs] or [np.empty(0, self._kind)]))
         below_S = sum((run.searchsorted(sample, "left") for run in runs), np.zeros(len(sample), np.int64))
         upto_S = sum((run.searchsorted(sample, "right") for run in runs), np.zeros(len(sample), np.int64))
-        # The sample holds the least number of all: every place is either one of a sample's own or right behind them.
+        # The sample holds the least number of all: every place is either one of a sample's own or right after them.
         at_P = below_S.searchsorted(places_P, "right") - 1
         found_P = sample[at_P]
         between_P = places_P >= upto_S[at_P]

@@ -20,7 +20,7 @@ CACHED = 1 << 12  # rows that are turned from columns to rows at a time: as many
 
 
 class _Store:
-    """Some columns of some thousand rows (or runs), put behind one another."""
+    """Some columns of some thousand rows (or runs), one after the other."""
 
     def __init__(self, schema: Schema, tables: Sequence[pa.Table], columns: Sequence[str]) -> None:
         self.count = sum(table.num_rows for table in tables)

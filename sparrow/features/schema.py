@@ -29,12 +29,12 @@ class Column:
 
     kind: see the file's header. source: the log's column, when it is not this one's name (a column can serve twice).
     table: embedding table of a categorical or list column; columns may share one. pooling: how a list becomes a
-    vector (mean unless told); "none" keeps one vector per id. max_length: keep only the last so many ids of a list.
-    separator: what cuts a list that is text: white space unless told, "json" for JSON arrays, or else this text.
+    vector (by default mean); "none" keeps one vector per id. max_length: keep only the last so many ids of a list.
+    separator: what cuts a list that is text: by default white space, "json" for JSON arrays, or else this text.
     weights: what a list's ids weigh in its pooling: the log's column with a list of as many numbers, or ":" where the
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
-    transform: of a numeric column (standard unless told): subtract mean, divide by std; "log" takes
+    transform: of a numeric column (by default standard): subtract mean, divide by std; "log" takes
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
@@ -88,7 +88,7 @@ class Encoding:
     """How the ids of one embedding table are numbered; fitted on the training part.
 
     A missing value is row 0 and an unknown id row 1. An id is known in a training row when rows of earlier moments have
-    it min_count - 1 times (2 - 1 unless told), and in all other rows when it was known in one of training.
+    it min_count - 1 times (by default once), and in all other rows when it was known in one of training.
     kind "vocabulary": known ids become 2, 3, ..., the most frequent first, and rows = vocabulary + 2.
     kind "range": integers low..high become 2, 3, ..., high - low + 2 where they are known; rows = high - low + 3.
     kind "hash": strings and integers become 63-bit hashes, and a missing value 0; rows is the table's size and
@@ -133,7 +133,7 @@ class Split:
     """by "time": the last rows in time are valid and test; by "ratio": at random, seeded; by "file".
 
     Unless told, prepare splits by file where files are named, else by time where there is a time column, and else by
-    ratio. By time rows of one time stay together, and a group that goes on beyond a cut is in both parts. By ratio
+    ratio. By time rows of one time stay together, and a group that continues beyond a cut is in both parts. By ratio
     whole groups are drawn (sessions where no column is a group; rows where neither is), so that a group is in one part.
     valid, test: shares in [0, 1), of the rows or, where groups are drawn, of the groups. valid_files, test_files: files
     and globs, beside those for training. negatives: the share of training rows without a click to keep, at random by

@@ -92,7 +92,7 @@ class Ids(nn.Module):
 
     Lists are pooled, but for those that transformers read (`history`) and those that the model itself treats
     (`sequences`, see `by_name`). Transformers run on the distinct rows of a dedup group, and their vectors are repeated
-    for the samples behind them (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate.
+    for the samples that share a row (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate.
     The rest, and UserErrors, as `tables_for`; UserError too for a history that is no list of the log, or whose heads
     do not divide dim.
     """

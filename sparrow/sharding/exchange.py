@@ -134,7 +134,7 @@ class Exchange:
         return direct, within, Hop("host", Form(to_hosts), Form(from_hosts))
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
-        """Messages out and messages back: all of them one behind the other."""
+        """Messages out and messages back: all of them one after the other."""
         codec = self.codecs.forward if forward else self.codecs.backward
         out = hop.there
         back = hop.here

@@ -1,4 +1,4 @@
-"""Matrices one behind the other in messages, and the bytes that a codec makes of them."""
+"""Matrices one after the other in messages, and the bytes that a codec makes of them."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def by_matrix(flat_N: Tensor, form: Form, places: Sequence[int]) -> list[Tensor]
 
 
 def flat(matrices: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The numbers of these matrices, one matrix behind the other: float32 [N]."""
+    """The numbers of these matrices, one matrix after the other: float32 [N]."""
     return torch.cat([torch.empty(0, device=device), *[matrix.reshape(-1) for matrix in matrices]])
 
 
 def pack(codec: Codec, flat_N: Tensor, form: Form, step: int, forward: bool) -> tuple[Tensor, list[int]]:
-    """The bytes of messages, one behind the other, and how many each has.
+    """The bytes of messages, one after the other, and how many each has.
 
     Where the codec's blocks have no fixed size, their sizes come first in a message, int64.
     """

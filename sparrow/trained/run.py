@@ -26,10 +26,10 @@ from sparrow.optimizers import OptimizerConfig, adam
 class Data:
     """path: the prepared log. batch_size: examples per forward, 0 for a choice by the log's size.
 
-    shuffle: else the log's own order is kept; unless told, a log that was split by time keeps it. dedup: whether equal
+    shuffle: else the log's own order is kept; by default a log that was split by time keeps it. dedup: whether equal
     rows of the schema's groups are looked up once (RecD, arXiv 2211.05239); "auto" where a group's factor pays.
     id_dropout: column -> share of its known ids that a batch takes for unknown, so that the row of unknown ids learns;
-    unless told, so many that training has the share of unknown ids of valid. {} is none.
+    by default so many that training has the share of unknown ids of valid. {} is none.
     """
 
     path: str
@@ -82,7 +82,7 @@ class Loop:
     which nothing counts or tells, but dense weights take it, and one above 1e19 ends what they learn by Adam or
     AdaGrad. update_mode: of the tables; "auto" is "fused" unless accumulation, clipping or the guard need whole
     gradients. progressive: report how well each fifth of the first epoch was predicted before it was trained on.
-    evaluate_every: steps between evaluations on the valid part (each epoch's end unless told). patience: stop after so
+    evaluate_every: steps between evaluations on the valid part (by default each epoch's end). patience: stop after so
     many evaluations without a better `monitor`, which is of the first label where there are several.
     """
 
@@ -125,7 +125,7 @@ class Sharding:
 
     plan: "auto", the name of a layout for all tables, or a TOML file, see `sparrow.sharding.plan`. forward, backward:
     codecs of vectors and of their gradients between ranks. dense: what the dense gradients are rounded to on their way.
-    ranks_per_host: as torchrun says unless told. timeout_s: how long a rank waits for the others before it gives up.
+    ranks_per_host: by default as torchrun says. timeout_s: how long a rank waits for the others before it gives up.
     """
 
     plan: str = "auto"
@@ -144,7 +144,7 @@ class Sharding:
 class Checkpoints:
     """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best.
 
-    background: written while training goes on, for which tables are in memory twice meanwhile.
+    background: written while training continues, for which tables are in memory twice meanwhile.
     """
 
     every: int | None = None

@@ -16,7 +16,7 @@ PROCESS = uuid.uuid4().hex
 class Again:
     """The mark that an attempt leaves in its run directory: the torchrun agents that began it.
 
-    An attempt goes on with a run when one of its own agents left the mark. An agent that comes back has another name;
+    An attempt continues a run when one of its own agents left the mark. An agent that comes back has another name;
     the store may have gone with its host; and the number of restarts counts what befell one agent only. Rank 0
     decides, for all.
     """

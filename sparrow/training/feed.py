@@ -41,7 +41,7 @@ class Feed:
         return replace(share, batch=batch.to(self._device))
 
     def take(self) -> list[Share]:
-        """The next step's batches; empty at the end of an epoch, behind which the next begins."""
+        """The next step's batches; empty at the end of an epoch, after which the next begins."""
         found = self.peek()
         self._ahead = None
         if not found:
@@ -54,5 +54,5 @@ class Feed:
         return self._loader.exhausted if self._ahead is None else self._ahead[2]
 
     def state_dict(self) -> dict[str, int]:
-        """The loader's position; behind it comes what was not handed out."""
+        """The loader's position, from which the batches that were not handed out come."""
         return self._loader.state_dict() if self._ahead is None else self._ahead[1]

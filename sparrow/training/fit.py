@@ -74,7 +74,7 @@ def fit(
     frame: a pandas or polars data frame, an arrow table, or anything else that arrow can read. label: the column to
     predict, when its name does not say so. schema: what the columns mean, inferred unless given. split: which rows are
     held out; the last tenths in time where there is a time column, else tenths at random. run_dir: where the
-    prepared log (`run_dir`/data) and the run go; a temporary directory, gone with the result, unless told.
+    prepared log (`run_dir`/data) and the run go; by default a temporary directory, removed with the result.
     settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`.
     Raises UserError for what is wrong with frame, schema or settings.
     """

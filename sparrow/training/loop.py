@@ -61,7 +61,7 @@ def train(
     Raises UserError.
     """
     ranks = Ranks(run)
-    remedy = "; start it again with --resume, which goes on from the last checkpoint, if there is one"
+    remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
     with threads_given_back(), ranks.world.watched(remedy):
         results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
         ranks.world.end()
@@ -161,7 +161,7 @@ class Trainer:
             self.dir.check_shared(token, self.ranks.world)
             if self.saved:
                 self._load(self.saved)
-                self._say(f"going on from step {self.step} of {self.total_steps}")
+                self._say(f"continuing from step {self.step} of {self.total_steps}")
             elif self.run.init_from:
                 warm_start(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
             if self.ranks.leads:
@@ -370,7 +370,7 @@ class Trainer:
             run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
         )
 
-    # -- stopping and going on ----------------------------------------------------------------------------------
+    # -- stopping and resuming ----------------------------------------------------------------------------------
 
     def _check_monitor(self) -> None:
         """UserError for an impossible monitor, before any work."""
@@ -384,7 +384,7 @@ class Trainer:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.asked = signal.Signals(number).name
-        if self.ranks.world.size == 1:  # else all stop behind the same step
+        if self.ranks.world.size == 1:  # else all stop after the same step
             self.stop = self.asked
 
     def _save(self, best: bool = False) -> None:

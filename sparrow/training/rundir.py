@@ -1,4 +1,4 @@
-"""A run's directory: who may write there, what a run begins with and what it goes on from."""
+"""A run's directory: who may write there, what a run begins with and from which checkpoint it continues."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sparrow.core.files import cannot_write, to_json, write_text
 class RunLog:
     """Appends records {"step": ..., "event": ..., name: number} to `run_dir`/log.jsonl.
 
-    step, evaluated: where the run goes on from, and whether that step's evaluation is part of it; what a killed run
+    step, evaluated: where the run continues, and whether that step's evaluation is part of it; what a killed run
     wrote beyond is cut off. Raises UserError when the disk is full. No run_dir: nothing is written.
     """
 

@@ -14,7 +14,7 @@ Work = Callable[[Callable[[], None]], None]
 
 
 class Saver:
-    """Writes checkpoints at once, or in a thread while training goes on; never two at a time."""
+    """Writes checkpoints at once, or in a thread while training continues; never two at a time."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -308,7 +308,7 @@ def test_a_resumed_run_keeps_what_is_not_said_again(here: Path, capsys: pytest.C
     capsys.readouterr()
     assert main(["train", "prepared", "--run_dir", "mine", "--resume", "--loop.max_steps", "6"]) == 0
     said = "".join(capsys.readouterr())
-    assert "going on from step 3 of 6" in said and "resumed with loop.max_steps = 6, it was 3" in said
+    assert "continuing from step 3 of 6" in said and "resumed with loop.max_steps = 6, it was 3" in said
     assert said.count("resumed with") == 1
     assert re.search(r"\bdim\s*= 4\b", Path("mine/run.toml").read_text())
 

@@ -49,7 +49,7 @@ def kill_worker(job: Job) -> None:
 def assert_recovered(one: Job, other: Job, training: Training, whole: Training) -> None:
     for job in (one, other):
         assert job.end() == 0, job.output
-    assert "going on from step" in one.output + other.output
+    assert "continuing from step" in one.output + other.output
     training.assert_same(whole)
 
 
@@ -70,7 +70,7 @@ def test_killed_ranks_of_both_agents(whole: Callable[[int], Training], training:
         both = start(0), start(1)
         both[0].until(lambda: training.step >= EVERY)
         kill_worker(both[1])
-        both[0].until(lambda: "going on from step" in both[0].output + both[1].output)
+        both[0].until(lambda: "continuing from step" in both[0].output + both[1].output)
         kill_worker(both[0])
         assert_recovered(*both, training, whole(2))
 

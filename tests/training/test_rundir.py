@@ -69,5 +69,5 @@ def test_resuming_says_what_changed(prepared: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     longer = small_run(prepared, tmp_path / "run", loop=Loop(epochs=2))
     result = train(longer, resume=True, listener=lambda e, v: notes.append(v["text"]) if e == "note" else None)
-    assert notes == ["resumed with loop.epochs = 2, it was 1", "going on from step 19 of 38"]
+    assert notes == ["resumed with loop.epochs = 2, it was 1", "continuing from step 19 of 38"]
     assert result["examples"] == 2 * data.open(prepared).rows("train")

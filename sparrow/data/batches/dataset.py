@@ -90,7 +90,7 @@ class Dataset:
         return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
 
     def pays(self, group: str, ranks: int = 1) -> bool:
-        """Whether a group's equal rows are looked up once by so many readers, unless told."""
+        """Whether a group's equal rows are looked up once by so many readers, by default."""
         return pays(self.schema, group, self.factor(group), ranks)
 
     def first(self, rows: int, split: str = "train") -> Batch:

@@ -22,7 +22,7 @@ TOGETHER = 1.25  # a feature joins a group when that makes at most so many more 
 class Repeats:
     """What is repeated from row to row of a clustered log.
 
-    rows, sessions: looked at (a session counts once an hour). equal: feature -> share of the rows behind another of
+    rows, sessions: looked at (a session counts once an hour). equal: feature -> share of the rows after another of
     their session that equal it. runs: feature -> runs of equal rows. groups: proposed; the features of each change
     together, and each has rows / runs >= PROPOSED. group_runs: of those.
     """

@@ -430,7 +430,7 @@ def _names(prefix: str, size: int) -> pa.Array:
 
 
 def _named(index_N: Ints, names: pa.Array) -> pa.Array:
-    """Text per index; the index behind the last name is a missing value."""
+    """Text per index; the index after the last name is a missing value."""
     indices = pa.array(index_N.astype(np.int32), mask=index_N == len(names))
     return pa.DictionaryArray.from_arrays(indices, names).cast(pa.string())
 

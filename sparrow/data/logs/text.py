@@ -142,7 +142,7 @@ def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
 
 
 class _Stream(io.RawIOBase):
-    """A text file as UTF-8 for Arrow, with a mark behind its last line. lines: that it has, once it was read.
+    """A text file as UTF-8 for Arrow, with a mark after its last line. lines: that it has, once it was read.
 
     plain: so far there was nothing that makes a row's number another than its line's.
     """
@@ -333,7 +333,7 @@ def _explained(
 ) -> UserError:
     """Arrow's complaint with the file's line, the column's name and a remedy.
 
-    row: of the file, read before it. swallowed: the bad row goes on to the file's end.
+    row: of the file, read before it. swallowed: the bad row reaches to the file's end.
     """
     text = first_line(error)
     if "straddl" in text or "out of sync" in text:

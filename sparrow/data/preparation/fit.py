@@ -142,7 +142,7 @@ class Fitter:
     """Takes in a log's typed rows and gives what was fitted on those that are for training, negatives left out apart.
 
     rows: of train, valid and test, int64 [3]; left_out: training rows left out; positives: int64 [3, labels].
-    given: what is fitted stays, except that with `grow` vocabularies and ranges get the new ids behind the old ones.
+    given: what is fitted stays, except that with `grow` vocabularies and ranges get the new ids after the old ones.
     work: a folder for what memory should not hold. pool: its threads take a column each.
     """
 

@@ -65,7 +65,7 @@ def prepare(
     inputs: see `open_log`; or a log, such as a `table_log`. schema: inferred when None. A Schema is obeyed; what is
     fitted in it stays, but vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they
     are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
-    new rows for this log's new ids, behind the old ones. label: the label's column, for inference. split, source:
+    new rows for this log's new ids, after the old ones. label: the label's column, for inference. split, source:
     instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress: see `Progress`.
     ray: the address of a Ray cluster whose machines read, transform and sort, a file each at a time; "auto" for the one
     that Ray finds, "local" for one of this machine. They must see the log and `out` under the same names. The result is
@@ -74,7 +74,7 @@ def prepare(
     Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
     is a time. Memory: about 450 MiB with `return_freed_memory`, and 48 bytes an id of the vocabularies; disk beside
     `out`: the log's size as numbers. The folder appears at once or not at all.
-    Raises UserError for what is wrong with the log or the schema, and, with nothing left behind, when it cannot be
+    Raises UserError for what is wrong with the log or the schema, and, with nothing left on disk, when it cannot be
     written.
     """
     out = Path(out)
@@ -168,7 +168,7 @@ class _Job:
             if factor >= PAYS and not pays(self.given.schema, group, factor):
                 how = "for every row in one process, where such ids are cheap to look up, and once between ranks"
             less = f"{saved / 2**20:.1f} MiB less in train, before compression"
-            yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; unless told, looked up {how}"
+            yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; by default looked up {how}"
 
     def _write(self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int) -> Unknown:
         """The parts' files; returns how many ids are unknown."""

@@ -22,7 +22,7 @@ def clustered(
     """(part, rows) that come in the order of column `time`, which is kept from one partition to the next.
 
     Within a partition [k * partition, (k + 1) * partition) of the time, or all of a part when that is 0, sessions
-    stand one behind the other, in the order of their mixed numbers; rows of one session stay in the order in which
+    stand one after the other, in the order of their mixed numbers; rows of one session stay in the order in which
     they came. So the same rows give the same order wherever it is made. work: a folder for what memory should not hold.
     """
     now: dict[int, tuple[int, Spool]] = {}  # of each part, the partition that is being filled

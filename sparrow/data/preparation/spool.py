@@ -25,7 +25,7 @@ class Spool:
         self.rows = self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Put a batch behind the others."""
+        """Put a batch after the others."""
         self.rows = self.rows + batch.num_rows
         self.bytes = self.bytes + batch.nbytes
         if self._writer is None:

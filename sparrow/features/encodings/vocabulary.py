@@ -93,7 +93,7 @@ class Vocabulary:
         return Vocabulary(hashes_V, counts_V, rare), since_2R, distinct
 
     def save(self, path: Path) -> None:
-        """Write as Parquet, hash and count: in the order of the rows, and in row groups behind these what is rare."""
+        """Write as Parquet, hash and count: in the order of the rows, and in later row groups what is rare."""
         known = np.stack([self.hashes_V, self.counts_V])
         write(path, ("hash", "count"), itertools.chain([known], map(np.stack, self.rare())), len(self.hashes_V))
 
