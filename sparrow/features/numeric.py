@@ -81,7 +81,7 @@ def squash(x_N: Float64s, kind: str | None) -> Float64s:
 def tamed(z_N: Float64s) -> Float64s:
     """Standardised numbers, which beyond TAIL standard deviations grow like a logarithm.
 
-    Few rows of training are there. A model continues along the slope that it learned from the others, and is far off when
+    Few rows of training are there. A model continues along the slope that it learned from the others, and errs when
     more come to be there, as they do when a log's numbers drift.
     """
     near_N = np.clip(z_N, -TAIL, TAIL)
