@@ -11,6 +11,7 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
 KINDS = Literal["vocabulary", "range", "hash"]  # of encodings: the members of `sparrow.features.encodings`
+NUMBERED = ("vocabulary", "range")  # kinds that make numbers below `rows` of ids, and have a file; others make hashes
 ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
 kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
@@ -108,6 +109,11 @@ class Encoding:
         require(least=1, most=2**40, rows=self.rows)
         require(least=1, min_count=self.min_count)
         require(least=-(2**63), most=2**63 - 1, low=self.low, high=self.high)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether ids become numbers below `rows`, and a file says which; else they become hashes."""
+        return self.kind in NUMBERED
 
 
 @dataclass(frozen=True, kw_only=True)

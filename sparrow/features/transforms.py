@@ -121,10 +121,10 @@ class Transforms:
         """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
         encoding, distinct = self.schema.encodings[name], coded.dictionary
         kind, known = kind_of(encoding), self.vocabularies.get(name)
-        if encoding.kind is None or (kind.is_numbered and known is None):
+        if encoding.kind is None or (encoding.is_numbered and known is None):
             raise UserError(f"encodings.{name}: not fitted; {REFIT}")
         rows_U = kind.rows_of(known, distinct)
-        narrow = kind.is_numbered and (encoding.rows or 0) < 2**31
+        narrow = encoding.is_numbered and (encoding.rows or 0) < 2**31
         rows_U = np.append(rows_U, MISSING).astype(np.int32 if narrow else np.int64)  # the last one is for missing ids
         return rows_U[_numpy(coded.indices.fill_null(len(distinct)))]
 
@@ -172,7 +172,7 @@ def weights_of(name: str) -> str:
 def is_numbered(schema: Schema, table: str) -> bool:
     """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
     bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
-    return kind_of(schema.encodings[table]).is_numbered and not bucketed
+    return schema.encodings[table].is_numbered and not bucketed
 
 
 def vocabulary_file(schema: Schema, table: str) -> str:

@@ -94,7 +94,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     """For each component of a table, and each row that it had in the earlier run, the row of the same ids, or -1."""
     table = then.schema.encodings[spec.name]
     chosen = old.tables.of(spec.name, table.rows or 0, spec.dim)
-    before, after = chosen.addressed(table.rows or 0, kind_of(table).is_numbered), spec.addressing
+    before, after = chosen.addressed(table.rows or 0, table.is_numbered), spec.addressing
     to_R = _moved(spec.name, then, now)
     parts = zip(spec.components, before.components(spec.dim), strict=True)
     if before == after and bool((to_R == torch.arange(len(to_R))).all()):

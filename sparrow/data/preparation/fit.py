@@ -17,7 +17,7 @@ from sparrow.core.arrays import Bools, Float64s, Int64s
 from sparrow.core.errors import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.preparation.moments import order_of
-from sparrow.features.encodings import BEFORE, FIRST, MIN_COUNT, Counts, Known, kind_of, named
+from sparrow.features.encodings import BEFORE, FIRST, MIN_COUNT, Counts, Known, named
 from sparrow.features.hashing import hashes_of, mix
 from sparrow.features.numeric import Statistics, squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
@@ -91,7 +91,7 @@ class _Ids:
     """The ids of one table in training."""
 
     def __init__(self, path: Path, table: Encoding, memory: int) -> None:
-        is_counted = table.kind is None or kind_of(table).is_numbered
+        is_counted = table.kind is None or table.is_numbered
         needed = (table.min_count or MIN_COUNT) - 1 if is_counted else 0
         self.counts = Counts(path, needed, memory)
         self.low = int(np.iinfo(np.int64).max)
@@ -242,7 +242,7 @@ class Fitter:
     def _is_wanted(self, name: str, table: Encoding) -> bool:
         if name in self._bucketed:
             return False
-        if table.kind is not None and not kind_of(table).is_numbered:
+        if table.kind is not None and not table.is_numbered:
             return None in (table.rows, table.distinct)
         return self.grow or name not in self.given.vocabularies
 

@@ -39,11 +39,6 @@ class Kind(Protocol):
         ...
 
     @property
-    def is_numbered(self) -> bool:
-        """Whether ids become numbers below the encoding's rows, and a file says which; else they become hashes."""
-        ...
-
-    @property
     def takes_integers(self) -> bool:
         """Whether only integers can be ids."""
         ...

@@ -17,7 +17,6 @@ class Kind:
     """See `Kind` of the package."""
 
     unknown = None
-    is_numbered = False
     takes_integers = False
 
     def fitted(self, name: str, encoding: Encoding, ids: SeenIds, known: None) -> tuple[Encoding, None, None]:

@@ -80,7 +80,6 @@ class Kind:
     """See `Kind` of the package."""
 
     unknown = UNKNOWN
-    is_numbered = True
     takes_integers = True
 
     def fitted(

@@ -118,7 +118,6 @@ class Kind:
     """See `Kind` of the package."""
 
     unknown = UNKNOWN
-    is_numbered = True
     takes_integers = False
 
     def fitted(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,13 @@ def test_folders_that_are_no_prepared_logs(dataset: Dataset, tmp_path: Path) -> 
     (tmp_path / "schema.toml").write_text((dataset.path / "schema.toml").read_text() + "\n# edited\n")
     with pytest.raises(UserError, match=r"schema\.toml: changed since the log was prepared; .*--schema"):
         data.open(tmp_path)
+
+
+def test_opening_loads_no_reader_of_raw_logs_and_no_inference(prepared: Path) -> None:
+    code = (
+        "import sys; from sparrow import data; data.open(sys.argv[1]);"
+        "print(*sorted(m for m in sys.modules if m.startswith('sparrow.data')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(prepared)], capture_output=True, text=True, check=True)
+    rooms = {module.split(".")[2] for module in done.stdout.split() if module.count(".") > 1}
+    assert rooms == {"batches"}
