@@ -137,8 +137,8 @@ class Case:
                 road.learn = clock.timed("exchange", road.learn, "wait: dense gradients")  # type: ignore[method-assign]
             if clock:
                 local = inner.local if isinstance(inner, ShardedTables) else inner
-                local.run_lookup = local.door.look_up = clock.timed("tables", local.run_lookup)
-                local.run_backward = local.door.learn = clock.timed("tables", local.run_backward)
+                local.run_lookup = clock.timed("tables", local.run_lookup)
+                local.run_backward = clock.timed("tables", local.run_backward)
         optimizer = run.dense.build([p for p in model.parameters() if p.requires_grad])
         profiler: Any = clock or Profiler(None)
         self.take_step = Step(run, model, tables, optimizer, profiler, self.ranks)

@@ -8,41 +8,56 @@ Python cost too much per call to be the only way.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sparrow.kernels.embedding_bag import Bags, Lookups
 
-Lookup = Callable[[Bags], list[Tensor]]
-Learn = Callable[[Sequence[Tensor], Bags, int, bool], Tensor | None]
-Map = Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]
-
 _live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _made = 0
 
 
-class Door:
-    """Between autograd and some tables, of which it knows two callables.
+class Rows(Protocol):
+    """What a door leads to."""
 
-    look_up: the outputs of a batch. learn: given their gradients, the batch, the version of the rows that was looked
-    up, and whether the weights of the ids need a gradient, changes the rows and gives that gradient. dims: D of every
-    table.
-    version: counts changes of rows, so that a backward through rows that have changed is noticed.
+    def run_lookup(self, bags: Bags) -> list[Tensor]:
+        """The outputs of a batch."""
+        ...
+
+    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
+        """Change the rows, given the gradients of the outputs and the version of the rows that was looked up.
+
+        Returns the gradient of the weights of the ids, if it is needed.
+        """
+        ...
+
+
+class Door:
+    """Between autograd and some rows, which it does not keep alive.
+
+    dims: D of every table. version: counts changes of rows, so that a backward through rows that have changed is
+    noticed.
     """
 
-    def __init__(self, *, look_up: Lookup, learn: Learn, dims: Sequence[int]) -> None:
-        self.look_up = look_up
-        self.learn = learn
+    def __init__(self, rows: Rows, dims: Sequence[int]) -> None:
+        self._rows = weakref.ref(rows)
         self.dims = list(dims)
         self.version = 0
-        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call `learn`
+        self.anchor = torch.zeros((), requires_grad=True)  # gives autograd a reason to call the rows' backward
         self.number = _register(self)
 
+    @property
+    def rows(self) -> Rows:
+        """Where it leads."""
+        rows = self._rows()
+        assert rows is not None
+        return rows
+
     def __call__(self, bags: Bags) -> list[Tensor]:
-        """`look_up`, whose backward is `learn`."""
+        """The outputs of a batch, in whose backward the rows learn."""
         if torch.compiler.is_compiling():
             *outputs, _ = _compiled_lookup(
                 self.anchor,
@@ -56,26 +71,41 @@ class Door:
                 self.number,
             )
             return outputs
-        return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self))
+        return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self, self.rows))
+
+
+class Ids(Protocol):
+    """What maps ids to rows, may raise and counts."""
+
+    def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
+        """Ids, where those of each key begin, and a number for each key -> rows."""
+        ...
+
+    def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
+        """The type of the rows."""
+        ...
 
 
 class Mapper:
-    """Ids -> rows, which may raise and counts: not for `torch.compile` to look into.
+    """Ids -> rows, not for `torch.compile` to look into. It does not keep alive what it asks."""
 
-    map_ids: ids, where those of each key begin, and a number for each key -> rows, of the type that `kind` says.
-    """
-
-    def __init__(self, map_ids: Map, kind: Callable[[torch.dtype, Sequence[int]], torch.dtype]) -> None:
-        self.map_ids = map_ids
-        self.kind = kind
+    def __init__(self, ids: Ids) -> None:
+        self._ids = weakref.ref(ids)
         self.number = _register(self)
 
+    @property
+    def ids(self) -> Ids:
+        """What it asks."""
+        ids = self._ids()
+        assert ids is not None
+        return ids
+
     def __call__(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """`map_ids`."""
+        """See `Ids.map_ids`."""
         if torch.compiler.is_compiling():
             rows_N: Tensor = _compiled_rows(values_N, list(bounds), list(keys), self.number)
             return rows_N
-        return self.map_ids(values_N, bounds, keys)
+        return self.ids.map_ids(values_N, bounds, keys)
 
 
 def _register(it: Any) -> int:
@@ -87,15 +117,18 @@ def _register(it: Any) -> int:
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: Bags, door: Door) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, anchor: Tensor, weights_N: Tensor | None, bags: Bags, door: Door, rows: Rows
+    ) -> tuple[Tensor, ...]:
         ctx.bags = bags
-        ctx.door = door
+        ctx.rows = rows  # alive until backward
         ctx.version = door.version
-        return tuple(door.look_up(bags))
+        return tuple(rows.run_lookup(bags))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, ctx.door.learn(grads, ctx.bags, ctx.version, ctx.needs_input_grad[1]), None, None
+        grad_N = ctx.rows.run_backward(grads, ctx.bags, ctx.version, ctx.needs_input_grad[1])
+        return None, grad_N, None, None, None
 
 
 # -- for torch.compile -----------------------------------------------------------------------------------------------
@@ -123,13 +156,13 @@ def _bags(
 
 @torch.library.custom_op("sparrow::table_rows", mutates_args=())
 def _compiled_rows(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
-    rows_N: Tensor = _live[number].map_ids(values_N, bounds, keys)
+    rows_N: Tensor = _live[number].ids.map_ids(values_N, bounds, keys)
     return rows_N.clone() if rows_N is values_N else rows_N  # an operator may not return what it was given
 
 
 @_compiled_rows.register_fake
 def _(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
-    return torch.empty_like(values_N, dtype=_live[number].kind(values_N.dtype, keys))
+    return torch.empty_like(values_N, dtype=_live[number].ids.kind_of_rows(values_N.dtype, keys))
 
 
 @torch.library.custom_op("sparrow::table_lookup", mutates_args=())
@@ -146,7 +179,7 @@ def _compiled_lookup(
 ) -> list[Tensor]:
     """Every output, and the tables' version."""
     door = _live[number]
-    outputs = door.look_up(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
+    outputs = door.rows.run_lookup(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
     return [*outputs, torch.tensor(door.version)]
 
 
@@ -182,7 +215,7 @@ def _compiled_backward(
 ) -> tuple[Tensor, Tensor]:
     """Zero for the anchor, which keeps this operator in the program, and the gradient of the weights."""
     batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
-    grad_N = _live[number].learn(grads, batch, int(version), needs_weights)
+    grad_N = _live[number].rows.run_backward(grads, batch, int(version), needs_weights)
     return torch.zeros(()), slots_N.new_empty(0, dtype=torch.float32) if grad_N is None else grad_N
 
 

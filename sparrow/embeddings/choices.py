@@ -14,7 +14,7 @@ from sparrow.embeddings.spec import TableSpec
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
-_TEST = re.compile(r"\s*(rows|dim)\s*(<=|>=|==|!=|<|>)\s*([0-9][0-9_]*)\s*")
+_TEST = re.compile(r"\s*rows\s*(<=|>=|==|!=|<|>)\s*([0-9]+(?:_[0-9]+)*)\s*")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": int.__lt__,
     "<=": int.__le__,
@@ -29,7 +29,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 class Override:
     """Other choices for some tables: those of these names, for which the condition holds; one of the two may be left.
 
-    where: such as "rows > 100_000" or "rows > 100_000 and dim == 16". The rest are settings of `TableChoices`, of which
+    where: such as "rows > 100_000" or "rows > 10 and rows < 1000". The rest are settings of `TableChoices`, of which
     only what changes is said: `rule = { lr = 0.1 }` keeps the rule, another `name` begins from that member's defaults.
     """
 
@@ -42,22 +42,21 @@ class Override:
 
     def __post_init__(self) -> None:
         if self.names is None and self.where is None:
-            raise UserError('overrides: of which tables? give names = ["item"] or where = "rows > 100_000"')
+            raise UserError('of which tables? give names = ["item"] or where = "rows > 100_000"')
         for test in self._tests:
             if not _TEST.fullmatch(test):
-                raise UserError(f'where: {test.strip()!r} is no test of rows or dim; write such as "rows > 100_000"')
+                raise UserError(f'where: {test.strip()!r} is no test of rows; write such as "rows > 100_000"')
 
     @property
     def _tests(self) -> list[str]:
         return [] if self.where is None else self.where.split(" and ")
 
-    def is_for(self, name: str, rows: int, dim: int) -> bool:
+    def is_for(self, name: str, rows: int) -> bool:
         """Whether a table of this name and size is meant."""
         if self.names is not None and name not in self.names:
             return False
-        sizes = {"rows": rows, "dim": dim}
         found = [_TEST.fullmatch(test) for test in self._tests]
-        return all(_COMPARE[m[2]](sizes[m[1]], int(m[3])) for m in found if m)
+        return all(_COMPARE[m[1]](rows, int(m[2])) for m in found if m)
 
     def on(self, choices: TableChoices) -> TableChoices:
         """The choices with what this one changes."""
@@ -69,7 +68,7 @@ class Override:
                 merged[part] = {**(merged.get(part, {}) if same else {}), **change}
         if self.init_scale is not None:
             merged["init_scale"] = self.init_scale
-        return from_dict(TableChoices, merged, "tables.overrides")
+        return from_dict(TableChoices, merged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +91,16 @@ class TableChoices:
     def __post_init__(self) -> None:
         require(least=0, init_scale=self.init_scale)
         require(least=0, most=2**63 - 1, seed=self.seed)
-        for override in self.overrides:
-            override.on(self)  # says what is wrong with it before any work
+        made = [self]
+        for number, override in enumerate(self.overrides):  # says what is wrong with one before any work
+            made.append(_legal(override, made, number))
 
-    def of(self, name: str, rows: int, dim: int) -> TableChoices:
-        """The choices for one table, its overrides applied."""
-        chosen = self
+    def of(self, name: str, rows: int) -> TableChoices:
+        """The choices for one table: the overrides that are for it applied, none left."""
+        chosen = replace(self, overrides=())
         for override in self.overrides:
-            if override.is_for(name, rows, dim):
-                chosen = replace(override.on(chosen), overrides=self.overrides)
+            if override.is_for(name, rows):
+                chosen = override.on(chosen)
         return chosen
 
     def spec(self, name: str, dim: int, *, rows: int, is_numbered: bool, init_scale: float | None = None) -> TableSpec:
@@ -116,7 +116,7 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        chosen = self.of(name, rows, dim)
+        chosen = self.of(name, rows)
         try:
             addressing = chosen.addressed(rows, is_numbered)
         except UserError as error:
@@ -143,3 +143,14 @@ class TableChoices:
             for name in override.names or ():
                 if name not in tables:
                     raise UserError(f"tables.overrides: no table {name!r}{suggest(name, tables)}")
+
+
+def _legal(override: Override, before: list[TableChoices], number: int) -> TableChoices:
+    """What an override makes of the defaults, or else of what an earlier one made; UserError when it fits none."""
+    errors = []
+    for chosen in before:
+        try:
+            return override.on(replace(chosen, overrides=()))
+        except UserError as error:
+            errors.append(str(error))
+    raise UserError(f"overrides[{number}].{errors[0]}")

@@ -56,7 +56,8 @@ class ComponentTables(nn.Module):
     def _begin(self) -> None:
         """What a copy must have anew."""
         dims = [record.dim for record in self.all_records()]
-        self.door = Door(look_up=self.run_lookup, learn=self.run_backward, dims=dims)
+        self.door = Door(self, dims)
+        self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         self._tables: Tables | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,9 +249,9 @@ class ComponentTables(nn.Module):
 
     def _in_slots(self, bags: Bags) -> Bags:
         """The same bags, of slots."""
-        stores = [record.store for record in self.all_records()]
-        if all(store.slots_are_rows for store in stores):
+        if self._slots_are_rows:
             return bags
+        stores = [record.store for record in self.all_records()]
         of_key = {f.key: stores[f.table] for f in bags.lookups}
         parts = bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)])
         slots = [of_key[k].slots_of(part_N) if k in of_key else part_N for k, part_N in enumerate(parts)]

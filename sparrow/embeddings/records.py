@@ -30,7 +30,7 @@ class RowRecords(nn.Module):
     """The row records of a component, or of a part of it, in a store.
 
     seed: of the first values, each of which depends on the seed, the component's name, its row and its column alone.
-    first_row, columns: which part, by default all of it; it begins with the values that it has in the whole.
+    rows, columns: which part, by default all of it; it begins with the values that it has in the whole.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RowRecords(nn.Module):
             made = component.format.encode(values)
             for name, field in component.fields_of(self.dim).items():
                 if name not in made:
-                    made[name] = torch.full(field.empty(last - first), field.first, dtype=field.dtype)
+                    made[name] = torch.full(field.shape(last - first), field.first, dtype=field.dtype)
             self.store.write(slice(first, last), made)
 
     @property

@@ -41,7 +41,7 @@ class RowStore(Protocol):
         ...
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
-        """Slots [N] of rows [N]; they stay until the handle of the batch is released."""
+        """Slots [N] of rows [N], as they are now."""
         ...
 
     def read(self, at: At) -> dict[str, Tensor]:
@@ -65,8 +65,9 @@ class MemoryStore(nn.Module):
         super().__init__()
         self.component = component
         self.names = tuple(component.fields_of(dim))
+        self._across = {name: field.across for name, field in component.fields_of(dim).items()}
         for name, field in component.fields_of(dim).items():
-            shape = field.empty(rows)
+            shape = field.shape(rows)
             made = torch.empty(shape, dtype=field.dtype, device="meta") if device == "meta" else None
             # not persistent: a state_dict holds the dense weights, tables travel as chunks
             self.register_buffer(name, empty_rows(*shape, dtype=field.dtype) if made is None else made, False)
@@ -95,7 +96,7 @@ class MemoryStore(nn.Module):
         """See `RowStore.write`."""
         for name, values in fields.items():
             buffer = self.get_buffer(name)
-            if buffer.dim() > 1:
+            if self._across[name] == "cut":
                 buffer[at, columns] = values
             else:
                 buffer[at] = values
@@ -113,7 +114,11 @@ class FoldedStore(nn.Module):
         self.held = MemoryStore(component, min(rows, self.FEW), dim)
         for name in self.held.names:
             self.held.get_buffer(name).zero_()
-        self.levels = self.held.levels
+
+    @property
+    def levels(self) -> tuple[Rows, ...]:
+        """One."""
+        return self.held.levels
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """The few in turn."""

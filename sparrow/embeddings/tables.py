@@ -61,18 +61,22 @@ class EmbeddingTables(nn.Module):
         made = {spec.name: spec.addressing.combine(spec.dim) for spec in specs}
         self._combined = [name for name in names if made[name] is not None]
         self.combines = nn.ModuleList(module for module in made.values() if module is not None)
-        parts = [part for feature in features for part in self._parts_of(feature)]
+        self._parts = {feature.name: self._parts_of(feature) for feature in features}
+        parts = [part for of_feature in self._parts.values() for part in of_feature]
         _no_name_twice("feature", [feature.name for feature in features], [part.name for part in parts])
         records = [RowRecords(component, seed) for component in components]
         self.components: Any = ComponentTables(records, parts, mode=mode, impl=impl)
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
-        self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts_of(one)))]
+        self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts[one.name]))]
+        self._specs = [self._spec_of[features[f].name] for f, _ in self._lookers]
+        self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
+        self._is_identity = all(spec.addressing.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
 
     def _begin(self) -> None:
         """What a copy must have anew."""
-        self._mapper = Mapper(self._map_ids, self._kind)
+        self._mapper = Mapper(self)
         self._ready: dict[KeyedJagged, Handle] = {}  # batches that were made ready for a later call
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,12 +100,14 @@ class EmbeddingTables(nn.Module):
 
     def prefetch(self, ids: KeyedJagged) -> None:
         """`prepare`, for a call with the same ids that comes later."""
-        self._ready[ids] = self.prepare(ids)
+        if self.features:
+            self._ready[ids] = self.prepare(ids)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Look a batch up before the model asks for it: vectors travel while it computes something else."""
-        self._ready[ids] = handle = self._handle(ids)
-        self.components.begin(handle.inner)
+        if self.features:
+            self._ready[ids] = handle = self._handle(ids)
+            self.components.begin(handle.inner)
 
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
         """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
@@ -120,9 +126,10 @@ class EmbeddingTables(nn.Module):
             whole: Tensor = self.components.pooled(handle.inner)
         else:
             found = self.lookup(handle)
-            if any(feature.pooling == "none" for feature in self.features):
-                raise UserError("pooled: a feature is not pooled; look them up by name")
-            whole = torch.cat([found[feature.name] for feature in self.features], 1)  # type: ignore[misc]
+            vectors = [v for v in found.values() if not isinstance(v, Jagged)]
+            if len(vectors) < len(found) or len({len(v) for v in vectors}) > 1:
+                raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
+            whole = torch.cat(vectors, 1)
         self.release(handle)
         return whole
 
@@ -259,11 +266,7 @@ class EmbeddingTables(nn.Module):
         )
 
     def _names(self, key: str) -> list[str]:
-        feature = self._feature(key)
-        return [key] if feature is None else [part.name for part in self._parts_of(feature)]
-
-    def _feature(self, name: str) -> Feature | None:
-        return next((feature for feature in self.features if feature.name == name), None)
+        return [part.name for part in self._parts[key]] if key in self._parts else [key]
 
     def _weights(self, weights_N: Tensor, key: str) -> Tensor:
         """Ones where vectors are weighted after they are combined."""
@@ -302,12 +305,14 @@ class EmbeddingTables(nn.Module):
         return self._keys[keys]
 
     def _make_numbers(self, keys: tuple[str, ...]) -> list[int]:
-        names = [part.name for feature in self.features for part in self._parts_of(feature)]
+        names = [part.name for of_feature in self._parts.values() for part in of_feature]
         return [names.index(key) if key in names else -1 for key in keys]
 
-    def _map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
+    def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
         """Rows [N] of a batch's ids. keys: who looks up each key, by number in `_lookers`; where nobody does, -1."""
         values_N = self._legal(values_N, bounds, keys)
+        if self._is_identity:
+            return values_N
         specs = [self._spec_at(key) for key in keys]
         if all(spec is None or spec.addressing.is_identity for spec in specs):
             return values_N
@@ -317,23 +322,23 @@ class EmbeddingTables(nn.Module):
             rows.append(part_N if spec is None else spec.addressing.rows_of(part_N)[self._lookers[key][1]])
         return torch.cat(rows)
 
-    def _kind(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
-        """The type of what `_map_ids` gives."""
+    def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
+        """The type of what `map_ids` gives."""
         specs = [self._spec_at(key) for key in keys]
         return ids if all(spec is None or spec.addressing.is_identity for spec in specs) else torch.int64
 
     def _spec_at(self, key: int) -> TableSpec | None:
-        return self._spec_of[self.features[self._lookers[key][0]].name] if key >= 0 else None
+        return self._specs[key] if key >= 0 else None
 
     def _legal(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
         """The ids, with each table's `oov_row` in the place of those that it does not hold."""
-        specs = [self._spec_at(key) for key in keys]
-        limits = [-1 if spec is None or spec.addressing.ids is None else spec.addressing.ids for spec in specs]
+        limits = [self._limits[key] if key >= 0 else -1 for key in keys]
         counts_K = embedding_bag.count_outside(values_N, bounds, limits, impl=self.impl)
         if not values_N.is_cuda and not counts_K.any():
             return values_N
         given_N, values_N = values_N, values_N.clone()
-        for k, spec in enumerate(specs):
+        for k, key in enumerate(keys):
+            spec = self._spec_at(key)
             part_N = values_N[bounds[k] : bounds[k + 1]]
             if spec is None or limits[k] < 0 or (not part_N.is_cuda and not counts_K[k]):
                 continue

@@ -39,7 +39,7 @@ class ShardedTables(nn.Module):
     """`ComponentTables` over many ranks: rows go to the shards, pooled vectors come back, gradients go there again.
 
     whole: the tables they stand for, whose rows may be unallocated. seed: of the first rows. plan: component -> layout.
-    forward, backward: codecs of vectors and of their gradients. The gradients of all ranks are summed: each rank's loss
+    codecs: of vectors and of their gradients. The gradients of all ranks are summed: each rank's loss
     must be its share of the global one. A shard sums a row's gradients over features, ranks and samples in that order,
     as one process does with the ranks' batches one after the other. Every call is one of all ranks together. Raises
     UserError for a plan that does not fit the tables.

@@ -36,7 +36,7 @@ def identity(run: Run, schema: Schema) -> dict[str, Any]:
 
 def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
     """What must stay the same of a table: its rows and fields. Sizes of vectors are the model's."""
-    chosen = run.tables.of(name, table.rows or 0, 0)
+    chosen = run.tables.of(name, table.rows or 0)
     return {
         "rows": table.rows,
         "encoding": table.kind,

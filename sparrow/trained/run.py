@@ -174,7 +174,7 @@ class Run:
     members of their families, picked by name. tables: how they are addressed, stored and trained.
     threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
     because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
-    precision: of the matrix products, see `sparrow.layers.computing`; weights and tables are fp32 either way. compile:
+    precision: of the matrix products, see `sparrow.layers.computing`; weights are fp32 either way. compile:
     through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
     begin with what it learnt, see `warm_start`.
     """

@@ -57,14 +57,14 @@ def warm_start(
                 raise UserError(
                     f"init_from: {place} has {what} {its} for table {name!r} and this run {mine}; use the same"
                 )
-    saved = RunDir(place).best(world)
-    model.load_state_dict(saved.part("dense"))
-    _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
-    load_optimizer(optimizer, saved)
     moves: dict[str, torch.Tensor] = {}
     for tables in tables_of(model):
         for spec in tables.specs:
             moves |= _moved_rows(spec, old, then, dataset.transforms)
+    saved = RunDir(place).best(world)
+    model.load_state_dict(saved.part("dense"))
+    _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
+    load_optimizer(optimizer, saved)
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     for chunk in saved.chunks():
         for record in records:
@@ -93,13 +93,16 @@ def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) ->
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
     """For each component of a table, and each row that it had in the earlier run, the row of the same ids, or -1."""
     table = then.schema.encodings[spec.name]
-    chosen = old.tables.of(spec.name, table.rows or 0, spec.dim)
+    chosen = old.tables.of(spec.name, table.rows or 0)
     before, after = chosen.addressed(table.rows or 0, table.is_numbered), spec.addressing
     to_R = _moved(spec.name, then, now)
-    parts = zip(spec.components, before.components(spec.dim), strict=True)
+    then_parts, now_parts = before.components(spec.dim), after.components(spec.dim)
+    if [(part.name, part.dim) for part in then_parts] != [(part.name, part.dim) for part in now_parts]:
+        raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
+    parts = list(zip(spec.components, then_parts, strict=True))
     if before == after and bool((to_R == torch.arange(len(to_R))).all()):
         return {component.name: torch.arange(size.rows) for component, size in parts}
-    if before.ids is None:
+    if not table.is_numbered:
         raise UserError(f"init_from: table {spec.name!r} addresses hashes otherwise than the run before; keep that")
     old_rows, stays = before.rows_of(torch.arange(len(to_R))), to_R >= 0
     new_rows = after.rows_of(to_R.clamp(min=0))
@@ -107,7 +110,8 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     for (component, size), old_N, new_N in zip(parts, old_rows, new_rows, strict=True):
         found[component.name] = moved_N = torch.full((size.rows,), -1)
         moved_N[old_N[stays]] = new_N[stays]
-        if not torch.equal(moved_N[old_N[stays]], new_N[stays]):
+        pairs = torch.stack([old_N[stays], new_N[stays]]).unique(dim=1)  # each row goes to one, and none to another's
+        if pairs.shape[1] != len(pairs[0].unique()) or pairs.shape[1] != len(pairs[1].unique()):
             raise UserError(
                 f"init_from: rows of table {component.name!r} are shared by ids that have other rows now; prepare the "
                 "log with --like and --grow, or choose direct addressing"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -344,7 +346,7 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "some tables": lambda: TableChoices(
         overrides=(
             Override(names=("item", "user"), format={"name": "fp16"}, rule={"name": "adam", "lr": 0.01}),
-            Override(where="rows > 40 and dim == 8", init_scale=0.5),
+            Override(where="rows > 40 and rows < 500", init_scale=0.5),
             Override(names=("item",), where="rows <= 43", addressing=QUOTIENT),
         )
     ),
@@ -413,3 +415,50 @@ def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path
         train(run_of(prepared, tmp_path / "run", TableChoices(format=fp16.Config())), resume=True)
     with pytest.raises(UserError, match=r"has format fp32 for table '\w+' and this run fp16; use the same"):
         train(run_of(prepared, tmp_path / "warm", TableChoices(format=fp16.Config()), init_from=str(tmp_path / "run")))
+
+
+def test_a_table_that_nobody_holds_is_freed_at_once() -> None:
+    gc.disable()
+    try:
+        tables = make("fused", "sgd")
+        loss = loss_of(tables(batch(0)))
+        rows = weakref.ref(tables.record("t"))
+        del tables
+        assert rows() is not None, "the rows must live until backward"
+        loss.backward()
+        del loss
+        assert rows() is None
+    finally:
+        gc.enable()
+
+
+def test_batches_that_nobody_looks_up_are_not_kept() -> None:
+    tables = EmbeddingTables([], [])
+    ids = KeyedJagged(keys=(), values_N=torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
+    tables.prefetch(ids)
+    tables.begin(ids)
+    assert not tables._ready
+
+
+def test_pooled_of_features_that_differ_in_samples() -> None:
+    tables = make("off", "sgd", addressing=quotient.Quotient(ROWS, 4))
+    with pytest.raises(UserError, match="pooled: the features differ in samples, or one is not pooled"):
+        tables.pooled(batch(0))
+
+
+def test_rows_that_would_meet_are_not_moved(prepared: Path, tmp_path: Path) -> None:
+    train(run_of(prepared, tmp_path / "run", TableChoices()))
+    few = TableChoices(overrides=(Override(names=("item",), addressing={"name": "hashed", "rows": 6}),))
+    with pytest.raises(UserError, match=r"init_from: rows of table 'item' are shared by ids that have other rows now"):
+        train(run_of(prepared, tmp_path / "warm", few, init_from=str(tmp_path / "run")))
+    monkey = TableChoices(overrides=(Override(names=("item",), init_scale=0.1),))
+    train(run_of(prepared, tmp_path / "same", monkey, init_from=str(tmp_path / "run")))
+
+
+def test_two_components_in_the_place_of_one_are_refused(prepared: Path, tmp_path: Path, members: None) -> None:
+    train(run_of(prepared, tmp_path / "run", TableChoices()))
+    two = TableChoices(overrides=(Override(names=("item",), addressing=QUOTIENT),))
+    with pytest.raises(UserError, match=r"table 'item' is addressed otherwise than in the run before"):
+        train(run_of(prepared, tmp_path / "warm", two, init_from=str(tmp_path / "run")))
+    with pytest.raises(UserError, match=r"checkpoint of another model: tables\.item\.addressing"):
+        train(run_of(prepared, tmp_path / "run", two), resume=True)

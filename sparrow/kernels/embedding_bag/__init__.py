@@ -91,7 +91,7 @@ def update_rows(
         lr_T: a learning rate per table, float32 [T].
         impl: see `sparrow.kernels`.
     """
-    _implementation(impl, lr_T, tables).update_rows(tables, gradients, lr_T)
+    _implementation(impl, tables.touched[0] if tables else lr_T, tables).update_rows(tables, gradients, lr_T)
 
 
 @torch.no_grad()

@@ -136,6 +136,8 @@ class _Part:
 def _values(table: Table, slots_N: Tensor) -> Tensor:
     """The values of rows, float32 [N, D]."""
     first, *others = (level.payload for level in table.levels)
+    if not others:
+        return table.format.decode({name: tensor[slots_N] for name, tensor in first.items()})
     return table.format.decode({n: torch.cat([t, *(level[n] for level in others)])[slots_N] for n, t in first.items()})
 
 
@@ -145,7 +147,7 @@ def _none(tables: Tables) -> Tensor:
 
 
 def _features(tables: Tables, bags: Bags, limits: Sequence[int]) -> list[tuple[Lookup, _Part]]:
-    """Every feature, all of them checked before anything is done with one. limits: the slots of each table."""
+    """Every feature, all checked before anything is done with one. limits: of each table, its slots or its rows."""
     keys, N = len(bags.bags), bags.slots_N.numel()
     if len(bags.bounds) != keys + 1 or (bags.weights_N is not None and bags.weights_N.numel() != N):
         raise UserError(

@@ -37,8 +37,12 @@ class Field:
         """How many bytes a row has of it."""
         return (1 if self.width is None else self.width) * self.dtype.itemsize
 
-    def empty(self, rows: int) -> tuple[int, ...]:
-        """Returns the shape that it has for so many rows."""
+    def __post_init__(self) -> None:
+        assert self.width is None or self.across in ("cut", "whole"), "a mean or a maximum is of a single number"
+        assert self.width is not None or self.across != "cut", "a single number has no columns to cut"
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Its shape in so many rows."""
         return (rows,) if self.width is None else (rows, self.width)
 
 

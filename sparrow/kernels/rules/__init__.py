@@ -73,7 +73,7 @@ class RowRule(Protocol):
 
 def init_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
     """Returns the state of rows before any update: field -> float32 [rows] or [rows, entries]."""
-    return {name: torch.full(field.empty(rows), field.first) for name, field in rule.fields(dim).items()}
+    return {name: torch.full(field.shape(rows), field.first) for name, field in rule.fields(dim).items()}
 
 
 def regularized_update(

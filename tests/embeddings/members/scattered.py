@@ -25,7 +25,7 @@ class Scattered(nn.Module):
         self.component, self.rows, self.dim = component, rows, dim
         sizes = (rows // 2 + SPARE, rows - rows // 2)
         self.fields = [
-            {n: torch.full(f.empty(size), 77, dtype=f.dtype) for n, f in component.fields_of(dim).items()}
+            {n: torch.full(f.shape(size), 77, dtype=f.dtype) for n, f in component.fields_of(dim).items()}
             for size in sizes
         ]
         odd_R = torch.arange(rows) % 2 == 1
@@ -49,7 +49,7 @@ class Scattered(nn.Module):
         places_U, second_U = self._places(at)
         found = {}
         for name, field in self.component.fields_of(self.dim).items():
-            found[name] = torch.empty(field.empty(len(places_U)), dtype=field.dtype)
+            found[name] = torch.empty(field.shape(len(places_U)), dtype=field.dtype)
             for level, here_U in enumerate((~second_U, second_U)):
                 found[name][here_U] = self.fields[level][name][places_U[here_U]]
         return found
@@ -60,7 +60,7 @@ class Scattered(nn.Module):
         for name, values in fields.items():
             for level, here_U in enumerate((~second_U, second_U)):
                 into = self.fields[level][name]
-                if into.dim() > 1:
+                if self.component.fields[name].across == "cut":
                     into[places_U[here_U], columns] = values[here_U]
                 else:
                     into[places_U[here_U]] = values[here_U]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparrow.core import UserError
+from sparrow.embeddings import Direct, Hashed, TableChoices
+from sparrow.embeddings.choices import Override
+from sparrow.kernels.formats import fp16, fp32
+from sparrow.kernels.rules import adam, rowwise_adagrad
+from sparrow.trained.run import Run
+
+
+def run(text: str, folder: Path) -> Run:
+    (folder / "run.toml").write_text('run_dir = "runs/x"\n[data]\npath = "data/x"\n' + text)
+    return Run.load(folder / "run.toml")
+
+
+def test_a_run_file_says_all_choices_and_is_written_as_it_was(tmp_path: Path) -> None:
+    text = """
+[tables]
+init_scale = 0.5
+addressing = { name = "hashed", rows = 100, seed = 3 }
+[tables.rule]
+lr = 0.2
+[[tables.overrides]]
+where = "rows > 100_000"
+format = { name = "fp16" }
+[[tables.overrides]]
+names = ["lr", "default", "rule"]
+rule = { name = "adam" }
+"""
+    found = run(text, tmp_path)
+    found.save(tmp_path / "again.toml")
+    assert Run.load(tmp_path / "again.toml") == found
+    small, large = found.tables.of("x", 10), found.tables.of("x", 100_001)
+    assert (small.format, large.format) == (fp32.Config(), fp16.Config())
+    assert small.rule == rowwise_adagrad.Config(lr=0.2) and small.init_scale == 0.5
+    for name in ("lr", "default", "rule"):  # names of settings are names of tables as any other
+        assert found.tables.of(name, 10).rule == adam.Config()
+    assert small.spec("x", 4, rows=10, is_numbered=True).addressing == Hashed(100, 3)
+
+
+def test_a_later_override_changes_what_an_earlier_one_made() -> None:
+    choices = TableChoices(
+        overrides=(
+            Override(names=("item",), rule={"name": "adam", "lr": 0.01}),
+            Override(names=("user",), rule={"initial": 0.2}),
+            Override(names=("item",), where="rows > 5", rule={"beta1": 0.5}),
+        )
+    )
+    assert choices.of("item", 10).rule == adam.Config(lr=0.01, beta1=0.5)
+    assert choices.of("item", 5).rule == adam.Config(lr=0.01)
+    assert choices.of("user", 10).rule == rowwise_adagrad.Config(initial=0.2)
+    assert choices.of("other", 10) == TableChoices()
+
+
+def test_a_table_is_as_its_encoding_numbers_it() -> None:
+    assert TableChoices().spec("x", 4, rows=9, is_numbered=True).addressing == Direct(9)
+    assert TableChoices().spec("x", 4, rows=9, is_numbered=False).addressing == Hashed(9)
+    assert TableChoices().spec("x", 4, rows=9, is_numbered=True, init_scale=0.0).init_scale == 0.0
+    assert TableChoices(init_scale=0.3).spec("x", 4, rows=9, is_numbered=True, init_scale=0.0).init_scale == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[tables]\nlr = 0.1", r"run\.toml: tables\.lr: unknown key"),
+        ("[tables.rule]\nfoo = 1", r"tables\.rule\.foo: unknown key"),
+        ("[tables.format]\nname = 'fp17'", r"tables\.format\.name: no member .* 'fp17'; did you mean 'fp16'"),
+        ("[[tables.overrides]]\nformat = { name = 'fp16' }", r"tables\.overrides\[0\]\.of which tables\?"),
+        ("[[tables.overrides]]\nwhere = 'rows > many'", r"overrides\[0\]\.where: 'rows > many' is no test of rows"),
+        ("[[tables.overrides]]\nwhere = 'rows > 100_'", r"overrides\[0\]\.where: 'rows > 100_' is no test of rows"),
+        ("[[tables.overrides]]\nnames = ['x']\nrule = { foo = 1 }", r"tables\.overrides\[0\]\.rule\.foo: unknown key"),
+        ("[tables]\ninit_scale = -1.0", r"tables\.init_scale: -1\.0 is out of range"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=told) as error:
+        run(text, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_direct_addressing_of_hashes_and_names_that_are_not_there() -> None:
+    from sparrow.embeddings.addressing import direct
+
+    with pytest.raises(UserError, match=r"tables\.addressing, table 'x': direct: the log's ids are hashes"):
+        TableChoices(addressing=direct.Config()).spec("x", 4, rows=9, is_numbered=False)
+    with pytest.raises(UserError, match=r"tables\.overrides: no table 'itme'; did you mean 'item'"):
+        TableChoices(overrides=(Override(names=("itme",), init_scale=0.1),)).check_names(["item", "user"])
