@@ -51,8 +51,8 @@ class Dataset:
     def log_odds(self) -> list[float]:
         """Returns the log of the odds of each label among the training rows that a loss sees.
 
-        Rows count by their sample weights, and negatives that were left out do not count. It is the empirical logit, the
-        log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all alike, too.
+        Rows count by their sample weights, and negatives that were left out do not count. It is the empirical logit,
+        the log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all alike, too.
         """
         rows, rates = self.rows(), self.manifest["base_rate"]
         counts = [(rates[label] * rows + 0.5, (1 - rates[label]) * rows + 0.5) for label in self.schema.labels]
@@ -84,7 +84,8 @@ class Dataset:
             split: the part: train, valid or test.
             shuffle: whether rows come in a random order.
             seed: what the random order is drawn from.
-            dedup: whether a batch has equal rows of a feature group once, with an inverse index. "auto": where it `pays`.
+            dedup: whether a batch has equal rows of a feature group once, with an inverse index. "auto": where it
+                `pays`.
             rank: which of the readers this one is.
             ranks: how many readers share each batch.
 
@@ -107,8 +108,8 @@ class Dataset:
     def factor(self, group: str) -> float:
         """Returns a group's dedup factor: the training rows for each run of equal rows.
 
-        Its features are stored that many times less often. They are looked up about as many times less often, for batches
-        that hold whole sessions (RecD's dedupe factor).
+        Its features are stored that many times less often. They are looked up about as many times less often, for
+        batches that hold whole sessions (RecD's dedupe factor).
         """
         return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
 

@@ -46,7 +46,7 @@ class _Piece:
 
 
 class Loader:
-    """The batches of one part. An iteration gives the rest of the current epoch; the next iteration gives the next epoch.
+    """The batches of one part. An iteration gives the rest of the current epoch, and the next one the next epoch.
 
     Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order. Without `shuffle` that is the file's
     order. With it the order is drawn from (seed, epoch): row groups are in random order, and rows are at random within
@@ -116,7 +116,7 @@ class Loader:
         return (share.batch for share in self.shares())
 
     def shares(self) -> Iterator[Share]:
-        """Yields this rank's rows of each batch, with the number of rows and the sum of the weights of the whole batch."""
+        """Yields this rank's rows of each batch, with the rows and the sum of the weights of the whole batch."""
         if self._next < self._batches:
             windows = ahead(self._windows(), "sparrow-loader")
             for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
@@ -186,7 +186,7 @@ class Loader:
     def _window(
         self, parquet: Mapping[str | None, File], groups: Int64s, low: int, random: np.random.Generator | None
     ) -> tuple[Rows, list[_Piece]]:
-        """Returns this reader's rows of some row groups, and its pieces of batches. Row `low` of the epoch is their first."""
+        """Returns this reader's rows of some row groups, and its pieces of batches. low: their first row in the epoch."""
         if self._ranks == 1:
             rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
         else:
@@ -207,7 +207,7 @@ class Loader:
         return rows, pieces
 
     def _pieces(self, count: int, lead: Rows, low: int, random: np.random.Generator | None) -> list[_Piece]:
-        """Returns what a window of `count` rows has of each batch. lead: tells where requests begin, and the weights."""
+        """Returns what a window of `count` rows has of each batch. lead: says where requests begin, and weights."""
         places, begin_N, requests = self._order(count, lead, random)
         weight_N = lead.column("weight") if self.schema.role("weight") else None
         wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size))
@@ -226,7 +226,7 @@ class Loader:
         return found
 
     def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
-        """Returns this rank's stretch of a window's rows of a batch. Its ends move to the beginning of their request."""
+        """Returns this rank's stretch of a window's rows of a batch. Its ends move to where their request begins."""
         ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
         if begin_N is not None:
             starts = np.flatnonzero(begin_N[places])
@@ -240,8 +240,8 @@ class Loader:
         """Returns what is needed to cut a window in batches.
 
         Returns:
-            The places of its rows in this epoch's order; which rows begin a request in the file; and where in that order a
-            batch may begin.
+            The places of its rows in this epoch's order; which rows begin a request in the file; and where in that
+            order a batch may begin.
         """
         places, cluster = np.arange(count), self.schema.cluster
         if cluster is None:

@@ -44,8 +44,8 @@ def files(schema: Schema) -> tuple[str, ...]:
 def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
     """Returns whether it takes less time to look a group's equal rows up once.
 
-    One process looks ids up as fast as it finds out which of them repeat, unless they are lists. Between ranks, a vector
-    less travels for each repeated row (measured: docs/dedup.md).
+    One process looks ids up as fast as it finds out which of them repeat, unless they are lists. Between ranks, a
+    vector less travels for each repeated row (measured: docs/dedup.md).
 
     Args:
         schema: the prepared log's.
@@ -79,8 +79,8 @@ def request(schema: Schema) -> list[str]:
 class PartWriter:
     """Writes one part, in row groups of at most GROUP_ROWS and GROUP_BYTES. If clustered, these hold whole requests.
 
-    runs: group -> runs of equal rows so far. saved: group -> bytes that the rows beyond the first of each run would take
-    as numbers.
+    runs: group -> runs of equal rows so far. saved: group -> bytes that the rows beyond the first of each run would
+    take as numbers.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:

@@ -23,9 +23,9 @@ class Repeats:
     """What is repeated from row to row of a clustered log.
 
     rows, sessions: how many were looked at (a session counts once an hour). equal: feature -> share of rows that equal
-    the row before, among those after another of their session. runs: feature -> runs of equal rows. groups: the proposed
-    feature groups; the features of each change together, and each has rows / runs >= PROPOSED. group_runs: proposed group
-    -> runs of equal rows.
+    the row before, among those after another of their session. runs: feature -> runs of equal rows. groups: the
+    proposed feature groups; the features of each change together, and each has rows / runs >= PROPOSED. group_runs:
+    proposed group -> runs of equal rows.
     """
 
     rows: int
@@ -40,7 +40,7 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
     """Returns what is repeated in a part of a log that was prepared with `cluster`. Measures row group by row group.
 
     Raises:
-        UserError: for a log that is not clustered, an unknown part, and a part without rows.
+        UserError: for a log that is not clustered, and for a part without rows.
     """
     schema = dataset.schema
     if schema.cluster is None:
@@ -76,7 +76,10 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
 
 
 def _equal(dataset: Dataset, split: str, features: Sequence[str]) -> Iterator[tuple[Bools, Bools]]:
-    """Yields for each row group which rows are not the first of their session, and which features stayed equal."""
+    """Yields for each row group the rows that begin a session, bool [N], and what equals the row before, bool [N, F].
+
+    A row that begins a session equals no row before it.
+    """
     schema = dataset.schema
     assert schema.cluster is not None
     with opened(dataset.path / split, schema) as files:

@@ -45,7 +45,7 @@ class File:
             return stream.read(size)
 
     def stream(self) -> pa.NativeFile:
-        """Returns a stream of its bytes from the first to the last. It is unpacked when it begins like a compressed file."""
+        """Returns a stream of its bytes from first to last, unpacked when it begins like a compressed file."""
         start = self.start(4)
         packed = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
         return self.system.open_input_stream(self.path, compression=packed)

@@ -277,7 +277,10 @@ def _feature(seen: _Seen, repair: bool) -> Column:
 
 
 def _spread(values: pa.Array) -> float:
-    """Returns the largest of whole numbers if they are spread evenly up to it, else 0. Ids are; counts and times are not."""
+    """Returns the largest of whole numbers if they are spread evenly up to it, else 0.
+
+    Ids are spread so. Counts and times are not.
+    """
     x_N = np.abs(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
     top = float(x_N.max(initial=0.0))
     even = np.median(x_N) >= top / 16 and np.ptp(x_N) >= top / 2 and (x_N == np.round(x_N)).all()

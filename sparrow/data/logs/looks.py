@@ -115,10 +115,10 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
 
 
 def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
-    """Returns which of the texts are numbers.
+    """Returns which of the texts are numbers, and the numbers.
 
-    The numbers are integers where all of them are, else float64. Texts that a number would not give back are none ("007",
-    more than 15 digits).
+    The numbers are integers where all of them are, else float64. Texts that a number would not give back are none
+    ("007", more than 15 digits).
 
     Returns:
         The share of the texts that are numbers, the distinct texts that are neither numbers nor blank, and the numbers

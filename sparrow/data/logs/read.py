@@ -32,8 +32,8 @@ class Log:
     """The files of one raw log in order, or a table in memory.
 
     columns: of each file. types: of the columns, as far as they can be known without a schema. rows: of all files, or 0
-    when only reading tells. beginning: the rows that text's types were found out from, or the table. repairs: of the last
-    pass, filled while it runs.
+    when only reading tells. beginning: the rows that text's types were found out from, or the table. repairs: of the
+    last pass, filled while it runs.
     """
 
     files: tuple[File, ...]
@@ -52,15 +52,15 @@ class Log:
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         """Yields the log's rows in order, some 10^4 at a time.
 
-        Parquet and tables give the types that they hold, `self.types`. With `source.bad_rows` "repair", lines with a wrong
-        number of cells are left out, and text that does not convert is missing; `self.repairs` counts both.
+        Parquet and tables give the types that they hold, `self.types`. With `source.bad_rows` "repair", lines with a
+        wrong number of cells are left out, and text that does not convert is missing; `self.repairs` counts both.
 
         Args:
             types: the wanted columns, and the type that text is read as.
 
         Raises:
-            UserError: for a malformed file, a value that is not of its column's type, a file without the column, and a file
-                that changed since the log was opened.
+            UserError: for a malformed file, a value that is not of its column's type, a file without the column, and a
+                file that changed since the log was opened.
         """
         self.repairs.clear()
         for file, columns in zip(self.files, self.columns, strict=True):
@@ -265,8 +265,8 @@ def _words(source: Source) -> str:
 def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
     """Returns a text file's first rows in the types that they suggest, or None when it has no rows.
 
-    Arrow takes integers beyond 2^63 for floats, which would merge ids. One cell such as 1.42e+19 makes floats of a whole
-    column. So a column with cells of more digits than a float keeps is read once more, as text.
+    Arrow takes integers beyond 2^63 for floats, which would merge ids. One cell such as 1.42e+19 makes floats of a
+    whole column. So a column with cells of more digits than a float keeps is read once more, as text.
     """
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
@@ -338,7 +338,7 @@ def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Returns the batch in pieces of about _BATCH_BYTES. Text that repeats is small in the file, but large in memory."""
+    """Returns the batch in pieces of about _BATCH_BYTES. Text that repeats is small in the file, not in memory."""
     pieces = min(-(-batch.nbytes // _BATCH_BYTES), batch.num_rows) or 1
     edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
     return (batch.slice(low, high - low) for low, high in itertools.pairwise(edges))
