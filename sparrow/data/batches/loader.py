@@ -186,7 +186,7 @@ class Loader:
     def _window(
         self, parquet: Mapping[str | None, File], groups: Int64s, low: int, random: np.random.Generator | None
     ) -> tuple[Rows, list[_Piece]]:
-        """Returns this reader's rows of some row groups, and its pieces of batches. low: their first row in the epoch."""
+        """Returns this reader's rows of some row groups, and its pieces of batches. low: their first row's number."""
         if self._ranks == 1:
             rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
         else:
