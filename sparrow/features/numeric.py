@@ -184,12 +184,12 @@ class Statistics:
 
     @property
     def mean(self) -> float:
-        """Returns the mean, rounded once; 0 of nothing."""
+        """The mean, rounded once; 0 of nothing."""
         return float(Fraction(self.total, self.count << _UNIT)) if self.count else 0.0
 
     @property
     def std(self) -> float:
-        """Returns the population standard deviation; 1 for a constant."""
+        """The population standard deviation; 1 for a constant."""
         variance = (self.count * self.squares << _UNIT) - self.total**2
         return math.sqrt(Fraction(variance, self.count**2 << 2 * _UNIT)) if variance > 0 else 1.0
 

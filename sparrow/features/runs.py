@@ -64,7 +64,7 @@ def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
 
 
 def first_of(numbers_N: Array, count: int) -> Int64s:
-    """Returns for each number below `count` the place in numbers_N where it first occurs."""
+    """Returns for each of the numbers [N], which are below `count`, the place where it first occurs."""
     at_N, first = np.arange(len(numbers_N)), np.empty(count, np.int64)
     first[numbers_N[::-1]] = at_N[::-1]  # of equal ones the last assignment stays
     return first[numbers_N]

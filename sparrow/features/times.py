@@ -41,9 +41,10 @@ _TAIL = r"(?P<fraction>\.\d+)?(?P<zone>\s*(?:Z|z|UTC|GMT|(?P<sign>[-+])(?P<hours
 
 
 def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) -> Int64s:
-    """Returns times int64 [N] of an arrow array. Integers stay; timestamps, dates and text become microseconds since 1970.
+    """Returns times int64 [N] of an arrow array.
 
-    In text a fraction of a second and a zone (Z, UTC, +01:00) may follow. A time without a zone is taken for UTC.
+    Integers stay. Timestamps, dates and text become microseconds since 1970. In text a fraction of a second and a zone
+    (Z, UTC, +01:00) may follow. A time without a zone is taken for UTC.
 
     Args:
         column: the array.

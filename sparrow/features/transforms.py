@@ -36,7 +36,7 @@ REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transforms:
-    """What turns raw rows into a model's rows: a fitted schema, and for each table that numbers its ids the ids it knows."""
+    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them."""
 
     schema: Schema
     vocabularies: Mapping[str, Known] = field(default_factory=dict)
@@ -88,7 +88,10 @@ class Transforms:
         return pa.table(dict(zip(work, done, strict=True)))
 
     def save(self, folder: str | Path) -> None:
-        """Writes schema.toml and vocabulary/ in place of those in `folder`. The latter has a file for each table that needs one."""
+        """Writes schema.toml and vocabulary/ in place of those in `folder`.
+
+        There is a file in vocabulary/ for each table that numbers its ids.
+        """
         folder = Path(folder)
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
         for name, vocabulary in self.vocabularies.items():
@@ -313,7 +316,7 @@ def _typed(
 
 
 def _begins(raw: pa.Array) -> Bools:
-    """Returns where text [N] differs from the one before. What is not text differs everywhere: converting is as fast."""
+    """Returns where text [N] differs from the one before; everywhere in what is not text, which is as fast to convert."""
     begins_N = np.ones(len(raw), np.bool_)
     if is_text(raw.type) and len(raw):
         one, other = raw.slice(1), raw.slice(0, len(raw) - 1)

@@ -32,9 +32,14 @@ csv.field_size_limit(1 << 30)
 
 
 def dialect(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
-    """How a text file is written, and its columns' names. told: obeyed, and found out where it says Parquet.
+    """Returns how a text file is written, and its columns' names.
 
-    Raises UserError for a file that is empty, binary, or not in its encoding.
+    Args:
+        file: the file.
+        told: what is obeyed. Where it says Parquet, format, delimiter and header are found out.
+
+    Raises:
+        UserError: for a file that is empty, binary, or not in its encoding.
     """
     source = told
     if told.format == "parquet":
@@ -119,9 +124,9 @@ def text_batches(
 
 
 def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
-    """The lines on which some rows of a file begin, both counted from 1 with the header.
+    """Returns row -> the line on which it begins, both counted from 1 with the header.
 
-    They differ only after blank lines and quoted line breaks; a file without them is not read again.
+    They differ only after blank lines and quoted line breaks. A file without them is not read again.
     """
     stream = _Stream(file, replace(source, bad_rows="repair"))
     last = max(rows)

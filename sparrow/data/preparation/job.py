@@ -246,7 +246,7 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
 
 
 def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:
-    """Returns the schema to be fitted, with its split. It is inferred if need be, and checked against the log's columns."""
+    """Returns the schema to be fitted, with its split. Infers it if need be, and checks it against the log's columns."""
     given = given or Transforms(schema=infer_log(log, label))
     schema = given.schema
     for name, column in schema.columns.items():

@@ -43,7 +43,7 @@ class Range:
         yield hash_ids(pa.array(self.low + place_U)), self.counts_I[place_U].astype(np.int64)
 
     def grown(self, counts: Counts, low: int, high: int) -> tuple[Range, Int64s]:
-        """Returns the range low..high with what `counts` saw of it, and since when its integers are known, int64 [2, rows].
+        """Returns the range low..high with what `counts` saw of it, and since when its integers are known.
 
         Integers that were known before are so from the start.
 
@@ -51,6 +51,9 @@ class Range:
             counts: has taken in what this range's `rare` gives, too.
             low: the lowest integer.
             high: the highest integer.
+
+        Returns:
+            The range, and since when each table row is known, int64 [2, rows].
         """
         counts_I, since_2R = np.zeros(high - low + 1, np.int32), np.full((2, high - low + 1 + FIRST), BEFORE)
         known_I = np.zeros(len(counts_I), np.bool_)
