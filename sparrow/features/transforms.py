@@ -316,7 +316,10 @@ def _typed(
 
 
 def _begins(raw: pa.Array) -> Bools:
-    """Returns where text [N] differs from the one before; everywhere in what is not text, which is as fast to convert."""
+    """Returns where text [N] differs from the one before. What is not text counts as different everywhere.
+
+    Such values are converted as fast as compared.
+    """
     begins_N = np.ones(len(raw), np.bool_)
     if is_text(raw.type) and len(raw):
         one, other = raw.slice(1), raw.slice(0, len(raw) - 1)

@@ -65,10 +65,19 @@ def text_batches(
     repairs: Repairs,
     most_bytes: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """A text file's rows in order, as `types` or, when None, all columns as their first block suggests.
+    """Yields a text file's rows in order.
 
-    most_bytes: what is read of the file at most; only the first batch is then sure to be right.
-    What cannot be read is a UserError or, if `source` says so, repaired and counted in `repairs`.
+    Args:
+        file: the file.
+        source: how it is written, and whether to repair what cannot be read.
+        names: of its columns.
+        types: the wanted columns and their types. When None, all columns are read as their first block suggests.
+        block_bytes: how much text is read at a time.
+        repairs: counts what is repaired.
+        most_bytes: how much of the file is read at most. Then only the first batch is sure to be right.
+
+    Raises:
+        UserError: for what cannot be read and is not to be repaired.
     """
     stream, repair = _Stream(file, source, most_bytes), source.bad_rows == "repair"
     skipped: list[int] = []

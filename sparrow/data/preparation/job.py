@@ -64,9 +64,9 @@ def prepare(
     """Turns a raw log into a prepared log: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
 
     Only the training rows that are kept are fitted on, because the model sees no others. Where there is a time, the
-    rows of a part are in time order. The folder appears at once or not at all. Memory: about 450 MiB with
-    `return_freed_memory`, and 48 bytes for each id of the vocabularies. While it runs, the log's size as numbers is
-    needed on the disk of `out`.
+    rows of a part are in time order. The folder appears at once or not at all. It takes about 450 MiB of memory with
+    `return_freed_memory`, and 48 bytes for each id of the vocabularies. While it runs, the disk of `out` must have room
+    for the log as numbers.
 
     Args:
         inputs: what `open_log` takes, or a log that is open, such as a `table_log`.
@@ -246,7 +246,7 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
 
 
 def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:
-    """Returns the schema to be fitted, with its split. Infers it if need be, and checks it against the log's columns."""
+    """Returns the schema to be fitted, with its split. Infers it if need be, and checks it against the log."""
     given = given or Transforms(schema=infer_log(log, label))
     schema = given.schema
     for name, column in schema.columns.items():

@@ -43,7 +43,12 @@ class Clock:
         self.first: Request | None = None
 
     def moments(self, batch: pa.RecordBatch, row0: int) -> Int64s:
-        """Returns the time and the place of each typed row's moment, int64 [2, N]. row0: the log's row of the first one."""
+        """Returns the time and the place of each typed row's moment, int64 [2, N].
+
+        Args:
+            batch: the rows.
+            row0: the log's row of the first one.
+        """
         row_N = np.arange(row0, row0 + batch.num_rows)
         time_N = batch.column(self.time).to_numpy() if self.time else np.zeros_like(row_N)
         keys = np.stack([time_N, *(batch.column(name).to_numpy() for name in self.names)])
@@ -60,7 +65,11 @@ class Clock:
 
 
 def order_of(moments_2N: Int64s) -> tuple[Int64s, Int64s]:
-    """Returns the distinct moments in their order, int64 [2, M], and the place of each row's moment among them, int64 [N]."""
+    """Returns the distinct moments in their order.
+
+    Returns:
+        The moments, int64 [2, M], and the place of each row's moment among them, int64 [N].
+    """
     time_N, place_N = moments_2N
     order = np.lexsort((place_N, time_N))
     sorted_2N = moments_2N[:, order]

@@ -19,7 +19,9 @@ MOST_RANGES = 256  # files that are open at a time; of a log of more than 8 GiB 
 def in_time_order(
     parted: Iterable[tuple[int, pa.Table]], times: Ordered, time: str, work: Path
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yields (part, rows) with the rows of every part in the order of column `time`. Those of one time keep their order.
+    """Yields (part, rows) with the rows of every part in the order of column `time`.
+
+    Rows of one time keep the order in which they are given.
 
     Args:
         parted: (part, rows) in any order of time.

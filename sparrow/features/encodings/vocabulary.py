@@ -99,7 +99,7 @@ class Vocabulary:
         return Vocabulary(hashes_V, counts_V, rare), since_2R, distinct
 
     def save(self, path: Path) -> None:
-        """Writes hash and count as Parquet: the ids in the order of their table rows, then the rare ones in other row groups."""
+        """Writes hash and count as Parquet: the ids in the order of their table rows, then in later row groups the rare."""
         known = np.stack([self.hashes_V, self.counts_V])
         write(path, ("hash", "count"), itertools.chain([known], map(np.stack, self.rare())), len(self.hashes_V))
 
