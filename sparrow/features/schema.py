@@ -136,14 +136,16 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """by "time": the last rows in time are valid and test; by "ratio": at random, seeded; by "file".
+    """How rows are divided among train, valid and test.
 
-    Unless told, prepare splits by file where files are named, else by time where there is a time column, and else by
-    ratio. By time rows of one time stay together, and a group that continues beyond a cut is in both parts. By ratio
-    whole groups are drawn (sessions where no column is a group; rows where neither is), so that a group is in one part.
-    valid, test: shares in [0, 1), of the rows or, where groups are drawn, of the groups. valid_files, test_files: files
-    and globs, beside those for training. negatives: the share of training rows without a click to keep, at random by
-    the seed; valid and test stay whole, and scores of a model that saw fewer negatives are corrected for it.
+    by: "time" makes the last rows in time valid and test, "ratio" draws them at random by the seed, and "file" takes
+    those of named files. Unless told, prepare splits by file where files are named, else by time where there is a time
+    column, and else by ratio. By time, rows of one time stay together, and a group that continues beyond a cut is in
+    both parts. By ratio, whole groups are drawn (sessions where no column is a group; rows where neither is), so a
+    group is in one part. valid, test: shares in [0, 1) of the rows or, where groups are drawn, of the groups.
+    valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
+    click to keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are
+    corrected for it.
     """
 
     by: Literal["time", "ratio", "file"] | None = None

@@ -99,7 +99,10 @@ class Vocabulary:
         return Vocabulary(hashes_V, counts_V, rare), since_2R, distinct
 
     def save(self, path: Path) -> None:
-        """Writes hash and count as Parquet: the ids in the order of their table rows, then in later row groups the rare."""
+        """Writes hash and count as Parquet: the ids in the order of their table rows, then the rare ones.
+
+        The rare ones are in row groups of their own.
+        """
         known = np.stack([self.hashes_V, self.counts_V])
         write(path, ("hash", "count"), itertools.chain([known], map(np.stack, self.rare())), len(self.hashes_V))
 
