@@ -15,19 +15,26 @@ from sparrow.features.schema import Column, Schema
 
 @dataclass
 class Clipped:
-    """Of each column how many numbers were clipped, and the first of them: its row in the log and its value."""
+    """How many numbers of each column were clipped, and the first of them: its row in the log and its value."""
 
     found: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
     def add(self, name: str, column: Column, x_N: Float64s, row0: int) -> None:
-        """Look at a column's numbers [N], of which row0 is the first one's row."""
+        """Looks at the numbers of a column.
+
+        Args:
+            name: the column's.
+            column: says what training's range is.
+            x_N: the numbers.
+            row0: the log's row of the first one.
+        """
         if column.low is not None and column.high is not None:
             beyond = np.flatnonzero((x_N < column.low) | (x_N > column.high))
             if len(beyond):
                 self._take(name, len(beyond), row0 + int(beyond[0]), float(x_N[beyond[0]]))
 
     def merge(self, other: Clipped) -> None:
-        """Take in what another one counted, of other rows."""
+        """Takes in what another one counted in other rows."""
         for name, (count, row, value) in other.found.items():
             self._take(name, count, row, value)
 
@@ -37,17 +44,17 @@ class Clipped:
         self.found[name] = before + count, first_row, first_value
 
     def notes(self, schema: Schema) -> Iterator[str]:
-        """A line for each column."""
+        """Yields a line for each column."""
         for name, (count, row, value) in sorted(self.found.items()):
             column = schema.columns[name]
             clipped = f"numbers clipped to {column.low:g} .. {column.high:g}, training's range: {count:,}"
             yield f"{name}: {clipped}; the first is {value:g} in row {row:,}"
 
     def save(self, path: Path) -> None:
-        """Write, for `load` in another process."""
+        """Writes the counts, for `load` in another process."""
         path.write_text(json.dumps(self.found), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Clipped:
-        """Read what `save` wrote."""
+        """Returns what `save` wrote."""
         return cls({name: tuple(item) for name, item in json.loads(path.read_text(encoding="utf-8")).items()})

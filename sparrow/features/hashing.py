@@ -35,7 +35,7 @@ def hash_ids(ids: pa.Array) -> Int64s:
 
 
 def mix(z_N: UInt64s) -> UInt64s:
-    """splitmix64 of uint64 [N]: one step and its finaliser."""
+    """Returns splitmix64 of uint64 [N]: one step and its finaliser."""
     return splitmix64((z_N + _GOLDEN).view(np.int64)).view(np.uint64)
 
 
@@ -59,7 +59,7 @@ def _hash_texts(texts: pa.LargeBinaryArray) -> UInt64s:
 
 
 def hashes_of(distinct: pa.Array) -> Int64s:
-    """Hashes int64 [U] of distinct ids, integers or, uint64, hashes already."""
+    """Returns the hashes of distinct ids, int64 [U]. The ids are integers, or they are hashes already (uint64)."""
     if distinct.type == pa.uint64():
         return distinct.to_numpy(zero_copy_only=False).view(np.int64)
     return hash_ids(distinct)

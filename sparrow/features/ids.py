@@ -19,11 +19,19 @@ _JSON_ANY = _JSON.replace("ITEM", r""""(?:[^"\\]|\\.)*\"""")
 
 
 def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
-    """The ids of an arrow array [N] as int64, string or binary; missing ones stay null. Booleans become text.
+    """Returns the ids of an arrow array [N] as int64, string or binary. Missing ones stay null.
 
-    Whole floats count as integers (pandas makes 12.0 of 12 where others are missing) and integers of 2^63 and more as
-    their decimal text, by which all integers are hashed. name, row_of: the column's name and the log's row of entry i,
-    for errors. Raises UserError for numbers with a fraction and for floats beyond 2^53, which may have lost digits.
+    Booleans become text. Whole floats count as integers (pandas makes 12.0 of 12 where others are missing). Where there
+    are integers of 2^63 and more, all become their decimal text, by which all integers are hashed.
+
+    Args:
+        column: the array.
+        name: the column's, for errors.
+        row_of: the log's row of an entry, for errors.
+
+    Raises:
+        UserError: for numbers with a fraction, for floats beyond 2^53, which may have lost digits, and for values that
+            are no ids.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -53,13 +61,25 @@ def as_lists(
     separator: str | None = None,
     weights: pa.Array | str | None = None,
 ) -> tuple[pa.Array, Int64s, Float32s | None]:
-    """A list column's flat ids as `as_ids` gives them [M], none missing, offsets int64 [N + 1] and weights float32 [M].
+    """Returns the ids of a list column, without the missing ones.
 
-    Text is cut at `separator`: white space when None, "json" for JSON arrays, or else that text; white space around
-    ids and empty ids are dropped. A missing list is empty, missing elements are dropped, and then the last `max_length`
-    ids are kept. weights: None, ":" where the text of an id ends in a colon and its weight, or an array [N] of as many
-    numbers as there are ids, as lists or as text cut alike. row_of: the log's row of the array's entry i, for errors.
-    Raises UserError like `as_ids`, when the column holds no lists, and for weights that are missing or no numbers.
+    Text is cut at `separator`; white space around ids and empty ids are dropped. A missing list is empty, missing
+    elements are dropped, and then the last `max_length` ids are kept.
+
+    Args:
+        column: lists or text [N].
+        name: the column's, for errors.
+        row_of: the log's row of an entry, for errors.
+        max_length: how many ids of a list are kept at most, or None for all.
+        separator: what cuts text: white space when None, "json" for JSON arrays, or else this text.
+        weights: None, or ":" where the text of an id ends in a colon and its weight, or an array [N] of as many numbers
+            as there are ids, as lists or as text that is cut alike.
+
+    Returns:
+        The flat ids as `as_ids` gives them [M], offsets int64 [N + 1], and weights float32 [M] or None.
+
+    Raises:
+        UserError: like `as_ids`, when the column holds no lists, and for weights that are missing or no numbers.
     """
     flat, offsets = _flat(column, name, row_of, separator)
 
@@ -91,7 +111,7 @@ def as_lists(
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether an arrow type holds text or bytes."""
+    """Returns whether an arrow type holds text or bytes."""
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(is_kind(kind) for is_kind in text)
 

@@ -22,10 +22,16 @@ _CHUNK, _SPLIT = 1 << 14, 2.0**27 + 1
 
 
 def as_numbers(column: pa.Array, name: str, row0: int) -> Float64s:
-    """A number or boolean array [N] as float64, missing -> NaN; text that spells numbers counts too.
+    """Returns an array of numbers, booleans or text [N] as float64. Missing values and empty text become NaN.
 
-    Empty text is missing. row0: the log's row of the array's first entry. Raises UserError for other types, for text
-    that spells none (its row is named), and for infinite values and those that float32 cannot hold.
+    Args:
+        column: the array. Text must spell numbers.
+        name: the column's, for errors.
+        row0: the log's row of the array's first entry, for errors.
+
+    Raises:
+        UserError: for other types, for text that spells no number (it names the row), for infinite numbers, and for
+            numbers that float32 cannot hold.
     """
     kind = column.type
     if pa.types.is_boolean(kind):
@@ -54,7 +60,13 @@ def as_numbers(column: pa.Array, name: str, row0: int) -> Float64s:
 
 
 def misfits(values: pa.Array, kind: pa.DataType, first: int = 0) -> list[int]:
-    """Places of the values that do not cast to `kind`, found by halving; `first` is that of the array's first one."""
+    """Returns the places of the values that do not cast to `kind`. Finds them by halving.
+
+    Args:
+        values: the array.
+        kind: the type.
+        first: the place of the array's first value.
+    """
     try:
         values.cast(kind)
         return []
@@ -66,7 +78,10 @@ def misfits(values: pa.Array, kind: pa.DataType, first: int = 0) -> list[int]:
 
 
 def without(column: pa.Array, missing: Sequence[str]) -> pa.Array:
-    """An array with those values missing that are written like one of `missing`, but for white space around them."""
+    """Returns an array in which the values that are written like one of `missing` are missing.
+
+    White space around a value does not count.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     texts = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
@@ -74,12 +89,12 @@ def without(column: pa.Array, missing: Sequence[str]) -> pa.Array:
 
 
 def squash(x_N: Float64s, kind: str | None) -> Float64s:
-    """Float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x itself."""
+    """Returns float64 [N] before standardising: sign(x) * log(1 + |x|) for kind "log", else x itself."""
     return np.sign(x_N) * np.log1p(np.abs(x_N)) if kind == "log" else x_N
 
 
 def tamed(z_N: Float64s) -> Float64s:
-    """Standardised numbers, which beyond TAIL standard deviations grow like a logarithm.
+    """Returns standardised numbers with tamed tails: beyond TAIL standard deviations they grow like a logarithm.
 
     Few rows of training are there. A model continues along the slope that it learned from the others, and errs when
     more come to be there, as they do when a log's numbers drift.
@@ -89,7 +104,7 @@ def tamed(z_N: Float64s) -> Float64s:
 
 
 def untamed(z_N: Float64s) -> Float64s:
-    """The inverse of `tamed`."""
+    """Returns the inverse of `tamed`."""
     near_N = np.clip(z_N, -TAIL, TAIL)
     return near_N + np.sign(z_N) * np.expm1(np.abs(z_N - near_N))
 
@@ -102,10 +117,16 @@ def transform(
     low: float | None = None,
     high: float | None = None,
 ) -> Float32s:
-    """Float32 [N] for the model: clipped to low..high, squashed, then (x - mean) / std unless kind is "none".
+    """Returns float32 [N] for the model.
 
-    The tails of "standard" numbers are tamed, those of "log" ones are already. Missing (NaN) -> 0. kind "missing": 1
-    for missing, else 0.
+    Numbers are clipped to low..high, squashed, and become (x - mean) / std unless the kind is "none". The tails of
+    "standard" numbers are tamed; the logarithm has tamed those of "log" ones. A missing number (NaN) becomes 0.
+
+    Args:
+        x_N: the numbers, NaN where missing.
+        kind: see `Column.transform`. "missing" gives 1 for a missing number, else 0.
+        mean, std: of the squashed numbers of training.
+        low, high: the range of training's numbers.
     """
     if kind == "missing":
         return np.isnan(x_N).astype(np.float32)
@@ -135,7 +156,7 @@ class Statistics:
     high: float = -math.inf
 
     def add(self, x_N: Float64s) -> None:
-        """Take in float64 [N]."""
+        """Takes in float64 [N]."""
         x_N = x_N[~np.isnan(x_N)]
         x_N = np.where(np.abs(x_N) < _LEAST, 0.0, x_N)
         self.count += len(x_N)
@@ -148,13 +169,13 @@ class Statistics:
             self.squares += _sum(near) + _sum(high * high - near + 2 * high * low + low * low)  # Dekker 1971
 
     def widen(self, x_N: Float64s) -> None:
-        """Take the range of float64 [N] into account, NaN left out."""
+        """Takes the range of float64 [N] into account, NaN left out."""
         x_N = x_N[~np.isnan(x_N)]
         self.low = min(self.low, float(x_N.min(initial=math.inf)))
         self.high = max(self.high, float(x_N.max(initial=-math.inf)))
 
     def merge(self, other: Statistics) -> None:
-        """Take in what another one has."""
+        """Takes in what another one has."""
         self.count = self.count + other.count
         self.total = self.total + other.total
         self.squares += other.squares
@@ -168,7 +189,7 @@ class Statistics:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1 for a constant."""
+        """The population standard deviation; 1 for a constant."""
         variance = (self.count * self.squares << _UNIT) - self.total**2
         return math.sqrt(Fraction(variance, self.count**2 << 2 * _UNIT)) if variance > 0 else 1.0
 

@@ -15,10 +15,11 @@ _SAMPLE_EVERY = 4096
 
 
 class Ordered:
-    """Takes in int64 or float64 numbers in any order and tells those at given places of their ascending order.
+    """Takes in int64 or float64 numbers in any order, and tells which are at given places of their ascending order.
 
-    Memory: 8 bytes for each of RUN_VALUES numbers, and of every 4096th; the rest is in `path`, as sorted runs, which
-    the caller deletes. NaN must not come in. Regular sampling bounds what lies between two samples (Li et al., 1993).
+    Memory holds 8 bytes for each of RUN_VALUES numbers and for every 4096th of the rest. The rest is in the file
+    `path`, as sorted runs; the caller deletes it. NaN must not come in. Regular sampling bounds what lies between two
+    samples (Li et al., 1993).
     """
 
     def __init__(self, path: Path, kind: type[np.int64] | type[np.float64]) -> None:
@@ -32,7 +33,7 @@ class Ordered:
         return sum(self._lengths) + self._held
 
     def add(self, x_N: Array) -> None:
-        """Take in numbers [N]."""
+        """Takes in numbers [N]."""
         assert x_N.dtype == self._kind
         for i in range(0, len(x_N), RUN_VALUES):
             self._new.append(x_N[i : i + RUN_VALUES].copy())
@@ -41,7 +42,7 @@ class Ordered:
                 self._spill()
 
     def at(self, places: Sequence[int]) -> Array:
-        """The numbers at these places [P] of the ascending order, each 0 <= place < len(self)."""
+        """Returns the numbers at these places [P] of the ascending order. For each, 0 <= place < len(self)."""
         places_P = np.asarray(places, np.int64)
         assert not len(places_P) or (places_P.min() >= 0 and places_P.max() < len(self))
         runs = self.runs()
@@ -67,7 +68,7 @@ class Ordered:
         self._held = 0
 
     def runs(self) -> list[Array]:
-        """Everything taken in, as sorted pieces."""
+        """Returns everything that was taken in, as sorted pieces."""
         runs = [np.sort(np.concatenate(self._new))] if self._new else []
         if self._lengths:
             spilled = np.memmap(self._path, self._kind, "r")
@@ -80,10 +81,11 @@ def _first(run: Array, end: Any) -> int:
 
 
 def quantile_boundaries(x: Ordered, buckets: int) -> tuple[float, ...]:
-    """What parts numbers in `buckets` that hold equally many: ascending, at most buckets - 1, each one's greatest.
+    """Returns what parts numbers into `buckets` that hold equally many: the greatest number of each but the last.
 
-    Boundary k of K buckets is the smallest x with at least k / K of the numbers at or below it (the inverse of the
-    empirical distribution; Hyndman and Fan 1996, type 1). Equal ones are merged, and so is the greatest number.
+    They ascend, and are at most buckets - 1. Boundary k of K buckets is the smallest x with at least k / K of the
+    numbers at or below it (the inverse of the empirical distribution; Hyndman and Fan 1996, type 1). Equal ones are
+    merged. The greatest number is no boundary.
     """
     if not len(x):
         return ()
@@ -93,6 +95,6 @@ def quantile_boundaries(x: Ordered, buckets: int) -> tuple[float, ...]:
 
 
 def bucketize(x_N: Float64s, boundaries: Sequence[float]) -> Int64s:
-    """Buckets int64 [N], 1 for x <= boundaries[0] to len(boundaries) + 1; missing (NaN) -> 0."""
+    """Returns buckets int64 [N]: 1 for x <= boundaries[0], up to len(boundaries) + 1; 0 for missing numbers (NaN)."""
     buckets_N = np.searchsorted(np.asarray(boundaries, np.float64), x_N, "left") + 1
     return np.where(np.isnan(x_N), 0, buckets_N).astype(np.int64)

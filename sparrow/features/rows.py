@@ -58,11 +58,14 @@ class _Store:
 
 
 class Rows:
-    """Some thousand rows that `transform` made and a part's files hold, from which batches are gathered.
+    """Some thousand rows of a prepared log, from which batches are gathered.
 
-    pieces: of each row group, group -> table, None for the columns of no group. Groups are stored once for each run.
-    unique: whether a batch has their equal rows once, with the inverse index (an IKJT, arXiv 2211.05239), else they are
-    repeated.
+    Args:
+        schema: the prepared log's.
+        pieces: for each row group, feature group -> table. The columns of no group have the key None. The tables of
+            feature groups have one row for each run.
+        unique: feature groups whose equal rows a batch has once, with the inverse index (an IKJT, arXiv 2211.05239).
+            The rows of the other groups are repeated.
     """
 
     def __init__(
@@ -88,11 +91,11 @@ class Rows:
         return self._rows.count
 
     def column(self, name: str) -> Array:
-        """A role's numbers [N]: label, weight, group, session or time."""
+        """Returns the numbers [N] of a role: label, weight, group, session or time."""
         return self._roles[name]
 
     def batch(self, at: Int64s) -> Batch:
-        """The rows at these places [B], in this order."""
+        """Returns the rows at these places [B], in this order."""
         sources = [(self._rows, at)]
         inverse: dict[tuple[str, ...], torch.Tensor] = {}
         dense_BC = self._rows.dense_NC[at]
@@ -168,13 +171,13 @@ def _unique(first_B: Int64s, count: int) -> tuple[Int64s, Int64s]:
 
 
 def batches(schema: Schema, table: pa.Table, batch_size: int) -> Iterator[Batch]:
-    """Batches of a table that `transform` made, in order; the last one may be shorter."""
+    """Yields batches of a table that `transform` made, in order. The last one may be shorter."""
     rows, count = Rows(schema, [{None: table}]), table.num_rows
     return (rows.batch(np.arange(low, min(low + batch_size, count))) for low in range(0, count, batch_size))
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """The samples of some batches as one; what is unique in each stays in the order of the batches."""
+    """Returns the samples of some batches as one batch. What is unique in each stays in the order of the batches."""
     if len(parts) == 1:
         return parts[0]
     first, each = parts[0], [part.ids[key] for key in parts[0].ids.keys for part in parts]

@@ -17,12 +17,12 @@ Column = tuple[Array, Int64s | None]
 
 
 def mixed(x: Array) -> UInt64s:
-    """Another number for each int64 or uint64, which looks random (SplitMix64's finalizer, a bijection)."""
+    """Returns another number for each int64 or uint64, which looks random (SplitMix64's finaliser, a bijection)."""
     return splitmix64(x.view(np.int64)).view(np.uint64)
 
 
 def bits(column: pa.ChunkedArray | pa.Array) -> Column:
-    """A column's numbers as integers of their bits."""
+    """Returns a column's numbers as integers of their bits."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     starts = None
     if pa.types.is_large_list(array.type):
@@ -33,7 +33,7 @@ def bits(column: pa.ChunkedArray | pa.Array) -> Column:
 
 
 def begins(columns: Sequence[Column], rows: int) -> Bools:
-    """Where rows [N] differ from the one before in a column, number by number; the first one does."""
+    """Returns where rows [N] differ from the one before in a column, number by number. The first one does."""
     differs = np.zeros(rows, np.bool_)
     differs[:1] = True
     for values, starts in columns:
@@ -49,7 +49,7 @@ def begins(columns: Sequence[Column], rows: int) -> Bools:
 
 
 def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
-    """A number for each row [N], the same for equal rows and hardly ever for others."""
+    """Returns a number for each row [N], the same for equal rows and hardly ever for others."""
     prints = np.zeros(rows, np.uint64)
     for values, starts in columns:
         if starts is None:
@@ -64,17 +64,17 @@ def fingerprints(columns: Sequence[Column], rows: int) -> UInt64s:
 
 
 def first_of(numbers_N: Array, count: int) -> Int64s:
-    """For each of some numbers [N] below `count` the place where it first occurs."""
+    """Returns for each of the numbers [N], which are below `count`, the place where it first occurs."""
     at_N, first = np.arange(len(numbers_N)), np.empty(count, np.int64)
     first[numbers_N[::-1]] = at_N[::-1]  # of equal ones the last assignment stays
     return first[numbers_N]
 
 
 def first_equal(columns: Sequence[Column], rows: int) -> Int64s:
-    """For each row [N] the first one that equals it.
+    """Returns for each row [N] the first row that equals it.
 
-    Found by fingerprint and then compared number by number; one of another content with the same fingerprint as an
-    earlier row's stands for itself.
+    It is found by fingerprint and then compared number by number. A row with the fingerprint of an earlier row but
+    other content stands for itself.
     """
     coded = pa.array(fingerprints(columns, rows)).dictionary_encode()
     found = first_of(coded.indices.to_numpy(), len(coded.dictionary))

@@ -112,16 +112,16 @@ class Encoding:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether ids become numbers below `rows`, and a file says which; else they become hashes."""
+        """Whether ids become numbers below `rows`, and a file says which. Else they become hashes."""
         return self.kind in NUMBERED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How the raw log is read. format "criteo" is tab-separated, without a header, with its fixed column names.
+    """How the raw log is read. Format "criteo" is tab-separated, without a header, with its fixed column names.
 
     names: of the columns, when there is no header. delimiter: one character, instead of the format's own comma or tab.
-    encoding: of text ("latin-1", "cp1252", ...). bad_rows: "stop" ends at a line that cannot be read and says where;
+    encoding: of text ("latin-1", "cp1252", ...). bad_rows: "stop" ends at a line that cannot be read and says where.
     "repair" leaves out lines with a wrong number of cells, takes cells that are not of their column's kind for
     missing ones, and counts both.
     """
@@ -136,14 +136,16 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """by "time": the last rows in time are valid and test; by "ratio": at random, seeded; by "file".
+    """How rows are divided among train, valid and test.
 
-    Unless told, prepare splits by file where files are named, else by time where there is a time column, and else by
-    ratio. By time rows of one time stay together, and a group that continues beyond a cut is in both parts. By ratio
-    whole groups are drawn (sessions where no column is a group; rows where neither is), so that a group is in one part.
-    valid, test: shares in [0, 1), of the rows or, where groups are drawn, of the groups. valid_files, test_files: files
-    and globs, beside those for training. negatives: the share of training rows without a click to keep, at random by
-    the seed; valid and test stay whole, and scores of a model that saw fewer negatives are corrected for it.
+    by: "time" makes the last rows in time valid and test, "ratio" draws them at random by the seed, and "file" takes
+    those of named files. Unless told, prepare splits by file where files are named, else by time where there is a time
+    column, and else by ratio. By time, rows of one time stay together, and a group that continues beyond a cut is in
+    both parts. By ratio, whole groups are drawn (sessions where no column is a group; rows where neither is), so a
+    group is in one part. valid, test: shares in [0, 1) of the rows or, where groups are drawn, of the groups.
+    valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
+    click to keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are
+    corrected for it.
     """
 
     by: Literal["time", "ratio", "file"] | None = None
@@ -162,10 +164,11 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Sessions side by side: RecD's clustering (arXiv 2211.05239, section 4), within partitions of time.
+    """How sessions are put side by side, within partitions of time: RecD's clustering (arXiv 2211.05239, section 4).
 
-    by: a column of kind session or group. hours: of a partition, so that what is predicted before it is trained on
-    never saw later rows than an hour's; 0 makes each part of the log one partition, and so does a log without a time.
+    by: a column of kind session or group. hours: how long a partition is. So what is predicted before it is trained on
+    never saw rows that are later by more than a partition. 0 makes each part of the log one partition, and so does a
+    log without a time.
     """
 
     by: str
@@ -177,9 +180,9 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """A log's columns by feature name, the tables their ids live in, how it is read and split.
+    """A log's columns by feature name, the tables their ids live in, and how the log is read and split.
 
-    groups: name -> features that are stored, read and looked up once for every run of equal rows.
+    groups: feature group -> its features, which are stored, read and looked up once for every run of equal rows.
     """
 
     columns: dict[str, Column]
@@ -224,21 +227,21 @@ class Schema:
             raise UserError("split.negatives: scores are corrected for one label only; keep all rows, or one label")
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
-        """Names of the columns of these kinds, in the schema's order."""
+        """Returns the names of the columns of these kinds, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.kind in kinds)
 
     def role(self, kind: str) -> str | None:
-        """The first column of a kind, or None; time, group and weight occur at most once."""
+        """Returns the first column of a kind, or None. Time, group and weight occur at most once."""
         return next(iter(self.of_kind(kind)), None)
 
     @property
     def split_key(self) -> str | None:
-        """The column whose rows a split by ratio keeps in one part: the group, else the session, or None."""
+        """The column whose equal values a split by ratio keeps in one part: the group, else the session, else None."""
         return self.role("group") or self.role("session")
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels, in the order of `Batch.labels_BT`'s columns; the first one is what is monitored."""
+        """The labels, in the order of `Batch.labels_BT`'s columns. The first one is monitored."""
         return self.of_kind("label")
 
     @property
@@ -252,19 +255,23 @@ class Schema:
         return self.of_kind("categorical", "list")
 
     def to_toml(self) -> str:
-        """TOML text, one line per column."""
+        """Returns the schema as TOML text, with one line for each column."""
         said = {
             name: value for name, value in to_dict(self).items() if name != "groups" or value
         }  # room for a person's
         return write_toml(said, header=HEADER)
 
     def save(self, path: str | Path) -> None:
-        """Write as TOML."""
+        """Writes the schema as TOML."""
         write_text(Path(path), self.to_toml())
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Read what `save` wrote or a person edited; UserError names file and key."""
+        """Returns what `save` wrote or a person edited.
+
+        Raises:
+            UserError: when it cannot be read or means nothing. It names file and key.
+        """
         data = read_toml(path)
         if "tables" in data:
             raise UserError(f"{path}: [tables] is [encodings] now, and `encoding` in it is `kind`; rename them")
@@ -281,15 +288,23 @@ class Schema:
 
 
 def missing_of(name: str) -> str:
-    """The column that tells where a numeric one is missing."""
+    """Returns the name of the column that tells where a numeric one is missing."""
     return f"{name}:missing"
 
 
 def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: float | None) -> Schema:
-    """A schema whose log is to be clustered: by a column of the log, in the order of another, within so many hours.
+    """Returns the schema for a log that is to be clustered.
 
-    What is None stays. A column that is ignored gets the kind session, or time; one that is a feature as well gets a
-    second column. UserError for a column that is not there, or that says something else.
+    A column that is ignored gets the kind session, or time. One that is a feature as well gets a second column.
+
+    Args:
+        schema: of the log.
+        by: the column of the log whose equal values stand side by side. This and the others stay when they are None.
+        order_by: the column of the log with the time.
+        hours: how long a partition is.
+
+    Raises:
+        UserError: for a column that is not there or says something else, and for `order_by` or `hours` without `by`.
     """
     columns = dict(schema.columns)
 

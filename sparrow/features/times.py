@@ -41,12 +41,20 @@ _TAIL = r"(?P<fraction>\.\d+)?(?P<zone>\s*(?:Z|z|UTC|GMT|(?P<sign>[-+])(?P<hours
 
 
 def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) -> Int64s:
-    """Times int64 [N] of an arrow array: integers stay, timestamps, dates and text become microseconds.
+    """Returns times int64 [N] of an arrow array.
 
-    format: of text (or of numbers such as 20261121), as strptime takes it; "%s" makes microseconds of seconds since
-    1970 with or without a fraction. Without one text is ISO 8601. In either a fraction of a second and a zone (Z, UTC,
-    +01:00) may follow; without a zone a time is taken for UTC. row0: the log's row of the array's first entry.
-    Raises UserError for a time that is missing or does not fit, with its row.
+    Integers stay. Timestamps, dates and text become microseconds since 1970. In text a fraction of a second and a zone
+    (Z, UTC, +01:00) may follow. A time without a zone is taken for UTC.
+
+    Args:
+        column: the array.
+        name: the column's, for errors.
+        row0: the log's row of the array's first entry, for errors.
+        format: of text (or of numbers such as 20261121), as strptime takes it. "%s" is for seconds since 1970 with or
+            without a fraction. By default text is ISO 8601.
+
+    Raises:
+        UserError: for a time that is missing or does not fit. It names the row.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -73,7 +81,7 @@ def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) 
 
 
 def time_format(texts: pa.Array) -> str | None:
-    """The first of FORMATS that all these texts fit, as times of 1900 to 2199, or None."""
+    """Returns the first of FORMATS that all these texts fit, as times of 1900 to 2199, or None."""
     texts = pc.utf8_trim_whitespace(texts.cast(pa.string()).drop_null())
     few = texts[:100]
     for format in FORMATS:
@@ -167,5 +175,5 @@ def _numpy(array: pa.Array) -> Int64s:
 
 
 def ticks_per_second(t: float) -> int | None:
-    """The unit of a time since 1970, told by its size: 1, 10**3 or 10**6 a second; None for another number."""
+    """Returns the unit of a time since 1970, told by its size: 1, 10**3 or 10**6 a second; None for another number."""
     return next((unit for unit in (1, 10**3, 10**6) if 3e8 <= abs(t) / unit < 1e10), None)  # 1979 to 2286

@@ -36,7 +36,7 @@ REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transforms:
-    """What turns raw rows into a model's: a fitted schema, and which ids each table knows that numbers them."""
+    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them."""
 
     schema: Schema
     vocabularies: Mapping[str, Known] = field(default_factory=dict)
@@ -44,21 +44,38 @@ class Transforms:
     def transform(
         self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
     ) -> pa.Table:
-        """Raw rows [N] -> a table [N] of feature columns in the schema's order.
+        """Returns raw rows [N] as a table [N] of feature columns, in the schema's order.
 
-        label, weight, baseline and numeric columns become float32, time, group, session and hashed columns int64, other
-        categorical ones int32; lists are large lists of the same, and a list with weights has these in a column beside
-        it, named by `weights_of`. training: every column must be there and every label known; else only features
-        must, and a missing label is NaN. row0: the log's row of the batch's first one, for errors. clipped: counts the
-        numbers beyond training's range.
-        Raises UserError for an absent column and for a value that does not fit its kind, naming column and row.
+        Label, weight, baseline and numeric columns become float32. Time, group, session and hashed columns become
+        int64, and other categorical ones int32. Lists become large lists of the same types. The weights of a list are
+        in a column beside it, named by `weights_of`.
+
+        Args:
+            batch: the raw rows.
+            training: whether every column must be there and every label known. Else only features must be there, and a
+                missing label is NaN.
+            row0: the log's row of the batch's first one, for errors.
+            clipped: counts the numbers beyond training's range.
+
+        Raises:
+            UserError: for an absent column, and for a value that does not fit its kind. It names column and row.
         """
         return self.encoded(typed(self.schema, batch, training=training, row0=row0), row0=row0, clipped=clipped)
 
     def encoded(
         self, batch: pa.RecordBatch, pool: Executor | None = None, row0: int = 0, clipped: Clipped | None = None
     ) -> pa.Table:
-        """What `transform` gives, of rows that are typed. pool: its threads take a column each."""
+        """Returns what `transform` does, for rows that are typed.
+
+        Args:
+            batch: rows [N] that `typed` made.
+            pool: its threads take a column each.
+            row0: the log's row of the batch's first one.
+            clipped: counts the numbers beyond training's range.
+
+        Raises:
+            UserError: when the schema is not fitted.
+        """
         work = {}
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
             work[name] = values
@@ -71,7 +88,10 @@ class Transforms:
         return pa.table(dict(zip(work, done, strict=True)))
 
     def save(self, folder: str | Path) -> None:
-        """Write schema.toml and vocabulary/, of a file for each table that has one, instead of those in `folder`."""
+        """Writes schema.toml and vocabulary/ in place of those in `folder`.
+
+        There is a file in vocabulary/ for each table that numbers its ids.
+        """
         folder = Path(folder)
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
         for name, vocabulary in self.vocabularies.items():
@@ -82,7 +102,14 @@ class Transforms:
 
     @classmethod
     def load(cls, folder: str | Path) -> Transforms:
-        """Read what `save` wrote: the folder of a prepared log or of a run. UserError when it is not whole."""
+        """Returns what `save` wrote.
+
+        Args:
+            folder: of a prepared log or of a run.
+
+        Raises:
+            UserError: when something in it is missing or damaged, or when its files do not belong together.
+        """
         folder = Path(folder)
         schema = Schema.load(folder / "schema.toml")
         vocabularies: dict[str, Known] = {}
@@ -118,7 +145,7 @@ class Transforms:
         return values
 
     def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
-        """The table's ids [N] of coded ones: int32 where rows are numbered, else int64."""
+        """Returns the table's ids [N] of coded ones: int32 where the encoding numbers table rows, else int64."""
         encoding, distinct = self.schema.encodings[name], coded.dictionary
         kind, known = kind_of(encoding), self.vocabularies.get(name)
         if encoding.kind is None or (encoding.is_numbered and known is None):
@@ -138,11 +165,22 @@ def typed(
     integers: Collection[str] = (),
     pool: Executor | None = None,
 ) -> pa.RecordBatch:
-    """Raw rows [N] as their kinds say, each column in one piece; arguments and errors are those of `transform`.
+    """Returns raw rows [N] as their kinds say, each column in one piece.
 
-    Numeric columns become float64, missing ones NaN. Ids are coded: a dictionary array, whose distinct values are
-    integers (int64) or hashes (uint64). integers: columns of text to be taken for integers; NotIntegersError when one
-    is not. pool: its threads take a column each.
+    Numeric columns become float64, where NaN is a missing number. Ids are coded: they become a dictionary array, whose
+    distinct values are integers (int64) or hashes (uint64).
+
+    Args:
+        schema: says what each column is. It need not be fitted.
+        batch: the raw rows.
+        training: see `Transforms.transform`.
+        row0: the log's row of the batch's first one, for errors.
+        integers: columns of text to be taken for integers.
+        pool: its threads take a column each.
+
+    Raises:
+        UserError: like `Transforms.transform`.
+        NotIntegersError: when one of `integers` holds something else.
     """
     names = []
     for name, column in schema.columns.items():
@@ -165,24 +203,39 @@ class NotIntegersError(Exception):
 
 
 def weights_of(name: str) -> str:
-    """The prepared column with the weights of a list."""
+    """Returns the name of the prepared column with the weights of a list."""
     return f"{name}:weights"
 
 
 def is_numbered(schema: Schema, table: str) -> bool:
-    """Whether a table has a row for each id that it knows, and a file that tells which: not hashes, nor buckets."""
+    """Returns whether a table has a table row for each id that it knows, and a file that says which.
+
+    Tables of hashes and of buckets do not.
+    """
     bucketed = any(column.quantiles for column in schema.columns.values() if column.table == table)
     return schema.encodings[table].is_numbered and not bucketed
 
 
 def vocabulary_file(schema: Schema, table: str) -> str:
-    """The ids that a table knows, in the folder of the schema; numbered, as names can be anything."""
+    """Returns the path, in the schema's folder, of the file of the ids that a table knows.
+
+    It begins with a number, because a table's name can be anything.
+    """
     place = list(schema.encodings).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
 
 
 def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
-    """A feature's raw column in one piece; UserError with what there is, when it is absent."""
+    """Returns a feature's raw column in one piece.
+
+    Args:
+        batch: the raw rows.
+        name: the feature, for errors.
+        source: the column of the log.
+
+    Raises:
+        UserError: when the column is absent.
+    """
     if source not in batch.schema.names:
         has = suggest(source, batch.schema.names)
         raise UserError(f"columns.{name}: no column {source!r} in the log{has}")
@@ -191,7 +244,18 @@ def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.A
 
 
 def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: int) -> Float64s:
-    """0/1 labels float64 [N] of a raw column, missing ones NaN (UserError when training)."""
+    """Returns a raw column as labels 0 and 1, float64 [N]; NaN where one is missing.
+
+    Args:
+        raw: the column [N].
+        name: the label, for errors.
+        column: says which values count as 1.
+        training: whether every label must be known.
+        row0: the log's row of the first entry, for errors.
+
+    Raises:
+        UserError: for a value that is no label, and when training for a missing one.
+    """
     if column.positive is not None and not _is_number(raw.type):
         raw = pc.equal(raw.cast(pa.string()), column.positive)
     elif not (_is_number(raw.type) or pa.types.is_boolean(raw.type) or pa.types.is_null(raw.type)):
@@ -252,7 +316,10 @@ def _typed(
 
 
 def _begins(raw: pa.Array) -> Bools:
-    """Where text [N] differs from the one before; everywhere in what is not text, and converted as fast as compared."""
+    """Returns where text [N] differs from the one before. What is not text counts as different everywhere.
+
+    Such values are converted as fast as compared.
+    """
     begins_N = np.ones(len(raw), np.bool_)
     if is_text(raw.type) and len(raw):
         one, other = raw.slice(1), raw.slice(0, len(raw) - 1)
@@ -264,7 +331,7 @@ def _begins(raw: pa.Array) -> Bools:
 def _typed_lists(
     column: Column, name: str, sources: Sequence[pa.Array], hashed: bool, row_of: Callable[[int], int]
 ) -> dict[str, pa.Array]:
-    """The lists, and their weights beside them. sources: the raw lists, and weights that have a column."""
+    """Returns the lists, and their weights beside them. sources: the raw lists, and weights that have a column."""
     raw, weights = sources[0], sources[1] if len(sources) > 1 else column.weights
     ids, offsets, w_M = as_lists(raw, name, row_of, column.max_length, column.separator, weights)
     lists = {name: pa.LargeListArray.from_arrays(offsets, _coded(ids, name, hashed=hashed, strict=False))}
@@ -274,7 +341,7 @@ def _typed_lists(
 
 
 def _is_hashed(kind: pa.DataType) -> bool:
-    """Whether ids of a raw type can be other than int64 in some batch, so that only their hashes are alike."""
+    """Returns whether ids of a raw type can be other than int64 in some batch, so that only their hashes are alike."""
     if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
         return _is_hashed(kind.value_type)
     wide = kind == pa.uint64() or pa.types.is_decimal(kind)
@@ -282,9 +349,10 @@ def _is_hashed(kind: pa.DataType) -> bool:
 
 
 def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.DictionaryArray:
-    """Ids as an array of each distinct one, int64 or, hashed, uint64, and int32 places in it.
+    """Returns ids as an array of the distinct ones, int64 or, hashed, uint64, and int32 places in it.
 
-    strict: NotIntegersError for text that is not what an integer's own text would be.
+    Raises:
+        NotIntegersError: when `strict`, for text that is not what an integer's own text would be.
     """
     coded = ids.dictionary_encode()
     distinct = coded.dictionary

@@ -27,24 +27,32 @@ from sparrow.features.transforms import Transforms
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared log: path, its fitted schema, and what its manifest counts."""
+    """A prepared log.
+
+    path: its folder. schema: its fitted schema. manifest: what was counted when it was prepared.
+    """
 
     path: Path
     schema: Schema
     manifest: Mapping[str, Any]
 
     def rows(self, split: str = "train") -> int:
-        """Rows of train, valid or test."""
+        """Returns how many rows a part has: train, valid or test.
+
+        Raises:
+            UserError: for an unknown part.
+        """
         return int(self.manifest["rows"][_known(split)])
 
     def clipped(self) -> Clipped:
-        """Numbers of the log, of all its parts, that lay beyond training's range."""
+        """Returns the numbers of the log, in all its parts, that lay beyond training's range."""
         return Clipped({name: tuple(found) for name, found in self.manifest["clipped"].items()})
 
     def log_odds(self) -> list[float]:
-        """Of each label among the training rows, negatives that are left out apart, by their weights: what a loss sees.
+        """Returns the log of the odds of each label among the training rows that a loss sees.
 
-        The empirical logit, log of (ones + 1/2) over (zeros + 1/2), which is finite for labels that are all alike too.
+        Rows count by their sample weights, and negatives that were left out do not count. It is the empirical logit,
+        the log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all alike, too.
         """
         rows, rates = self.rows(), self.manifest["base_rate"]
         counts = [(rates[label] * rows + 0.5, (1 - rates[label]) * rows + 0.5) for label in self.schema.labels]
@@ -52,7 +60,11 @@ class Dataset:
 
     @cached_property
     def transforms(self) -> Transforms:
-        """What the rows passed through, to save beside a model; UserError for a damaged vocabulary."""
+        """What the rows passed through, to save beside a model.
+
+        Raises:
+            UserError: for a damaged vocabulary.
+        """
         return Transforms.load(self.path)
 
     def loader(
@@ -65,10 +77,20 @@ class Dataset:
         rank: int = 0,
         ranks: int = 1,
     ) -> Loader:
-        """Batches of a part; see `Loader`. UserError for an unknown part or a batch_size below 1.
+        """Returns the batches of a part; see `Loader`.
 
-        dedup: whether batches have equal rows of groups once, with an inverse index; auto where it `pays`. rank, ranks:
-        which of how many readers this is.
+        Args:
+            batch_size: rows of a batch.
+            split: the part: train, valid or test.
+            shuffle: whether rows come in a random order.
+            seed: what the random order is drawn from.
+            dedup: whether a batch has equal rows of a feature group once, with an inverse index. "auto": where it
+                `pays`.
+            rank: which of the readers this one is.
+            ranks: how many readers share each batch.
+
+        Raises:
+            UserError: for an unknown part, and for a batch_size below 1.
         """
         groups = self.schema.groups if dedup != "off" else ()
         unique = [group for group in groups if dedup == "on" or self.pays(group, ranks)]
@@ -84,17 +106,23 @@ class Dataset:
         )
 
     def factor(self, group: str) -> float:
-        """Training rows for every run of equal rows of a group: how often less its features are stored, and about how
-        often less looked up (RecD's dedupe factor, for batches that hold whole sessions).
+        """Returns a group's dedup factor: the training rows for each run of equal rows.
+
+        Its features are stored that many times less often. They are looked up about as many times less often, for
+        batches that hold whole sessions (RecD's dedupe factor).
         """
         return self.rows() / max(int(self.manifest["runs"]["train"][group]), 1)
 
     def pays(self, group: str, ranks: int = 1) -> bool:
-        """Whether a group's equal rows are looked up once by so many readers, by default."""
+        """Returns whether a group's equal rows are by default looked up once, by so many readers."""
         return pays(self.schema, group, self.factor(group), ranks)
 
     def first(self, rows: int, split: str = "train") -> Batch:
-        """The first rows of a part, as many as there are at most."""
+        """Returns the first `rows` rows of a part, or all where there are fewer.
+
+        Raises:
+            UserError: for an unknown part, and for one without rows.
+        """
         if not self.rows(split):
             raise UserError(f"{self._part(split)}: no rows; prepare the log with some for it")
         with opened(self._part(split), self.schema) as parquet:
@@ -104,13 +132,17 @@ class Dataset:
         return first.batch(np.arange(min(rows, len(first))))
 
     def column(self, name: str, split: str) -> pa.ChunkedArray:
-        """One of the part's columns, a row each."""
+        """Returns one of the part's columns, with an entry for each row.
+
+        Raises:
+            UserError: for an unknown part.
+        """
         group = next((group for group, names in self.schema.groups.items() if name in names), None)
         file, wanted = (ROWS, [name]) if group is None else (group_file(group), [RUN, name])
         return self.rows_of({group: pq.read_table(self._part(split) / file, columns=wanted)})[name]
 
     def rows_of(self, tables: Mapping[str | None, pa.Table]) -> pa.Table:
-        """What `read_groups` gave as one table, in which runs are repeated for each of their rows."""
+        """Returns what `read_groups` gave as one table with a row for each row of the log: each run is repeated."""
         columns: dict[str, pa.ChunkedArray] = {}
         for table in tables.values():
             if RUN in table.column_names:
@@ -119,9 +151,16 @@ class Dataset:
         return pa.table({name: column for name, column in columns.items() if name != RUN})
 
     def baselines(self, split: str, batch_size: int = 1 << 16) -> Iterator[tuple[str, Loader]]:
-        """Every baseline column with batches whose one dense column it is and whose label is the log's first.
+        """Yields the name of every baseline column with its batches, so that it can be measured like a model's scores.
 
-        To be measured like a model's scores.
+        In these batches the column is the only dense column, and the log's first label is the only label.
+
+        Args:
+            split: the part: train, valid or test.
+            batch_size: rows of a batch.
+
+        Raises:
+            UserError: for an unknown part.
         """
         first = self.schema.labels[:1]
         kept = {n: c for n, c in self.schema.columns.items() if c.kind in ("group", "weight") or n in first}
@@ -138,7 +177,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this prepared log from any other: a digest of its manifest, which knows every file's."""
+        """What tells this prepared log from any other: a digest of its manifest, which has the digest of every file."""
         return sha256(self.path / "manifest.json")
 
     def _part(self, split: str) -> Path:
@@ -146,7 +185,11 @@ class Dataset:
 
 
 def open(prepared_dir: str | Path) -> Dataset:
-    """Open what `prepare` wrote; UserError when it is no prepared log, of another version, or was edited."""
+    """Returns what `prepare` wrote, opened.
+
+    Raises:
+        UserError: when it is no prepared log, is of another version, is damaged, or was edited.
+    """
     path = Path(prepared_dir)
     try:
         manifest = json.loads((path / "manifest.json").read_text())

@@ -25,7 +25,10 @@ BATCHES_AHEAD = 2  # so that a thread which the system keeps waiting for some mi
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A reader's rows of a batch; samples and mass, the sum of the weights, are those of the whole batch."""
+    """One reader's rows of a batch.
+
+    samples, mass: rows and sum of the sample weights of the whole batch.
+    """
 
     batch: Batch
     samples: int
@@ -43,19 +46,33 @@ class _Piece:
 
 
 class Loader:
-    """Batches of one part: iterate for the rest of the current epoch; the next iteration is the next epoch.
+    """The batches of one part. An iteration gives the rest of the current epoch, and the next one the next epoch.
 
-    Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order: the file's, or with shuffle one
-    drawn from (seed, epoch): row groups in random order, and rows at random within windows of them, so that about as
-    many rows of every batch are from each of STRATA parts of the window. Of a clustered log sessions are what is put
-    in random order, and each end of a batch moves to the beginning of its request (one of more than batch_size rows is
-    cut), so that a batch has up to twice as many rows, or fewer. unique: groups of features whose equal rows a batch
-    has once.
+    Batch k holds rows [k * batch_size, (k + 1) * batch_size) of the epoch's order. Without `shuffle` that is the file's
+    order. With it the order is drawn from (seed, epoch): row groups are in random order, and rows are at random within
+    windows of row groups. About as many rows of every batch are from each of STRATA parts of the window.
 
-    rank, ranks: the batches are those of one reader, whose rows the ranks divide among them. Within a window each one
-    has a stretch of nearly as many rows of a batch as any other's, in the order of the file and of whole requests, and
-    only row groups in which it has rows are read.
-    One thread reads a window ahead, another cuts batches; they end with the iteration, also an abandoned one.
+    In a clustered log it is sessions that are put in random order. Each end of a batch moves to the beginning of its
+    request, so a batch may have fewer rows, or up to twice as many. A request of more than batch_size rows is cut.
+
+    Several ranks can divide the rows of each batch among them. Then the batches are one rank's. Within a window every
+    rank has a stretch of a batch, of nearly as many rows as any other's, in the order of the file. A stretch holds
+    whole requests. Only row groups in which a rank has rows are read.
+
+    One thread reads a window ahead, and another cuts batches. They end with the iteration, also with an abandoned one.
+
+    Args:
+        schema: the prepared log's.
+        folder: the part's.
+        batch_size: rows of a batch, of all ranks together.
+        shuffle: whether rows come in a random order.
+        seed: what the random order is drawn from.
+        unique: feature groups whose equal rows a batch has once.
+        rank: which of the readers this one is.
+        ranks: how many readers share each batch.
+
+    Raises:
+        UserError: for a batch_size below 1, and for a damaged file.
     """
 
     def __init__(
@@ -92,14 +109,14 @@ class Loader:
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Returns how many batches a whole epoch has."""
         return self._batches
 
     def __iter__(self) -> Iterator[Batch]:
         return (share.batch for share in self.shares())
 
     def shares(self) -> Iterator[Share]:
-        """This rank's rows of each batch, with the number of rows and the weight of the whole batch."""
+        """Yields this rank's rows of each batch, with the rows and the sum of the weights of the whole batch."""
         if self._next < self._batches:
             windows = ahead(self._windows(), "sparrow-loader")
             for share in ahead(_gathered(windows), "sparrow-batches", BATCHES_AHEAD):
@@ -109,7 +126,10 @@ class Loader:
         self._next = 0
 
     def bytes_ahead(self) -> int:
-        """About the memory that an iteration takes: what it reads of two windows, as Parquet counts it, and a group."""
+        """Returns about how many bytes of memory an iteration takes.
+
+        These are what it reads of two windows, as Parquet counts it, and one row group more.
+        """
         with opened(self._folder, self.schema) as parquet:
             metas = [file.parquet.metadata for file in parquet.values()]
             sizes = [sum(m.row_group(i).total_byte_size for m in metas) for i in range(metas[0].num_row_groups)]
@@ -125,11 +145,15 @@ class Loader:
         return self._next >= self._batches
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader stands: the epoch and the next batch of it."""
+        """Returns where the loader stands: the epoch and the next batch of it."""
         return {"epoch": self._epoch, "batch": self._next, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where `state_dict` was taken; UserError for another batch size, whose batches are cut elsewhere."""
+        """Goes to where the loader stood when `state_dict` was called.
+
+        Raises:
+            UserError: for another batch size, whose batches are cut elsewhere, and for a batch beyond the epoch's end.
+        """
         if state["batch_size"] != self.batch_size or not 0 <= state["batch"] <= self._batches:
             raise UserError(
                 f"batch_size: {self.batch_size} over {self._batches} batches cannot take up {dict(state)}; "
@@ -139,12 +163,12 @@ class Loader:
         self._next = state["batch"]
 
     def _window_groups(self) -> int:
-        """Row groups of a window; fewer where they are larger than `prepare` makes them now."""
+        """Returns how many row groups a window has; fewer where they are larger than `prepare` makes them now."""
         rows, groups = (1 << 18, SHUFFLED_GROUPS) if self._shuffle else (1 << 16, PLAIN_GROUPS)
         return min(groups, max(1, rows // int(self._group_rows.max(initial=1))))
 
     def _windows(self) -> Iterator[tuple[Rows, list[_Piece]]]:
-        """The epoch's rows from the next batch on, a window at a time. Windows before are not read."""
+        """Yields the epoch's rows from the next batch on, a window at a time. Windows before it are not read."""
         order = np.arange(len(self._group_rows))
         size = self._window_groups()
         low = 0
@@ -162,7 +186,7 @@ class Loader:
     def _window(
         self, parquet: Mapping[str | None, File], groups: Int64s, low: int, random: np.random.Generator | None
     ) -> tuple[Rows, list[_Piece]]:
-        """Some row groups, the first row of which is number `low` of the epoch: this reader's rows, and its batches."""
+        """Returns this reader's rows of some row groups, and its pieces of batches. low: their first row's number."""
         if self._ranks == 1:
             rows = lead = Rows(self.schema, [read_groups(parquet, groups.tolist(), self._columns)], self._unique)
         else:
@@ -183,7 +207,7 @@ class Loader:
         return rows, pieces
 
     def _pieces(self, count: int, lead: Rows, low: int, random: np.random.Generator | None) -> list[_Piece]:
-        """What a window of so many rows has of each batch. lead: tells where requests begin, and weights."""
+        """Returns what a window of `count` rows has of each batch. lead: says where requests begin, and weights."""
         places, begin_N, requests = self._order(count, lead, random)
         weight_N = lead.column("weight") if self.schema.role("weight") else None
         wanted = np.arange(max(self._next, -(-low // self.batch_size)), -(-(low + count) // self.batch_size))
@@ -202,7 +226,7 @@ class Loader:
         return found
 
     def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
-        """This rank's stretch of a window's rows of a batch, whose ends move to the beginning of their request."""
+        """Returns this rank's stretch of a window's rows of a batch. Its ends move to where their request begins."""
         ends = len(places) * np.array([self._rank, self._rank + 1]) // self._ranks
         if begin_N is not None:
             starts = np.flatnonzero(begin_N[places])
@@ -213,8 +237,11 @@ class Loader:
     def _order(
         self, count: int, lead: Rows, random: np.random.Generator | None
     ) -> tuple[Int64s, Bools | None, Int64s | None]:
-        """The places of a window's rows in this epoch's order; which rows begin a request in the file; and where in
-        that order a batch may begin.
+        """Returns what is needed to cut a window in batches.
+
+        Returns:
+            The places of its rows in this epoch's order; which rows begin a request in the file; and where in that
+            order a batch may begin.
         """
         places, cluster = np.arange(count), self.schema.cluster
         if cluster is None:
@@ -235,14 +262,14 @@ class Loader:
 
 
 def _mixed(count: int, random: np.random.Generator) -> Int64s:
-    """A permutation; any stretch of it has about as many from each of STRATA equal parts of the numbers."""
+    """Returns a permutation. Any stretch of it has about as many numbers from each of STRATA equal parts of them."""
     apiece = -(-count // STRATA)
     mixed = random.permuted(np.arange(STRATA * apiece).reshape(STRATA, apiece), axis=1).T.ravel()
     return mixed[mixed < count]
 
 
 def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
-    """The batches that begin in these windows."""
+    """Yields the batches that begin in these windows."""
     held: list[Share] = []  # of one batch
     for rows, pieces in windows:
         for piece in pieces:

@@ -32,27 +32,33 @@ PAYS = 1.1  # rows for a run of equal ones, from which on they are looked up onc
 
 
 def group_file(group: str) -> str:
-    """The file of a group."""
+    """Returns the name of a group's file."""
     return f"group-{quote(group, safe='')}.parquet"
 
 
 def files(schema: Schema) -> tuple[str, ...]:
-    """Every file of a part."""
+    """Returns the names of all files of a part."""
     return (ROWS, *map(group_file, schema.groups))
 
 
 def pays(schema: Schema, group: str, factor: float, ranks: int = 1) -> bool:
-    """Whether looking a group's equal rows up once takes less time. factor: rows for a run of equal ones.
+    """Returns whether it takes less time to look a group's equal rows up once.
 
-    One process looks ids up as fast as it finds out which of them repeat, unless they are lists; between ranks a
-    vector less travels for each (measured: docs/dedup.md).
+    One process looks ids up as fast as it finds out which of them repeat, unless they are lists. Between ranks, a
+    vector less travels for each repeated row (measured: docs/dedup.md).
+
+    Args:
+        schema: the prepared log's.
+        group: the feature group.
+        factor: rows for each run of equal rows.
+        ranks: how many processes train.
     """
     lists = any(schema.columns[name].kind == "list" for name in schema.groups[group])
     return factor >= PAYS and (lists or ranks > 1)
 
 
 def columns_of(schema: Schema, group: str) -> list[str]:
-    """A group's columns, weights of lists included."""
+    """Returns a group's columns, the weights of lists included."""
     return [
         name
         for feature in schema.groups[group]
@@ -62,15 +68,19 @@ def columns_of(schema: Schema, group: str) -> list[str]:
 
 
 def request(schema: Schema) -> list[str]:
-    """Columns whose change begins another request: the group that GAUC ranks within, or a session's rows of a time."""
+    """Returns the columns whose change begins another request.
+
+    They are the group that GAUC ranks within, or where there is none the session and the time.
+    """
     group, session, time = (schema.role(kind) for kind in ("group", "session", "time"))
     return [name for name in ((group,) if group else (session, time)) if name]
 
 
 class PartWriter:
-    """Writes one part in row groups of at most GROUP_ROWS and GROUP_BYTES, of whole requests where it is clustered.
+    """Writes one part, in row groups of at most GROUP_ROWS and GROUP_BYTES. If clustered, these hold whole requests.
 
-    runs, saved: of each group, so far: runs, and bytes that rows beyond a run's first would take as numbers.
+    runs: group -> runs of equal rows so far. saved: group -> bytes that the rows beyond the first of each run would
+    take as numbers.
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
@@ -85,7 +95,7 @@ class PartWriter:
         self.saved = dict.fromkeys(schema.groups, 0)
 
     def add(self, table: pa.Table) -> None:
-        """Take in rows; the first call fixes the columns, also when it brings none."""
+        """Takes in rows. The first call fixes the columns, also when it brings no rows."""
         if not self._writers:
             for name, part in self._parts(table.slice(0, 0)).items():
                 self._writers[name] = pq.ParquetWriter(
@@ -120,7 +130,7 @@ class PartWriter:
         self._bytes = int(ends[-1] - (ends[at - 1] if at else 0)) if total else 0
 
     def _parts(self, table: pa.Table) -> dict[str, pa.Table]:
-        """File -> what it gets of some rows."""
+        """Returns file -> what it gets of some rows."""
         found = {}
         for group, names in self._groups.items():
             first = np.flatnonzero(begins([bits(table[name]) for name in names], table.num_rows))
@@ -134,7 +144,7 @@ class PartWriter:
         return {ROWS: table.select([name for name in table.column_names if name not in apart]), **found}
 
     def close(self, *, whole: bool) -> None:
-        """Write what is held, if the log came `whole`, and close the files."""
+        """Closes the files. If the log came `whole`, what is held is written first."""
         try:
             if whole and self._writers:
                 self._write(all_of_it=True)
@@ -144,7 +154,7 @@ class PartWriter:
 
 
 def _sizes(table: pa.Table) -> Int64s:
-    """Bytes [N] of each row as numbers."""
+    """Returns how many bytes each row takes as numbers, [N]."""
     sizes_N = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         if pa.types.is_large_list(column.type):
@@ -163,7 +173,11 @@ class File(NamedTuple):
 
 @contextmanager
 def opened(folder: Path, schema: Schema) -> Iterator[dict[str | None, File]]:
-    """A part's files by group, None for the columns of no group, which come first; UserError for a damaged one."""
+    """Yields group -> the open file of a part. The file of the columns of no group has the key None, and comes first.
+
+    Raises:
+        UserError: for a damaged file.
+    """
     with ExitStack() as stack:
         found = {}
         for group, name in zip((None, *schema.groups), files(schema), strict=True):
@@ -176,7 +190,16 @@ def opened(folder: Path, schema: Schema) -> Iterator[dict[str | None, File]]:
 def read_groups(
     files: Mapping[str | None, File], numbers: Sequence[int], columns: Sequence[str] | None = None
 ) -> dict[str | None, pa.Table]:
-    """Group -> the wanted columns of row groups, by default all; UserError for a damaged file."""
+    """Returns group -> a table of some row groups.
+
+    Args:
+        files: what `opened` gives.
+        numbers: of the row groups, from 0.
+        columns: the wanted columns; all by default.
+
+    Raises:
+        UserError: for a damaged file.
+    """
     found = {}
     for group, file in files.items():
         names = file.parquet.schema_arrow.names
@@ -195,6 +218,6 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Returns the SHA-256 of a file's bytes, in hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

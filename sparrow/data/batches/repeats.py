@@ -22,9 +22,10 @@ TOGETHER = 1.25  # a feature joins a group when that makes at most so many more 
 class Repeats:
     """What is repeated from row to row of a clustered log.
 
-    rows, sessions: looked at (a session counts once an hour). equal: feature -> share of the rows after another of
-    their session that equal it. runs: feature -> runs of equal rows. groups: proposed; the features of each change
-    together, and each has rows / runs >= PROPOSED. group_runs: of those.
+    rows, sessions: how many were looked at (a session counts once an hour). equal: feature -> share of rows that equal
+    the row before, among those after another of their session. runs: feature -> runs of equal rows. groups: the
+    proposed feature groups; the features of each change together, and each has rows / runs >= PROPOSED. group_runs:
+    proposed group -> runs of equal rows.
     """
 
     rows: int
@@ -36,7 +37,11 @@ class Repeats:
 
 
 def repeats(dataset: Dataset, split: str = "train") -> Repeats:
-    """Measure a part of a log that was prepared with `cluster`, row group by row group; UserError for another log."""
+    """Returns what is repeated in a part of a log that was prepared with `cluster`. Measures row group by row group.
+
+    Raises:
+        UserError: for a log that is not clustered, and for a part without rows.
+    """
     schema = dataset.schema
     if schema.cluster is None:
         raise UserError(f"{dataset.path}: its sessions do not stand together; prepare it with --cluster-by")
@@ -71,7 +76,10 @@ def repeats(dataset: Dataset, split: str = "train") -> Repeats:
 
 
 def _equal(dataset: Dataset, split: str, features: Sequence[str]) -> Iterator[tuple[Bools, Bools]]:
-    """Of each row group: rows that begin a session [N], and those that equal the one before of theirs [N, F]."""
+    """Yields for each row group the rows that begin a session, bool [N], and what equals the row before, bool [N, F].
+
+    A row that begins a session equals no row before it.
+    """
     schema = dataset.schema
     assert schema.cluster is not None
     with opened(dataset.path / split, schema) as files:

@@ -36,22 +36,26 @@ class File:
         return isinstance(self.system, pafs.LocalFileSystem)
 
     def resolve(self) -> Path:
-        """The absolute path; of a file in an object store one that no file of this machine has."""
+        """Returns the absolute path. For a file in an object store it is a path that no file of this machine has."""
         return Path(self.path).resolve() if self.is_local else Path("/") / self.name
 
     def start(self, size: int) -> bytes:
-        """The first `size` bytes as they are stored."""
+        """Returns the first `size` bytes as they are stored."""
         with self.system.open_input_stream(self.path, compression=None) as stream:
             return stream.read(size)
 
     def stream(self) -> pa.NativeFile:
-        """Its bytes from the first to the last, unpacked when it begins like a compressed file."""
+        """Returns a stream of its bytes from first to last, unpacked when it begins like a compressed file."""
         start = self.start(4)
         packed = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
         return self.system.open_input_stream(self.path, compression=packed)
 
     def check(self) -> None:
-        """UserError when the file is no longer what it was when the log was opened."""
+        """Checks that the file is what it was when the log was opened.
+
+        Raises:
+            UserError: when it is gone or has changed.
+        """
         info = self.system.get_file_info(self.path)
         if info.type == pafs.FileType.NotFound:
             raise UserError(f"{self}: not there any more, or not on the machine that reads it; put it where it was")
@@ -60,10 +64,12 @@ class File:
 
 
 def find(inputs: Sequence[str | Path]) -> tuple[File, ...]:
-    """The files that paths, glob patterns, folders and URIs (s3://, gs://, file://, ...) name, in order.
+    """Returns the files that paths, glob patterns, folders and URIs (s3://, gs://, file://, ...) name, in order.
 
     Matches of a pattern and files of a folder come in name order, without hidden ones and .json.
-    Raises UserError for a name that fits nothing, a file that is named twice and a store that does not answer.
+
+    Raises:
+        UserError: for a name that fits nothing, a file that is named twice, and a store that does not answer.
     """
     files = tuple(file for text in inputs for file in _expand(str(text)))
     if not files:
@@ -114,7 +120,7 @@ def _in_store(text: str) -> list[File]:
 
 
 def _matches(parts: list[str], patterns: list[str]) -> bool:
-    """Whether a path's folders and name fit a pattern's, one by one; ** fits any number of folders."""
+    """Returns whether a path's folders and name fit a pattern's, one by one; ** fits any number of folders."""
     if not patterns or not parts:
         return not parts and all(pattern == "**" for pattern in patterns)
     if patterns[0] == "**":
@@ -142,5 +148,5 @@ def _files(text: str, system: pafs.FileSystem, infos: list[pafs.FileInfo], prefi
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Returns what an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -45,10 +45,10 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class _Seen:
-    """A column of the sample: its name's words, values present (flat, for lists) and those that are distinct.
+    """A column of the sample: its name's words, its values (flat, for lists; missing ones left out), the distinct ones.
 
-    declared: the type that a header such as user_id:token states (RecBole's atomic files), or "". spelled: for text
-    that is a list, its separator and weights. bare: the column as it stands in the sample.
+    declared: the type that a header such as user_id:token states (RecBole's atomic files), or "". spelled: separator
+    and weights of text that is a list. bare: the column as it stands in the sample.
     """
 
     name: str
@@ -79,16 +79,25 @@ class _Seen:
 
 
 def infer(inputs: Sequence[str | Path], label: str | None = None, rows: int = 100_000) -> Schema:
-    """A schema from a log's first `rows` rows at most; unsure guesses carry notes, tables and numbers are unfitted.
+    """Returns a schema guessed from a log's beginning. Guesses that are unsure carry notes; nothing is fitted.
 
-    inputs: see `open_log`. label: the label's column, when its name does not say so. Raises UserError when there is
-    no label, or when the column has not two values and is no rating.
+    Args:
+        inputs: see `open_log`.
+        label: the label's column, when its name does not say so.
+        rows: how many of the log's first rows are looked at, at most.
+
+    Raises:
+        UserError: when there is no label, or when its column has not two values and is no rating.
     """
     return infer_log(open_log(inputs), label, rows)
 
 
 def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema:
-    """`infer` for a log that is open."""
+    """Returns what `infer` does, for a log that is open.
+
+    Raises:
+        UserError: like `infer`, and for a log without rows.
+    """
     sample = log.sample(rows)
     if not sample.num_rows:
         raise UserError(f"{log.name}: no rows; give a log with at least one")
@@ -142,7 +151,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
-    """The label's column and those that look like labels too, which are ignored: a model cannot know them before."""
+    """Returns the label's column, and those that look like labels too.
+
+    The latter are ignored, because a model cannot know them before the impression.
+    """
     two = [s.name for s in seen.values() if len(s.distinct) <= 2 and not s.is_list]
     named = [name for word in LABELS for name in two if seen[name].called == word]
     rated = [s.name for s in seen.values() if s.words[-1:] and s.words[-1] in RATINGS and _scale(s)]
@@ -172,7 +184,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
 
 
 def _scale(seen: _Seen) -> float | None:
-    """The least of a rating's upper 40 %, when it has 3 to 20 distinct numbers."""
+    """Returns the least of a rating's upper 40 %, when it has 3 to 20 distinct numbers."""
     if not seen.is_number or not 3 <= len(seen.distinct) <= 20:
         return None
     scale = sorted(float(x) for x in seen.distinct.to_pylist())
@@ -180,7 +192,10 @@ def _scale(seen: _Seen) -> float | None:
 
 
 def _positive(seen: _Seen) -> dict[str, str]:
-    """What counts as 1 where the values are not 0 and 1: a word for yes, else the rarer text; the larger number."""
+    """Returns what counts as 1 where the values are not 0 and 1.
+
+    Of two texts it is a word for yes, else the rarer one. Of two numbers it is the larger one.
+    """
     values = seen.distinct.to_pylist()
     if len(values) < 2 or set(values) == {0, 1}:
         return {}
@@ -191,7 +206,7 @@ def _positive(seen: _Seen) -> dict[str, str]:
 
 
 def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
-    """The time column, with its format, and others that tell times, which are ignored."""
+    """Returns the time column, with its format, and the other columns that tell times, which are ignored."""
     found: dict[str, tuple[str | None, str | None]] = {}
     listed = [s for s in seen if not s.is_list and len(s.values)]
     for s in sorted(listed, key=lambda s: s.called not in TIMES):
@@ -262,7 +277,10 @@ def _feature(seen: _Seen, repair: bool) -> Column:
 
 
 def _spread(values: pa.Array) -> float:
-    """The largest of whole numbers spread evenly up to it, as ids are but neither counts nor times; else 0."""
+    """Returns the largest of whole numbers if they are spread evenly up to it, else 0.
+
+    Ids are spread so. Counts and times are not.
+    """
     x_N = np.abs(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
     top = float(x_N.max(initial=0.0))
     even = np.median(x_N) >= top / 16 and np.ptp(x_N) >= top / 2 and (x_N == np.round(x_N)).all()
@@ -308,7 +326,7 @@ def _text(seen: _Seen, repair: bool) -> Column:
 
 
 def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array) -> Column:
-    """What a column of text would be as numbers, with its odd texts missing."""
+    """Returns what a column of text would be as numbers, with its odd texts missing."""
     if not len(odd) and pa.types.is_integer(numbers.type):
         return Column(kind="ignore")  # somebody made text of them: they are names
     of_numbers = replace(seen, type=numbers.type, values=numbers, distinct=numbers.unique(), bare=numbers)
@@ -322,7 +340,7 @@ def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array) -> Column:
 
 
 def _is_row_number(seen: _Seen) -> bool:
-    """Whether a column without a meaning of its own counts the rows, as what pandas writes as its index."""
+    """Returns whether a column without a meaning of its own counts the rows, like the index that pandas writes."""
     if not pa.types.is_integer(seen.type) or len(seen.values) < seen.rows:
         return False
     unnamed = not seen.words or seen.words[0] == "unnamed"
@@ -337,7 +355,7 @@ def _numeric(seen: _Seen, note: str | None) -> Column:
 
 
 def _pair_weights(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
-    """Take a list of numbers named after a list of ids, and as long in every row, for the weights of the ids."""
+    """Takes a list of numbers for the weights of a list of ids, if it is named after it and as long in every row."""
     for name in [n for n, c in columns.items() if c.kind == "list" and c.weights is None and _is_list(seen[n].type)]:
         for other, theirs in seen.items():
             suffix = theirs.called.removeprefix(seen[name].called)
@@ -350,7 +368,7 @@ def _pair_weights(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
 
 
 def _share_tables(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
-    """Give a list the table of the column whose ids it repeats: by its values or, where some are shared, its name."""
+    """Gives a list the table of the column whose ids it repeats: by its values or, where some are shared, its name."""
     singles = [name for name, c in columns.items() if c.kind == "categorical"]
     for name in [n for n, c in columns.items() if c.kind == "list"]:
         ids = seen[name].distinct
@@ -373,6 +391,6 @@ def _share_tables(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
 
 
 def _comparable(ids: pa.Array) -> pa.Array:
-    """Ids as the bytes that are hashed, so that 12 is the same in text and out of it."""
+    """Returns ids as the bytes that are hashed, so that 12 is the same in text and out of it."""
     ids = as_ids(ids, "", lambda i: i)
     return (ids if is_text(ids.type) else ids.cast(pa.large_string())).cast(pa.large_binary())

@@ -20,10 +20,10 @@ _WEIGHTED = r"^[^:]+:\s*-?\d+(\.\d+)?([eE][-+]?\d+)?$"
 
 
 def list_of(values: pa.Array) -> tuple[str | None, str | None] | None:
-    """separator and weights of a list column, when the texts (none missing) look like lists, or else None.
+    """Returns separator and weights of a list column, or None when the texts (none missing) do not look like lists.
 
-    Lists have a changing number of short tokens, which come again in other rows and in other places. So prose, names,
-    dates, coordinates and prices are none; a number of words at spaces is one only if few words make many values.
+    Lists have a changing number of short tokens, which come again in other rows and in other places. Prose, names,
+    dates, coordinates and prices do not. Words with spaces between them are a list only if few words make many values.
     """
     texts = pc.utf8_trim_whitespace(values[:_VALUES].cast(pa.large_string()))
     distinct = texts.unique()
@@ -43,7 +43,7 @@ def list_of(values: pa.Array) -> tuple[str | None, str | None] | None:
 
 
 def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -> bool | None:
-    """Whether the ids of lists cut at the separator have weights; None when it gives no lists."""
+    """Returns whether the ids of lists cut at the separator have weights; None when it gives no lists."""
     tokens, offsets, _ = as_lists(texts, "", int, None, separator)
     lengths = np.diff(offsets)
     if not len(tokens) or (lengths > 1).mean() < 0.05 or pc.max(pc.utf8_length(tokens)).as_py() > _TOKEN:
@@ -67,14 +67,14 @@ def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -
 
 
 def _one_number(distinct: pa.Array) -> bool:
-    """Whether 1,234,567 and 3,14 are numbers written with commas."""
+    """Returns whether the texts are numbers written with commas, such as 1,234,567 and 3,14."""
     grouped = pc.match_substring_regex(distinct, r"^-?\d{1,3}(,\d{3})*$")
     decimal = pc.match_substring_regex(distinct, r"^-?\d+(,\d+)?$")
     return pc.all(grouped).as_py() or pc.all(decimal).as_py()
 
 
 def _moves(tokens: pa.Array, offsets: Int64s, lengths: Int64s) -> bool:
-    """Whether lists differ in length, or are long, and what ends one also stands elsewhere."""
+    """Returns whether lists differ in length or are long, and tokens at their ends also stand elsewhere."""
     if len(np.unique(lengths[lengths > 0])) < 2 and lengths.max() < 3:
         return False
     many = np.flatnonzero(lengths > 1)
@@ -85,7 +85,10 @@ def _moves(tokens: pa.Array, offsets: Int64s, lengths: Int64s) -> bool:
 
 
 def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
-    """format and note of a column of times, when all texts or integers (none missing) look like times, else None."""
+    """Returns format and note of a column of times, or None when not all texts or integers look like times.
+
+    None of the values may be missing.
+    """
     if pa.types.is_integer(values.type):
         values = values.cast(pa.string())
     texts = values.unique()
@@ -112,9 +115,14 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
 
 
 def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
-    """The share of the texts that are numbers, the distinct ones that are none nor blank, and what the others spell.
+    """Returns which of the texts are numbers, and the numbers.
 
-    Integers where all are, else float64; those that a number would not give back ("007", more than 15 digits) are none.
+    The numbers are integers where all of them are, else float64. Texts that a number would not give back are none
+    ("007", more than 15 digits).
+
+    Returns:
+        The share of the texts that are numbers, the distinct texts that are neither numbers nor blank, and the numbers
+        that the others spell.
     """
     texts = pc.utf8_trim_whitespace(values.cast(pa.string()))
     coded = r"^[-+]?(0\d|\d{16})"
@@ -129,7 +137,7 @@ def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
 
 
 def digits_lost(values: pa.Array) -> str | None:
-    """What is written as 1.42e+19 among integers of as many digits: how many and the first, or None."""
+    """Returns how many values are written like 1.42e+19 among integers of as many digits, and the first; or None."""
     rounded = pc.match_substring_regex(values, r"^\s*[-+]?\d(\.\d*)?[eE]\+?(1[5-9]|[2-9]\d)\s*$")
     if not pc.any(rounded).as_py() or not pc.any(pc.match_substring_regex(values, r"^\s*[-+]?\d{16,}\s*$")).as_py():
         return None
@@ -138,7 +146,10 @@ def digits_lost(values: pa.Array) -> str | None:
 
 
 def stands_for_none(odd: pa.Array, values: pa.Array) -> bool:
-    """Whether odd texts [U] among numbers are how logs write a missing one, or else a few strays, 1 in 200 at most."""
+    """Returns whether odd texts [U] among numbers stand for missing ones.
+
+    They do when logs write a missing number so, or when they are a few strays, 1 in 200 at most.
+    """
     strays = odd.filter(pc.invert(pc.is_in(pc.utf8_lower(odd), pa.array(NONE))))
     cells = pc.sum(pc.is_in(pc.utf8_trim_whitespace(values.cast(pa.string())), strays)).as_py() or 0
     return len(strays) <= 8 and 200 * cells <= len(values)

@@ -29,10 +29,11 @@ _BEGINNING_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Files of one raw log in order, or a table; types: of its columns, as far as they can be known without a schema.
+    """The files of one raw log in order, or a table in memory.
 
-    columns: of each file. beginning: the rows that text's types were found out from, or the table. rows: in all, or 0
-    when only reading tells. repairs: of the last pass, filled while it runs.
+    columns: of each file. types: of the columns, as far as they can be known without a schema. rows: of all files, or 0
+    when only reading tells. beginning: the rows that text's types were found out from, or the table. repairs: of the
+    last pass, filled while it runs.
     """
 
     files: tuple[File, ...]
@@ -45,16 +46,21 @@ class Log:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """What errors call the log."""
         return str(self.files[0]) if self.files else "the table"
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """The log's rows in order, some 10^4 at a time, with the columns of `types`.
+        """Yields the log's rows in order, some 10^4 at a time.
 
-        Text is read as these types; Parquet and tables give what they hold, `self.types`. Raises UserError for a
-        malformed file, a value that is not of its column's type, a file without the column, and one that changed
-        since the log was opened. With `source.bad_rows` "repair", lines of a wrong number of cells are left out and
-        text that does not convert is missing; `self.repairs` counts both.
+        Parquet and tables give the types that they hold, `self.types`. With `source.bad_rows` "repair", lines with a
+        wrong number of cells are left out, and text that does not convert is missing; `self.repairs` counts both.
+
+        Args:
+            types: the wanted columns, and the type that text is read as.
+
+        Raises:
+            UserError: for a malformed file, a value that is not of its column's type, a file without the column, and a
+                file that changed since the log was opened.
         """
         self.repairs.clear()
         for file, columns in zip(self.files, self.columns, strict=True):
@@ -79,7 +85,7 @@ class Log:
             file.check()
 
     def sample(self, rows: int) -> pa.Table:
-        """At most the first `rows` rows with all columns, read as `types`."""
+        """Returns the first `rows` rows, or all where there are fewer, with all columns read as `types`."""
         if self.beginning is not None:
             return self.beginning.slice(0, rows)
         kept: list[pa.RecordBatch] = []
@@ -91,7 +97,7 @@ class Log:
         return pa.Table.from_batches(kept) if kept else pa.schema(empty).empty_table()
 
     def notes(self) -> list[str]:
-        """What the last pass repaired or passed over, a line each, with the place where it happened first."""
+        """Returns what the last pass repaired or passed over, a line each, with the place where it happened first."""
         notes: list[str] = []
         for file in self.files or ("the table",):
             cells = {name: tally for (where, name), tally in self.repairs.cells.items() if where == str(file)}
@@ -113,7 +119,12 @@ class Log:
         return notes
 
     def located(self, error: UserError, row0: int) -> UserError:
-        """An error about a row, with the file and the line that the row is at; row0: what it calls the first one."""
+        """Returns an error about a row with the file and the line of that row in its message.
+
+        Args:
+            error: its message names a row.
+            row0: the number that the message gives to the log's first row.
+        """
         named = re.search(r", row (\d+):", str(error))
         if not named or not self.files:
             return error
@@ -126,7 +137,7 @@ class Log:
         return UserError(f"{file}, {place}: {error}")
 
     def _as_held(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], where: str) -> pa.RecordBatch:
-        """A batch of Parquet or of a table with the log's types, its text repaired if it is to be."""
+        """Returns a batch of Parquet or of a table in the log's types. Repairs its text if that is wanted."""
         columns = {}
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
@@ -145,13 +156,18 @@ class Log:
 
 
 def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
-    """Find a log's files and how to read them.
+    """Returns a log: its files, and how to read them.
 
-    inputs: files, glob patterns (matches in name order), folders (their files in name order) and URIs of object
-    stores, which can hold patterns too. source: how text is read; when None, or when it says Parquet and the files
-    are none, the dialect is found out, but delimiter, encoding and bad_rows are obeyed. Parquet and compressed files
-    are known by their first bytes.
-    Raises UserError for a file that is missing, empty or not like the first one.
+    Parquet and compressed files are known by their first bytes.
+
+    Args:
+        inputs: files, glob patterns, folders and URIs of object stores, which can hold patterns too. The matches of a
+            pattern and the files of a folder come in name order.
+        source: how text is read. When it is None, or when it says Parquet and the files are text, the dialect is found
+            out; even then its delimiter, encoding and bad_rows are obeyed.
+
+    Raises:
+        UserError: for a file that is missing, empty or not like the first one, and for two columns of one name.
     """
     files, told = find(inputs), source or Source()
     kinds = [_kind(file, told) for file in files]
@@ -177,7 +193,15 @@ def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
 
 
 def table_log(table: pa.Table, source: Source | None = None) -> Log:
-    """A log of the rows of a table in memory. source: its bad_rows is obeyed. UserError for columns of one name."""
+    """Returns a log of the rows of a table in memory.
+
+    Args:
+        table: the rows.
+        source: only its bad_rows is obeyed.
+
+    Raises:
+        UserError: for two columns of one name.
+    """
     names = table.column_names
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"the table: two columns are named {twice!r}; rename one")
@@ -188,11 +212,11 @@ def table_log(table: pa.Table, source: Source | None = None) -> Log:
 
 
 def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
-    """The log's columns that the schema needs, and how text is to be read for them.
+    """Returns the log's columns that the schema needs, and the type that text is to be read as for each.
 
-    Numbers as float64 and times that are no numbers as text; ids as int64 for a table of encoding "range", as strings
-    for "vocabulary" and "hash" (so "007" stays itself), and as the log's beginning suggests while the table has no
-    encoding yet.
+    Numbers are float64. Times that are not numbers are text. Ids are int64 for a table of encoding "range", and strings
+    for "vocabulary" and "hash" (so "007" stays itself). While a table has no encoding yet, its ids are what the log's
+    beginning suggests.
     """
     types: dict[str, pa.DataType] = {}
     for name, column in schema.columns.items():
@@ -239,10 +263,10 @@ def _words(source: Source) -> str:
 
 
 def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table | None:
-    """A text file's first rows, or None when it has none, in the types that they suggest.
+    """Returns a text file's first rows in the types that they suggest, or None when it has no rows.
 
-    Arrow takes integers beyond 2^63 for numbers, which would merge ids, and one cell as 1.42e+19 makes numbers of all;
-    a column with cells of more digits than a number keeps is read once more, as text.
+    Arrow takes integers beyond 2^63 for floats, which would merge ids. One cell such as 1.42e+19 makes floats of a
+    whole column. So a column with cells of more digits than a float keeps is read once more, as text.
     """
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
@@ -265,7 +289,7 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
 
 
 def _is_huge(column: pa.Array) -> bool:
-    """Whether there are numbers beyond 2^53, where floats begin to merge integers."""
+    """Returns whether there are numbers beyond 2^53, where floats begin to merge integers."""
     x_N = column.drop_null().to_numpy(zero_copy_only=False)
     return bool(np.isfinite(x_N).any() and np.abs(x_N[np.isfinite(x_N)]).max() >= 2.0**53)
 
@@ -278,7 +302,7 @@ def _parquet(file: File) -> pq.ParquetFile:
 
 
 def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
-    """The columns' types, wide enough for all files, and the rows of all."""
+    """Returns the columns' types, wide enough for all files, and the number of rows of all files."""
     types: dict[str, pa.DataType] = {}
     rows = 0
     for file in files:
@@ -297,7 +321,7 @@ def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type that Sparrow reads a column as: dictionaries and views as what they stand for."""
+    """Returns the type that Sparrow reads a column as. Dictionaries and views are read as what they stand for."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if kind == pa.string_view() or kind == pa.binary_view():
@@ -306,7 +330,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
-    """How many of a row group's rows are read at a time: about _BATCH_BYTES of these columns, if the group is even."""
+    """Returns how many of a row group's rows are read at a time: about _BATCH_BYTES of these columns, if it is even."""
     columns = (group.column(i) for i in range(group.num_columns))
     kept = [c for c in columns if any(f"{c.path_in_schema}.".startswith(f"{name}.") for name in names)]
     size = sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in kept)
@@ -314,7 +338,7 @@ def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """In pieces of about _BATCH_BYTES: text that repeats is small in the file."""
+    """Returns the batch in pieces of about _BATCH_BYTES. Text that repeats is small in the file, not in memory."""
     pieces = min(-(-batch.nbytes // _BATCH_BYTES), batch.num_rows) or 1
     edges = [batch.num_rows * i // pieces for i in range(pieces + 1)]
     return (batch.slice(low, high - low) for low, high in itertools.pairwise(edges))

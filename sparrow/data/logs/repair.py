@@ -25,7 +25,7 @@ class Tally:
     text: str = ""
 
     def add(self, count: int, row: int, text: str) -> None:
-        """Count some more; the first ones' place is kept."""
+        """Counts some more. The place of the first ones is kept."""
         if not self.count:
             self.row = row
             self.text = shorten(text)
@@ -49,20 +49,21 @@ class Repairs:
 
     @property
     def left_out(self) -> int:
-        """Rows of the files that the pass did not give."""
+        """How many rows of the files the pass did not give."""
         return sum(tally.count for tally in self.lines.values())
 
     def clear(self) -> None:
-        """Begin a pass."""
+        """Begins a pass."""
         self.rows = 0
         for counts in (self.lines, self.cells, self.breaks, self.starts):
             counts.clear()
 
 
 def repaired(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> tuple[pa.RecordBatch, dict[str, list[int]]]:
-    """The batch with its text columns as `types`, and by column the rows whose values did not fit, now missing.
+    """Returns the batch with its text columns as `types`, and column -> the rows whose values did not fit.
 
-    Text is cut of white space before it is read as a number; numbers that float32 cannot hold do not fit either.
+    Those values are missing now. White space around text is cut before it is read as a number. Numbers that float32
+    cannot hold do not fit either.
     """
     columns, bad = [], {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -76,7 +77,7 @@ def repaired(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> tuple[pa.R
 
 
 def converted(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Bools]:
-    """A text or binary array [N] as `kind`, with what does not convert missing, and bool [N], where that happened."""
+    """Returns a text or binary array [N] as `kind`, and bool [N]: where a value did not convert and is missing now."""
     encoded = column.dictionary_encode()  # each distinct value is looked at once
     values, bad_U = _cast(encoded.dictionary, pa.string())
     garbled_U = pc.match_substring(values, GARBLED).fill_null(False)
@@ -99,6 +100,6 @@ def _cast(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Bools]:
 
 
 def shorten(text: str) -> str:
-    """A value as an error quotes it: on one line and not too long."""
+    """Returns a value as an error quotes it: on one line and not too long."""
     text = text.replace(GARBLED, "\ufffd")
     return repr(text if len(text) <= 40 else text[:37] + "...")

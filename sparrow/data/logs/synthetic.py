@@ -82,17 +82,39 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Generated:
-    """Write a click log, .parquet, .csv or .tsv, whose clicks are drawn from known probabilities.
+    """Writes a click log, .parquet, .csv or .tsv, whose clicks are drawn from known probabilities.
 
     Columns: session, ts (ms, one per session), user, item, history (items that the user likes), tags (of the item),
     cat_* (text; every other one has missing values), num_* (counts with missing values, and normals), label; and,
     with_truth, true_p: the probability that the label was drawn with. OUT.truth.json beside it says what the truth
-    scores. CSV and TSV have no lists: history and tags are left out, and clicks do not depend on them.
+    scores. CSV and TSV have no lists: history and tags are left out, and clicks do not depend on them. The same
+    arguments give the same log.
 
-    zipf: exponent of popularity. click_rate: the expected one. missing: share, in columns that have any. drift: 0
-    for popularity and quality of items that stay, 1 for a correlation of 0.5 between the log's ends. session_rows:
-    mean rows of a session. history: longest list; 0 leaves the column out. The same arguments give the same log.
-    Raises UserError for a number out of range, another suffix, or an `out` that exists, unless overwrite.
+    Args:
+        out: the file. Its suffix says the format.
+        rows: of the log.
+        seed: what everything is drawn from.
+        numeric: how many num_* columns.
+        categorical: how many cat_* columns.
+        users: how many there are.
+        items: how many there are.
+        zipf: the exponent of popularity.
+        click_rate: the expected share of rows with a click.
+        missing: the share of missing values, in columns that have any.
+        days: the time from the log's beginning to its end.
+        drift: how fast popularity and quality of items change. At 0 they stay, and at 1 the log's ends have a
+            correlation of 0.5.
+        session_rows: the mean number of rows of a session.
+        history: the length of the longest list; 0 leaves the column out.
+        with_truth: whether the log has the column true_p.
+        overwrite: whether to replace `out`.
+        progress: see `Progress`.
+
+    Returns:
+        The log that was written, and what the true probabilities score.
+
+    Raises:
+        UserError: for a number out of range, for another suffix, and for an `out` that exists, unless `overwrite`.
     """
     config = _Config(
         rows=rows,

@@ -32,9 +32,14 @@ csv.field_size_limit(1 << 30)
 
 
 def dialect(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
-    """How a text file is written, and its columns' names. told: obeyed, and found out where it says Parquet.
+    """Returns how a text file is written, and its columns' names.
 
-    Raises UserError for a file that is empty, binary, or not in its encoding.
+    Args:
+        file: the file.
+        told: what is obeyed. Where it says Parquet, format, delimiter and header are found out.
+
+    Raises:
+        UserError: for a file that is empty, binary, or not in its encoding.
     """
     source = told
     if told.format == "parquet":
@@ -60,10 +65,19 @@ def text_batches(
     repairs: Repairs,
     most_bytes: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """A text file's rows in order, as `types` or, when None, all columns as their first block suggests.
+    """Yields a text file's rows in order.
 
-    most_bytes: what is read of the file at most; only the first batch is then sure to be right.
-    What cannot be read is a UserError or, if `source` says so, repaired and counted in `repairs`.
+    Args:
+        file: the file.
+        source: how it is written, and whether to repair what cannot be read.
+        names: of its columns.
+        types: the wanted columns and their types. When None, all columns are read as their first block suggests.
+        block_bytes: how much text is read at a time.
+        repairs: counts what is repaired.
+        most_bytes: how much of the file is read at most. Then only the first batch is sure to be right.
+
+    Raises:
+        UserError: for what cannot be read and is not to be repaired.
     """
     stream, repair = _Stream(file, source, most_bytes), source.bad_rows == "repair"
     skipped: list[int] = []
@@ -119,9 +133,9 @@ def text_batches(
 
 
 def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
-    """The lines on which some rows of a file begin, both counted from 1 with the header.
+    """Returns row -> the line on which it begins, both counted from 1 with the header.
 
-    They differ only after blank lines and quoted line breaks; a file without them is not read again.
+    They differ only after blank lines and quoted line breaks. A file without them is not read again.
     """
     stream = _Stream(file, replace(source, bad_rows="repair"))
     last = max(rows)

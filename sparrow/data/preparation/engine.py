@@ -32,8 +32,8 @@ BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet that is read, and of te
 class Engine(Protocol):
     """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
 
-    ends: of each log's rows, counted on from log to log. times: of all rows, when there is a time. clipped: what
-    `ordered` did to numbers, once it has given all.
+    ends: where each log's rows end, counted on from log to log. times: of all rows, when there is a time. clipped:
+    which numbers `ordered` clipped, once it has given all rows.
     """
 
     ends: list[int]
@@ -41,19 +41,29 @@ class Engine(Protocol):
     clipped: Clipped
 
     def read(self) -> None:
-        """Look at every row once. UserError for what is wrong with one."""
+        """Looks at every row once.
+
+        Raises:
+            UserError: when something is wrong with a row.
+        """
 
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
-        """Let the fitter take in every row."""
+        """Lets the fitter take in every row."""
 
     def ordered(self, fitted: Fitted, cutter: Cutter, partition: int) -> Iterator[tuple[int, pa.Table]]:
-        """(part, its transformed rows) in the order in which they are to be written; each part comes at least once.
+        """Yields (part, some of its transformed rows) in the order in which they are to be written.
 
-        That is by time, then by row of the log. partition: of a clustered log, see `clustered`; 0 for one.
+        They come by time, and those of one time in the log's order. Each part comes at least once.
+
+        Args:
+            fitted: what `fit` led to.
+            cutter: says which part each row belongs to.
+            partition: how much of the time column a partition of a clustered log is, see `clustered`; 0 for one
+                partition.
         """
 
     def notes(self) -> Iterator[str]:
-        """What reading repaired or passed over, a line each."""
+        """Yields what reading repaired or passed over, a line each."""
 
 
 class Local:
@@ -128,7 +138,7 @@ class Local:
         self._spool.drop()
 
     def _parted(self, fitted: Fitted, cutter: Cutter) -> Iterator[tuple[int, pa.Table]]:
-        """(part, its transformed rows), in the log's order."""
+        """Yields (part, some of its transformed rows), in the log's order."""
         row0 = 0
         clock = Clock(self._schema)
         schema = fitted.transforms.schema
@@ -148,17 +158,20 @@ class Local:
 
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
-    """What the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
+    """Yields what the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
     return gathered(log.batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
 
 
 def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:
-    """The columns of `raw_batches`, as text is read."""
+    """Returns the columns of `raw_batches`, and the type that text is read as for each."""
     return types_for(schema, log) | {schema.columns[name].source or name: pa.string() for name in integers}
 
 
 def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:
-    """Columns of text to be taken for integers, as long as they are: what the log begins with suggests it."""
+    """Returns the columns of text that are taken for integers as long as they hold nothing else.
+
+    They are those in which the log's beginning suggests it.
+    """
     if not log.files or log.source.format == "parquet":
         return frozenset()
     sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]

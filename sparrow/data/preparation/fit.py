@@ -41,7 +41,7 @@ class Cutter:
     cuts: tuple[int, int] = (0, 0)
 
     def parts(self, batch: pa.RecordBatch, row0: int) -> Int64s:
-        """Part of each typed row, int64 [N]; row0: the log's row of the batch's first one."""
+        """Returns the part of each typed row, int64 [N]. row0: the log's row of the batch's first one."""
         split, time = self.schema.split, self.schema.role("time")
         rows_N = np.arange(row0, row0 + batch.num_rows)
         if split.by == "ratio":
@@ -62,7 +62,7 @@ class Cutter:
 
 
 def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
-    """The first times of valid and of test."""
+    """Returns the first times of valid and of test."""
 
     def first(share: float) -> int:
         place = round(len(times) * (1 - share))
@@ -72,15 +72,17 @@ def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
 
 
 def _uniform(seed: int, keys_N: Int64s) -> Float64s:
-    """A number in [0, 1) for each row or group, drawn from the seed."""
+    """Returns a number in [0, 1) for each row or group, drawn from the seed."""
     start = mix(np.array([seed % (1 << 64)], np.uint64))
     return mix(start ^ keys_N.astype(np.uint64)) / 2.0**64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """What was fitted. since: of each table, the moments after which its rows are known in training, int64 [2, rows];
-    a table is left out where that is so from the start.
+    """What was fitted.
+
+    since: table -> the moments after which its table rows are known in training, int64 [2, rows]. A table whose ids are
+    known from the start is left out.
     """
 
     transforms: Transforms
@@ -139,11 +141,11 @@ class _Ids:
 
 
 class Fitter:
-    """Takes in a log's typed rows and gives what was fitted on those that are for training, negatives left out apart.
+    """Takes in a log's typed rows, and fits on those that are for training. Negatives that are left out do not count.
 
-    rows: of train, valid and test, int64 [3]; left_out: training rows left out; positives: int64 [3, labels].
-    given: what is fitted stays, except that with `grow` vocabularies and ranges get the new ids after the old ones.
-    work: a folder for what memory should not hold. pool: its threads take a column each.
+    given: what is fitted stays. With `grow`, vocabularies and ranges get the new ids after the old ones. work: a folder
+    for what memory should not hold. pool: its threads take a column each. rows: of train, valid and test, int64 [3].
+    left_out: training rows left out. positives: int64 [3, labels].
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
@@ -168,7 +170,13 @@ class Fitter:
         self._values = {name: Ordered(work / f"values-{i}", np.float64) for i, name in enumerate(unfit)}
 
     def add(self, batch: pa.RecordBatch, parts_N: Int64s, moments_2N: Int64s) -> None:
-        """Take in typed rows, with their parts and moments."""
+        """Takes in typed rows.
+
+        Args:
+            batch: the rows.
+            parts_N: the part of each.
+            moments_2N: the time and the place of each one's moment.
+        """
         self.rows += np.bincount(parts_N, minlength=len(PARTS) + 1)[: len(PARTS)]
         self.left_out += int((parts_N == LEFT_OUT).sum())
         for t, name in enumerate(self.given.schema.labels):
@@ -184,7 +192,7 @@ class Fitter:
             list(self._map(lambda task: task(), tasks))
 
     def state(self) -> Iterator[tuple[str, str, Int64s, Int64s]]:
-        """What was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
+        """Yields what was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
         yield "rows", "", np.append(self.rows, self.left_out), self.positives.reshape(-1)
         for kind, found in (("statistics", self._statistics), ("weights", self._weights)):
             for name, moments in found.items():
@@ -197,7 +205,7 @@ class Fitter:
             yield from (("ids", name, entries[0], entries[1:].reshape(-1)) for entries in ids.counts.merged())
 
     def absorb(self, kind: str, name: str, a: Int64s, b: Int64s) -> None:
-        """Take in an item of the `state` of a fitter of other rows; the order of items does not matter."""
+        """Takes in an item of the `state` of a fitter of other rows. The order of items does not matter."""
         if kind == "rows":
             self.rows = self.rows + a[:-1]
             self.left_out = self.left_out + int(a[-1])
@@ -213,7 +221,7 @@ class Fitter:
             self._ids[name].counts.add(np.vstack([a, b.reshape(3, -1)]))
 
     def base_rates(self) -> dict[str, float]:
-        """Each label's share of ones among the training rows, by their weights where these are not all 0."""
+        """Returns each label's share of ones among the training rows, by their weights where these are not all 0."""
         if self._weights and self._weights[""].total:
             whole = self._weights[""].total
             return {label: float(Fraction(self._weights[label].total, whole)) for label in self.given.schema.labels}
@@ -221,7 +229,11 @@ class Fitter:
         return {label: float(self.positives[0, t] / self.rows[0]) for t, label in labels}
 
     def fitted(self) -> Fitted:
-        """What was given with what it lacked; UserError when the training part teaches nothing."""
+        """Returns what was given, with what it lacked.
+
+        Raises:
+            UserError: when the training part teaches nothing.
+        """
         self._check_labels()
         schema = self.given.schema
         columns, groups = self._columns()

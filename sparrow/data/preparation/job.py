@@ -33,10 +33,11 @@ Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that it
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What prepare made: the folder, its fitted schema, rows and mean labels per part, and what to look at.
+    """What prepare made.
 
-    rows: of each part, as written; left_out: training rows that split.negatives left out; label_means: part -> label ->
-    mean, NaN for a part without rows.
+    out: its folder. schema: the fitted schema. rows: part -> rows as written. left_out: training rows that
+    split.negatives left out. label_means: part -> label -> mean, NaN for a part without rows. notes: what a person
+    should look at, a line each.
     """
 
     out: Path
@@ -60,22 +61,36 @@ def prepare(
     progress: Progress | None = None,
     ray: str | None = None,
 ) -> Prepared:
-    """Turn raw logs into a folder to train on: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
+    """Turns a raw log into a prepared log: {train,valid,test}/part-00000.parquet, schema.toml, manifest.json.
 
-    inputs: see `open_log`; or a log, such as a `table_log`. schema: inferred when None. A Schema is obeyed; what is
-    fitted in it stays, but vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they
-    are, so that a model can be evaluated on these rows or trained on; with `grow` their vocabularies and ranges get
-    new rows for this log's new ids, after the old ones. label: the label's column, for inference. split, source:
-    instead of the schema's. overwrite: replace a prepared log at `out`, after success. progress: see `Progress`.
-    ray: the address of a Ray cluster whose machines read, transform and sort, a file each at a time; "auto" for the one
-    that Ray finds, "local" for one of this machine. They must see the log and `out` under the same names. The result is
-    the same to the bit.
+    Only the training rows that are kept are fitted on, because the model sees no others. Where there is a time, the
+    rows of a part are in time order. The folder appears at once or not at all. It takes about 450 MiB of memory with
+    `return_freed_memory`, and 48 bytes for each id of the vocabularies. While it runs, the disk of `out` must have room
+    for the log as numbers.
 
-    Fitted on the training rows that are kept: what the model will see. Rows of a part are in time order, when there
-    is a time. Memory: about 450 MiB with `return_freed_memory`, and 48 bytes an id of the vocabularies; disk beside
-    `out`: the log's size as numbers. The folder appears at once or not at all.
-    Raises UserError for what is wrong with the log or the schema, and, with nothing left on disk, when it cannot be
-    written.
+    Args:
+        inputs: what `open_log` takes, or a log that is open, such as a `table_log`.
+        out: the folder to make.
+        schema: a Schema, Transforms, or None to infer a schema. A Schema is obeyed: what is fitted in it stays, but
+            vocabularies are made anew. Transforms, of a prepared log or of a run, are used as they are, so that their
+            model can be evaluated on these rows or trained on.
+        label: the label's column, for inference.
+        split: instead of the schema's.
+        source: instead of the schema's.
+        grow: whether the vocabularies and ranges of given Transforms get new rows for this log's new ids. They come
+            after the old ones.
+        overwrite: whether to replace a prepared log at `out`. It is replaced after success.
+        progress: see `Progress`.
+        ray: the address of a Ray cluster, "auto" for the one that Ray finds, or "local" for one of this machine. Its
+            machines read, transform and sort, a file each at a time. They must see the log and `out` under the same
+            names. The result is the same to the bit.
+
+    Returns:
+        What was made.
+
+    Raises:
+        UserError: when something is wrong with the log or the schema, or when the folder cannot be written. Then
+            nothing is left on disk.
     """
     out = Path(out)
     given = schema if isinstance(schema, Transforms) else Transforms(schema=schema) if schema else None
@@ -117,7 +132,7 @@ class _Job:
     writers: list[PartWriter] = field(default_factory=list)
 
     def run(self, new: Path, grow: bool) -> Prepared:
-        """Write the whole folder `new`."""
+        """Writes the whole folder `new`, and returns what it holds."""
         schema = self.given.schema
         engine = self._engine()
         engine.read()
@@ -160,7 +175,7 @@ class _Job:
         return OnRay(self.given.schema, self.logs, self.work, self.told, address=self.ray)
 
     def _group_notes(self, rows: int) -> Iterator[str]:
-        """What storing groups once is worth, of the training rows."""
+        """Yields a line for each feature group: what storing its repeated training rows once is worth."""
         writer = self.writers[0]
         for group, runs in writer.runs.items():
             factor, saved = rows / max(runs, 1), writer.saved[group]
@@ -171,7 +186,7 @@ class _Job:
             yield f"group {group}: {factor:.2f} rows a run, stored once: {less}; by default looked up {how}"
 
     def _write(self, new: Path, schema: Schema, ordered: Iterator[tuple[int, pa.Table]], total: int) -> Unknown:
-        """The parts' files; returns how many ids are unknown."""
+        """Writes the files of the parts. Returns how many ids are unknown."""
         numbered = [name for name in schema.sparse if is_numbered(schema, str(schema.columns[name].table))]
         unknown = {part: dict.fromkeys(numbered, (0, 0)) for part in PARTS}
         rows = 0
@@ -201,7 +216,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Split) -> list[Log]:
-    """The log, or those of train, valid and test, read alike."""
+    """Returns the log, or the logs of train, valid and test, which are all read alike."""
     held_out = [split.valid_files, split.test_files]
     by_file = split.by == "file" or (split.by is None and any(held_out))
     if any(held_out) and not by_file:
@@ -231,7 +246,7 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
 
 
 def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:
-    """What is to be fitted: the schema, inferred if need be, with its split, and checked against the log's columns."""
+    """Returns the schema to be fitted, with its split. Infers it if need be, and checks it against the log."""
     given = given or Transforms(schema=infer_log(log, label))
     schema = given.schema
     for name, column in schema.columns.items():
@@ -254,7 +269,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
 
 
 def _partition(schema: Schema, times: Ordered) -> int:
-    """How much of the time column is a partition; 0 for all of it, or where there is no time."""
+    """Returns the length of a partition in the time column's unit; 0 for one partition, or where there is no time."""
     assert schema.cluster is not None
     if not schema.cluster.hours or not len(times):
         return 0
@@ -268,7 +283,7 @@ def _partition(schema: Schema, times: Ordered) -> int:
 def _write_manifest(
     folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter], unknown: Unknown, clipped: Clipped
 ) -> None:
-    """What the folder holds, and the digests of its files."""
+    """Writes manifest.json: what the folder holds, and the digests of its files."""
     vocabularies = [vocabulary_file(schema, name) for name in schema.encodings if is_numbered(schema, name)]
     manifest = {
         "version": VERSION,
@@ -287,7 +302,7 @@ def _write_manifest(
 
 
 def _means(fitter: Fitter, nothing: Any) -> dict[str, dict[str, Any]]:
-    """Part -> label -> mean, or `nothing` for a part without rows."""
+    """Returns part -> label -> mean, or `nothing` for a part without rows."""
     return {
         part: {
             label: float(fitter.positives[p, t] / fitter.rows[p]) if fitter.rows[p] else nothing
@@ -305,7 +320,7 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
 
 
 def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
-    """What a person should look at, a line each."""
+    """Yields what a person should look at, a line each."""
     for name, column in schema.columns.items():
         if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
             yield f"{name}: {column.note}"

@@ -23,7 +23,7 @@ class Request:
     row0: int = 0
 
     def joins(self, other: Request) -> bool:
-        """Whether rows that begin with the other one go on with this one."""
+        """Returns whether the request `other`, with which rows begin, goes on with this one."""
         return self.key is not None and self.key == other.key
 
 
@@ -43,7 +43,12 @@ class Clock:
         self.first: Request | None = None
 
     def moments(self, batch: pa.RecordBatch, row0: int) -> Int64s:
-        """Time and place of each typed row, int64 [2, N]; row0: the log's row of the batch's first one."""
+        """Returns the time and the place of each typed row's moment, int64 [2, N].
+
+        Args:
+            batch: the rows.
+            row0: the log's row of the first one.
+        """
         row_N = np.arange(row0, row0 + batch.num_rows)
         time_N = batch.column(self.time).to_numpy() if self.time else np.zeros_like(row_N)
         keys = np.stack([time_N, *(batch.column(name).to_numpy() for name in self.names)])
@@ -60,7 +65,11 @@ class Clock:
 
 
 def order_of(moments_2N: Int64s) -> tuple[Int64s, Int64s]:
-    """The distinct moments int64 [2, M] in their order, and the place of each row's among them, int64 [N]."""
+    """Returns the distinct moments in their order.
+
+    Returns:
+        The moments, int64 [2, M], and the place of each row's moment among them, int64 [N].
+    """
     time_N, place_N = moments_2N
     order = np.lexsort((place_N, time_N))
     sorted_2N = moments_2N[:, order]
@@ -73,9 +82,14 @@ def order_of(moments_2N: Int64s) -> tuple[Int64s, Int64s]:
 def hide(
     schema: Schema, table: pa.Table, since: Mapping[str, Int64s], moments_2N: Int64s, training_N: Bools
 ) -> pa.Table:
-    """Transformed rows [N], in which ids that training rows do not yet know are unknown.
+    """Returns transformed rows [N] in which ids that training rows do not yet know are unknown.
 
-    since: of a table's rows, the moment after which each is known, int64 [2, R].
+    Args:
+        schema: the fitted one.
+        table: the rows.
+        since: table -> the moment after which each of its table rows is known, int64 [2, R].
+        moments_2N: the moment of each row.
+        training_N: whether each row is for training.
     """
     if not training_N.any():
         return table

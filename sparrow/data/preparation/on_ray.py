@@ -307,7 +307,11 @@ class _Source(DataSource):
 
 
 def _run(tasks: Sequence[Work], columns: pa.Schema, keys: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """What the tasks give, sorted by `keys`; UserError for what one raises, and for what else went wrong there."""
+    """Yields what the tasks give, sorted by `keys`.
+
+    Raises:
+        UserError: for what a task raises, and for what else goes wrong there.
+    """
     frame = _Source(tasks, columns).read()
     if keys:
         frame = frame.sort(list(keys))

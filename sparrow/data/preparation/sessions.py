@@ -19,11 +19,18 @@ BITS = 6  # at most, of a session's number, by which a partition is cut that mem
 def clustered(
     parted: Iterable[tuple[int, pa.Table]], session: str, time: str, partition: int, work: Path
 ) -> Iterator[tuple[int, pa.Table]]:
-    """(part, rows) that come in the order of column `time`, which is kept from one partition to the next.
+    """Yields (part, rows) with the rows of each session side by side.
 
-    Within a partition [k * partition, (k + 1) * partition) of the time, or all of a part when that is 0, sessions
-    stand one after the other, in the order of their mixed numbers; rows of one session stay in the order in which
-    they came. So the same rows give the same order wherever it is made. work: a folder for what memory should not hold.
+    Within a partition [k * partition, (k + 1) * partition) of the time, sessions stand one after the other, in the
+    order of their mixed numbers. Rows of one session stay in the order in which they came. So the same rows give the
+    same order wherever it is made.
+
+    Args:
+        parted: (part, rows) in the order of column `time`.
+        session: the column of the sessions.
+        time: the column of the time. Its order is kept from one partition to the next.
+        partition: how much of the time a partition is; 0 for all of a part.
+        work: a folder for what memory should not hold.
     """
     now: dict[int, tuple[int, Spool]] = {}  # of each part, the partition that is being filled
     for part, table in parted:

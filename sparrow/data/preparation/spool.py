@@ -25,7 +25,7 @@ class Spool:
         self.rows = self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Put a batch after the others."""
+        """Puts a batch after the others."""
         self.rows = self.rows + batch.num_rows
         self.bytes = self.bytes + batch.nbytes
         if self._writer is None:
@@ -51,7 +51,7 @@ class Spool:
             yield from stream
 
     def drop(self) -> None:
-        """Forget all rows."""
+        """Forgets all rows."""
         self._held = []
         if self._writer is not None:
             self._writer.close()
@@ -66,7 +66,7 @@ def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least so many rows or bytes, the last one excepted."""
+    """Yields the same rows in batches of at least so many rows or bytes. The last batch may be smaller."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)

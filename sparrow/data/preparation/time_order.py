@@ -19,9 +19,15 @@ MOST_RANGES = 256  # files that are open at a time; of a log of more than 8 GiB 
 def in_time_order(
     parted: Iterable[tuple[int, pa.Table]], times: Ordered, time: str, work: Path
 ) -> Iterator[tuple[int, pa.Table]]:
-    """(part, rows) with the rows of every part in the order of column `time`, those of one time in the given order.
+    """Yields (part, rows) with the rows of every part in the order of column `time`.
 
-    times: of all rows. work: a folder for what memory should not hold.
+    Rows of one time keep the order in which they are given.
+
+    Args:
+        parted: (part, rows) in any order of time.
+        times: of all rows.
+        time: the column.
+        work: a folder for what memory should not hold.
     """
     spools: dict[tuple[int, int], Spool] = {}
     edges: Int64s | None = None

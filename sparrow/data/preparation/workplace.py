@@ -18,10 +18,13 @@ _LOCK = "sparrow-prepare.lock"
 
 @contextmanager
 def workplace(out: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A hidden folder beside `out` that goes away with the block, and notes on what killed programs had left.
+    """Yields a hidden folder beside `out` that goes away with the block, and notes on what killed programs had left.
 
-    Their folders are known by a lock that nobody holds any more, and are deleted; a folder that one had moved away
-    from `out`, to put a new one in its place, is put back. UserError when none can be made.
+    Their folders are known by a lock that nobody holds any more, and are deleted. A folder that one had moved away from
+    `out`, to put a new one in its place, is put back.
+
+    Raises:
+        UserError: when no folder can be made.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,16 +22,19 @@ class Known(Protocol):
     """The ids that a table knows."""
 
     def rare(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Ids that are not yet known, by hash, and how often they were seen (min_count - 1 times at most), int64."""
+        """Yields ids that are not yet known, by hash, and how often each was seen, int64 each.
+
+        They were seen min_count - 1 times at most.
+        """
         ...
 
     def save(self, path: Path) -> None:
-        """Write, for `Kind.load`."""
+        """Writes a file, for `Kind.load`."""
         ...
 
 
 class Kind(Protocol):
-    """What a member offers."""
+    """What each kind of encoding offers."""
 
     @property
     def unknown(self) -> int | None:
@@ -44,13 +47,13 @@ class Kind(Protocol):
         ...
 
     def fitted(self, name: str, encoding: Encoding, ids: SeenIds, known: Any) -> tuple[Encoding, Any, Any] | None:
-        """Fit what an encoding lacks; None when another kind should be taken.
+        """Returns an encoding with what it lacks fitted; None when another kind should be taken.
 
         Args:
             name: the table's, for errors.
             encoding: what is given.
             ids: what training holds.
-            known: `Known` of an earlier log, which is to be grown, or None.
+            known: the `Known` of an earlier log, which is to be grown, or None.
 
         Returns:
             The whole encoding, its `Known` or None, and since when ids are known, int64 [2, rows], or None.
@@ -58,29 +61,40 @@ class Kind(Protocol):
         ...
 
     def load(self, path: Path, encoding: Encoding) -> Any:
-        """The `Known` of a file; None when the file is not that encoding's. UserError when it is damaged."""
+        """Returns the `Known` of a file; None when the file is not that encoding's.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
         ...
 
     def rows_of(self, known: Any, distinct: pa.Array) -> Int64s:
-        """Numbers int64 [U] of distinct ids, int64 or, hashed, uint64."""
+        """Returns the numbers of distinct ids, int64 [U]. The ids are int64 or, hashed, uint64."""
         ...
 
     def moved(self, old: Encoding, new: Encoding, then: Any, now: Any) -> Int64s | None:
-        """For each number of an earlier log that of the same id now, or -1; None when nobody can tell."""
+        """Returns for each number of an earlier log the number of the same id now, or -1. None when nobody can tell.
+
+        Args:
+            old: the earlier log's encoding.
+            new: the encoding now.
+            then: the earlier log's `Known`, or None.
+            now: the `Known` now, or None.
+        """
         ...
 
     def name_of(self, encoding: Encoding, row: int) -> str:
-        """A number in words, for people."""
+        """Returns the id of a number in words, for people."""
         ...
 
 
 def kind_of(encoding: Encoding) -> Kind:
-    """The kind of an encoding, hash where none is chosen yet."""
+    """Returns the kind of an encoding; hash where none is chosen yet."""
     return named(encoding.kind or "hash")
 
 
 def named(kind: str) -> Kind:
-    """The kind of this name."""
+    """Returns the kind of this name."""
     assert kind in get_args(KINDS)
     made: Kind = import_module(f"{__name__}.{kind}").Kind()
     return made

@@ -56,7 +56,7 @@ class Counts:
         self._runs: list[int] = []
 
     def add(self, entries_4E: Int64s) -> None:
-        """Take in entries int64 [4, E], in any order."""
+        """Takes in entries int64 [4, E], in any order."""
         self._new.append(entries_4E)
         self._held += entries_4E.shape[1]
         if self._held < self._memory + self._base:
@@ -72,12 +72,12 @@ class Counts:
             self._base = 0
 
     def remember(self, hashes_U: Int64s, counts_U: Int64s) -> None:
-        """Take in how often ids occurred in earlier logs."""
+        """Takes in how often ids occurred in earlier logs."""
         before_U = np.full(len(hashes_U), BEFORE)
         self.add(np.stack([hashes_U, before_U, before_U, counts_U]))
 
     def merged(self) -> Iterator[Int64s]:
-        """All entries int64 [4, E], in the order of hash and moment, about MERGED of them at a time, ids whole."""
+        """Yields all entries int64 [4, E] in the order of hash and moment, about MERGED at a time. No id is cut."""
         runs = [self._merged(self._new)] if self._new else []
         if self._runs:
             spilled, first = np.memmap(self._path, np.int64, "r"), 0
@@ -96,7 +96,7 @@ class Counts:
             yield self._merged(pieces)
 
     def seen(self) -> Iterator[Seen]:
-        """Every id once, about MERGED of them at a time."""
+        """Yields every id once, about MERGED of them at a time."""
         for entries_4E in self.merged():
             hash_E, _, _, count_E = entries_4E
             first_U = np.flatnonzero(_changes(hash_E))

@@ -17,7 +17,14 @@ GROUP = 1 << 24  # rows of a row group in a file
 
 
 def write(path: Path, names: tuple[str, ...], pieces: Iterable[Array], known: int) -> None:
-    """Pieces [columns, N] as Parquet in row groups of GROUP rows, and how many of them the `known` first rows take."""
+    """Writes pieces as Parquet in row groups of GROUP rows, with a note of how many row groups the known ids take.
+
+    Args:
+        path: of the file.
+        names: of the columns.
+        pieces: int64 [columns, N] each.
+        known: how many of the first rows are known ids.
+    """
     columns = pa.schema([(name, pa.int64()) for name in names], {"known": str(-(-known // GROUP))})
     # Of a range's counts nearly all are alike: a dictionary makes next to nothing of them.
     dictionary = len(names) == 1
@@ -30,13 +37,26 @@ def write(path: Path, names: tuple[str, ...], pieces: Iterable[Array], known: in
 
 
 def row_groups(path: Path) -> tuple[int, list[int]]:
-    """How many of a file's row groups are of known ids, and all of them; UserError when it is missing or damaged."""
+    """Returns how many of a file's row groups are of known ids, and the numbers of all row groups.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
     with _told(path), pq.ParquetFile(path) as file:
         return int(file.schema_arrow.metadata[b"known"]), list(range(file.num_row_groups))
 
 
 def read(path: Path, groups: list[int], columns: int) -> list[Int64s]:
-    """The columns of some row groups."""
+    """Returns the columns of some row groups.
+
+    Args:
+        path: of the file.
+        groups: the numbers of the row groups.
+        columns: how many columns the file has.
+
+    Raises:
+        UserError: when the file is missing or damaged.
+    """
     if not groups:
         return [np.empty(0, np.int64)] * columns
     with _told(path), pq.ParquetFile(path, page_checksum_verification=True) as file:

@@ -14,5 +14,5 @@ class SeenIds(Protocol):
     hashed: bool
 
     def distinct(self) -> int:
-        """How many there are."""
+        """Returns how many distinct ids there are."""
         ...

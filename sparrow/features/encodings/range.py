@@ -32,20 +32,28 @@ class Range:
     KNOWN = -1
 
     def rows_of(self, integers_U: Int64s) -> Int64s:
-        """The row int64 [U] of each integer; 1 for those outside, and for those that are not known."""
+        """Returns the table row of each integer, int64 [U]; 1 for those outside, and for those that are not known."""
         inside_U = (integers_U >= self.low) & (integers_U <= self.low + len(self.counts_I) - 1)
         place_U = np.where(inside_U, integers_U, self.low) - self.low
         return np.where(inside_U & (self.counts_I[place_U] == self.KNOWN), place_U + FIRST, UNKNOWN)
 
     def rare(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """The integers that are not yet known, by their hashes, and how often each was seen, int64 each."""
+        """Yields the integers that are not yet known, by their hashes, and how often each was seen, int64 each."""
         place_U = np.flatnonzero(self.counts_I > 0)
         yield hash_ids(pa.array(self.low + place_U)), self.counts_I[place_U].astype(np.int64)
 
     def grown(self, counts: Counts, low: int, high: int) -> tuple[Range, Int64s]:
-        """That of low..high, with what `counts` saw of these; and since when they are known, int64 [2, rows].
+        """Returns the range low..high with what `counts` saw of it, and since when its integers are known.
 
-        Integers that were known are so from the start. counts: of what this one's `rare` gives, too.
+        Integers that were known before are so from the start.
+
+        Args:
+            counts: has taken in what this range's `rare` gives, too.
+            low: the lowest integer.
+            high: the highest integer.
+
+        Returns:
+            The range, and since when each table row is known, int64 [2, rows].
         """
         counts_I, since_2R = np.zeros(high - low + 1, np.int32), np.full((2, high - low + 1 + FIRST), BEFORE)
         known_I = np.zeros(len(counts_I), np.bool_)
@@ -67,12 +75,16 @@ class Range:
         return Range(low, counts_I), since_2R
 
     def save(self, path: Path) -> None:
-        """Write as Parquet: the counts."""
+        """Writes the counts as Parquet."""
         write(path, ("count",), [self.counts_I[None]], len(self.counts_I))
 
     @classmethod
     def load(cls, path: Path, low: int) -> Range:
-        """Read what `save` wrote; UserError when it is missing or damaged."""
+        """Returns what `save` wrote, as the range that begins with `low`.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
         return cls(low, read(path, row_groups(path)[1], 1)[0].astype(np.int32))
 
 

@@ -40,7 +40,7 @@ class Vocabulary:
 
     @property
     def rows(self) -> int:
-        """Rows that a table of these ids has: one for each, and those of missing and unknown ids."""
+        """How many table rows these ids need: one for each, and those of missing and unknown ids."""
         return len(self.hashes_V) + FIRST
 
     @cached_property
@@ -49,7 +49,7 @@ class Vocabulary:
         return self.hashes_V[order], order + FIRST
 
     def rows_of(self, hashes_U: Int64s) -> Int64s:
-        """The row int64 [U] of each hash: 0 for missing ids, whose hash is 0, and 1 for ids that are not there."""
+        """Returns the table row of each hash, int64 [U]; 0 for missing ids, whose hash is 0, and 1 for unknown ids."""
         hashes, rows = self._sorted
         if not len(hashes):
             return np.where(hashes_U == 0, MISSING, UNKNOWN)
@@ -58,14 +58,20 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """What tells this vocabulary from others: 16 hex digits of the SHA-256 of its hashes in order."""
+        """Returns what tells this vocabulary from others: 16 hex digits of the SHA-256 of its hashes in order."""
         return hashlib.sha256(self.hashes_V.astype("<i8").tobytes()).hexdigest()[:16]
 
     def grown(self, counts: Counts) -> tuple[Vocabulary, Int64s, int]:
-        """With the ids that became known appended; since when, int64 [2, rows]; and how many distinct ids there were.
+        """Returns the vocabulary with the ids appended that became known.
 
-        The rows that are, stay; the new ones come by falling count and, where that is equal, by hash. Ids that were
-        known are so from the start. counts: of what this vocabulary's `rare` gives, too.
+        The table rows that are there stay. The new ones come by falling count and, where counts are equal, by hash. Ids
+        that were known before are so from the start.
+
+        Args:
+            counts: has taken in what this vocabulary's `rare` gives, too.
+
+        Returns:
+            The vocabulary, since when its ids are known (int64 [2, rows]), and how many distinct ids there were.
         """
         counts_V = self.counts_V.copy()
         new: list[tuple[Int64s, Int64s, Int64s]] = []
@@ -93,13 +99,20 @@ class Vocabulary:
         return Vocabulary(hashes_V, counts_V, rare), since_2R, distinct
 
     def save(self, path: Path) -> None:
-        """Write as Parquet, hash and count: in the order of the rows, and in later row groups what is rare."""
+        """Writes hash and count as Parquet: the ids in the order of their table rows, then the rare ones.
+
+        The rare ones are in row groups of their own.
+        """
         known = np.stack([self.hashes_V, self.counts_V])
         write(path, ("hash", "count"), itertools.chain([known], map(np.stack, self.rare())), len(self.hashes_V))
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Read what `save` wrote, rare ids when they are asked for; UserError when it is missing or damaged."""
+        """Returns what `save` wrote. The rare ids are read when they are asked for.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
         known, groups = row_groups(path)
         hashes_V, counts_V = read(path, groups[:known], 2)
 
