@@ -104,7 +104,7 @@ class ComponentTables(nn.Module):
         return ComponentHandle(ids, bags)
 
     def begin(self, handle: ComponentHandle) -> None:
-        """Begin the lookup before the model asks for it. On one process there is nothing to wait for, so nothing is done."""
+        """Begin the lookup before the model asks for it. One process waits for nothing, so nothing is done."""
 
     def lookup(self, handle: ComponentHandle) -> dict[str, Tensor | Jagged]:
         """Returns feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none".
@@ -164,7 +164,7 @@ class ComponentTables(nn.Module):
     # -- deferred gradients, learning rate ----------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Returns component -> exact unique-row gradients collected since the last `update` or `discard`, to read or scale."""
+        """Returns component -> exact unique-row gradients since the last `update` or `discard`, to read or scale."""
         for number, record in enumerate(self.all_records()):
             pending = self._pending[number]
             if len(pending) > 1:

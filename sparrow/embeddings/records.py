@@ -103,7 +103,10 @@ class RowRecords(nn.Module):
         )
 
     def chunks(self, max_bytes: int) -> Iterator[Chunk]:
-        """Returns every row record, in chunks of at most about `max_bytes`. The tensors are views where the store has some."""
+        """Returns every row record, in chunks of at most about `max_bytes`.
+
+        The tensors are views where the store has some.
+        """
         row_bytes = sum(field.bytes_row for field in self.component.fields_of(self.dim).values())
         step = max(1, max_bytes // row_bytes)
         for first in range(0, self.rows, step):
@@ -158,8 +161,8 @@ class RowRecords(nn.Module):
     def _merge(self, theirs: dict[str, Tensor], here: At, width: int) -> None:
         """Make one number a row of those that the column parts of the row keep, as `Field.across` says.
 
-        A mean weighs the parts by their columns. It does not depend on their order, and is exact where they are equal (as
-        counts of updates are).
+        A mean weighs the parts by their columns. It does not depend on their order. It is exact where the parts are equal,
+        as counts of updates are.
         """
         self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
         ours = self.store.read(here)

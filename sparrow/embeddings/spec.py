@@ -130,8 +130,8 @@ class Feature:
     Args:
         name: the column's.
         table: the table's name.
-        pooling: "sum" or "mean" over the ids of a sample, or "none" for one vector per id. Sum and mean are weighted when
-            the batch brings weights, and a mean still divides by the count.
+        pooling: "sum" or "mean" over the ids of a sample, or "none" for one vector per id. Sum and mean are weighted
+            when the batch brings weights, and a mean still divides by the count.
     """
 
     name: str

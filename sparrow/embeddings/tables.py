@@ -118,7 +118,10 @@ class EmbeddingTables(nn.Module):
             self._ready[ids] = self.prepare(ids)
 
     def begin(self, ids: KeyedJagged) -> None:
-        """Begin to look a batch up before the model asks for it. Vectors travel while the model computes something else."""
+        """Begin to look a batch up before the model asks for it.
+
+        Vectors travel while the model computes something else.
+        """
         if self.features:
             self._ready[ids] = handle = self._handle(ids)
             self.components.begin(handle.inner)
@@ -131,7 +134,7 @@ class EmbeddingTables(nn.Module):
         return {feature.name: self._joined(feature, found, handle.ids) for feature in self.features}
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
-        """Returns all features' vectors side by side, [B, sum of dims], in the features' order. Where it can, without a copy.
+        """Returns all features' vectors side by side, [B, sum of dims], in the features' order; if possible without a copy.
 
         Raises:
             UserError: when a feature is not pooled, or has another number of samples than the others.
@@ -234,12 +237,14 @@ class EmbeddingTables(nn.Module):
     # -- ids that a table does not hold -------------------------------------------------------------------------
 
     def oov_counts(self) -> dict[str, int]:
-        """Returns feature -> how many ids were sent to its table's `oov_row` so far, for features whose table has one."""
+        """Returns feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
         names = [name for name, spec in self._spec_of.items() if spec.oov_row is not None]
         return {name: int(self._outside.get(name, 0)) for name in names}
 
     def raise_bad_ids(self) -> None:
-        """Raise the errors that `prepare` noticed on a GPU, where asking at once would stall it. Call it at a synchronisation.
+        """Raise the errors that `prepare` noticed on a GPU, where asking at once would stall it.
+
+        Call it at a synchronisation.
 
         Raises:
             UserError: when a feature had ids that its table does not hold.
