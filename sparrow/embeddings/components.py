@@ -230,7 +230,7 @@ class ComponentTables(nn.Module):
             yield from record.chunks(max_bytes)
 
     def changed(self) -> None:
-        """To be called after rows were written from outside, so that a backward through older rows is noticed."""
+        """Call it after rows were written from outside, so that a backward through older rows is noticed."""
         self.door.version += 1
 
     # -- what `autograd` calls ----------------------------------------------------------------------------------

@@ -161,8 +161,8 @@ class RowRecords(nn.Module):
     def _merge(self, theirs: dict[str, Tensor], here: At, width: int) -> None:
         """Make one number a row of those that the column parts of the row keep, as `Field.across` says.
 
-        A mean weighs the parts by their columns. It does not depend on their order. It is exact where the parts are equal,
-        as counts of updates are.
+        A mean weighs the parts by their columns. It does not depend on their order. It is exact where the parts are
+        equal, as counts of updates are.
         """
         self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
         ours = self.store.read(here)

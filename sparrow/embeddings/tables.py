@@ -134,7 +134,9 @@ class EmbeddingTables(nn.Module):
         return {feature.name: self._joined(feature, found, handle.ids) for feature in self.features}
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
-        """Returns all features' vectors side by side, [B, sum of dims], in the features' order; if possible without a copy.
+        """Returns all features' vectors side by side, [B, sum of dims], in the features' order.
+
+        Where it can, it does not copy them.
 
         Raises:
             UserError: when a feature is not pooled, or has another number of samples than the others.
@@ -224,7 +226,7 @@ class EmbeddingTables(nn.Module):
         self.changed()
 
     def changed(self) -> None:
-        """To be called after rows were written from outside, so that a backward through older rows is noticed."""
+        """Call it after rows were written from outside, so that a backward through older rows is noticed."""
         self.components.changed()
 
     def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:

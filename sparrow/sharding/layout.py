@@ -23,8 +23,8 @@ class Layout:
 
     Args:
         ranks: of the blocks. If there are none, every rank has the whole table.
-        rows: into how many blocks the table rows are cut.
         columns: into how many blocks the dimensions are cut.
+        rows: into how many blocks the table rows are cut.
         through_host: the ranks that hold the same columns are all ranks of one host or of several. Each host adds their
             partial sums up before these leave it.
 

@@ -42,8 +42,8 @@ class ShardedTables(nn.Module):
     """`ComponentTables` over many ranks: rows go to the shards, pooled vectors come back, gradients go there again.
 
     The gradients of all ranks are summed, so each rank's loss must be its share of the global one. A shard sums a row's
-    gradients over features, ranks and samples in that order. One process does the same with the ranks' batches one after
-    the other. Every call is one of all ranks together.
+    gradients over features, ranks and samples in that order. One process does the same with the ranks' batches one
+    after the other. Every call is one of all ranks together.
 
     Args:
         whole: the tables that these stand for. Their rows may be unallocated.
@@ -94,8 +94,8 @@ class ShardedTables(nn.Module):
     def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> Travelling:
         """Returns a handle of a batch whose rows are sent on their way.
 
-        Their sizes leave at once, and the rows with the next lookup. A rank that sends vectors has sent its sizes before, so
-        nobody waits for sizes.
+        Their sizes leave at once, and the rows with the next lookup. A rank that sent vectors had sent its sizes
+        before, so nobody waits for sizes.
 
         Args:
             ids: the batch.
@@ -182,7 +182,7 @@ class ShardedTables(nn.Module):
         self.discard()
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Returns exact unique-row gradients of the rows that are here. For copied tables they are the same on every rank."""
+        """Returns exact unique-row gradients of the rows that are here. Those of copied tables agree on all ranks."""
         self._share()
         return {**self.local.gradients(), **self.copies.gradients()}
 

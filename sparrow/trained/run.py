@@ -229,8 +229,8 @@ class Run:
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None, held: dict[str, Any] | None = None) -> Run:
         """Returns the run of a TOML file.
 
-        With another member for a family (`model.name`), settings begin from that member's defaults, because the file's were
-        for the old member.
+        With another member for a family (`model.name`), settings begin from that member's defaults, because the file's
+        were for the old member.
 
         Args:
             path: the file.

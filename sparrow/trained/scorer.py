@@ -87,7 +87,7 @@ class Restored:
         return scores
 
     def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
-        """Returns the feature of a row whose number is farthest from 0, of those that the model read, and that number."""
+        """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
         numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
         for name in batch.ids.keys:
             one = batch.ids[name].expanded()
