@@ -241,7 +241,7 @@ class Trainer:
         )
 
     def _time_to_log(self) -> bool:
-        """Whether to log now: every so many steps, and at the end only if enough steps came together to say something."""
+        """Whether to log now: every so many steps. At the end only if enough steps came together to say something."""
         since = self.step % self.run.log.every
         return since == 0 or (self.step == self.total_steps and (since == self.step or 2 * since >= self.run.log.every))
 

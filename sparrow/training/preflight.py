@@ -230,7 +230,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:
-    """Yields (data or model, setting, value): ever smaller batches, then sizes of the model, first those that were set."""
+    """Yields (data or model, setting, value): ever smaller batches, then sizes of the model. Those that were set go first."""
     size = run.data.batch_size
     while (size := size // 2) >= 64:
         yield "data", "batch_size", size
@@ -251,7 +251,7 @@ def _fits(needs: Needs, run: Run, per_host: int) -> bool:
 
 
 def _free_host(needs: Needs, per_host: int) -> float:
-    """Returns how many bytes of host memory this rank has free or in use; infinity where nothing tells."""
+    """Returns how many bytes of this rank's host memory are free or hold the program; infinity where nothing tells."""
     free = available_bytes()
     return math.inf if free is None else free / per_host + needs.host["program"] - _FIRST_STEP
 

@@ -102,7 +102,7 @@ def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) ->
 
 
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
-    """Returns for each component of a table where its rows of the earlier run are now: the row of the same ids, or -1."""
+    """Returns for each component the rows of the same ids now, or -1, for each row that it had in the earlier run."""
     table = then.schema.encodings[spec.name]
     chosen = old.tables.of(spec.name, table.rows or 0)
     before, after = chosen.addressed(table.rows or 0, table.is_numbered), spec.addressing
