@@ -124,7 +124,10 @@ def dots(
     title: str,
     line: float | None = None,
 ) -> None:
-    """Draw one row per name from the top: a dot with its interval value +- 1.96 errors. line: what it is read against."""
+    """Draw one row per name from the top: a dot with its interval value +- 1.96 errors.
+
+    line: what the dots are read against.
+    """
     shown = [(i, v, e) for i, (v, e) in enumerate(zip(values, errors, strict=True)) if math.isfinite(v)]
     if line is not None:
         axis.axvline(line, color=GREY, linewidth=0.8, linestyle="--")

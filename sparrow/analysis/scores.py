@@ -28,7 +28,10 @@ class Rows:
     sessions_N: Tensor | None
 
     def estimates(self, rows_N: Tensor | None = None) -> dict[str, Estimate]:
-        """Returns metrics with what each session, or else row, adds to their error. rows_N: a mask [N] of the rows to judge."""
+        """Returns metrics with what each session, or else each row, adds to their error.
+
+        rows_N: a mask [N] of the rows to judge; by default all.
+        """
         parts = (self.scores_N, self.labels_N, self.weights_N, self.sessions_N)
         scores, labels, weights, sessions = (part if part is None or rows_N is None else part[rows_N] for part in parts)
         assert scores is not None

@@ -143,7 +143,11 @@ class RowRecords(nn.Module):
 
     @torch.no_grad()
     def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:
-        """Rows `there` of a chunk into rows `here`; UserError when range or fields do not fit the component."""
+        """Write rows `there` of a chunk into rows `here`. Returns how many values that were.
+
+        Raises:
+            UserError: when range or fields do not fit the component.
+        """
         self._check(chunk)
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:

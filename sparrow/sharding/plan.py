@@ -55,14 +55,14 @@ NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so t
 def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str, Layout]:
     """Returns component -> layout.
 
-    Under "auto", tables up to SMALL are on every rank. A table is cut by rows if it is larger than LARGE and larger
-    than the mean of what a rank has. On a single host it is cut over the fewest ranks that bring its parts down to the
-    mean. Where there are several hosts, it is cut over all ranks of some of them, at least one: as many as bring the
-    parts nearest to the mean. Each host then adds its partial sums up. The other tables stay whole.
+    Under "auto", tables up to SMALL are on every rank. The limit for the others is the larger of LARGE and the mean of
+    what a rank has (FAR in the place of LARGE where each of several hosts has one rank). Tables above the limit are cut
+    by rows. On a single host such a table is cut over the fewest ranks that bring its parts down to the limit. Where
+    there are several hosts, it is cut over all ranks of some of them, at least one: as many as bring the parts nearest
+    to the limit. Each host then adds its partial sums up. The other tables stay whole.
 
     The largest table is placed first, and each goes where the fewest bytes are. So no rank has more than the mean and
-    the largest part of a table. That part is at most the larger of the mean and LARGE, or 1.5 times as much where a
-    table is cut over hosts.
+    the largest part of a table. That part is at most the limit, or 1.5 times the limit where a table is cut over hosts.
 
     Args:
         chosen: "auto", a layout's name for all tables, or a TOML file.

@@ -46,7 +46,7 @@ class Fitted:
         return self._model.schema
 
     def predict(self, frame: Any) -> Float32s:
-        """Returns click probabilities of a frame's rows, in their order: float32 [N], or [N, T] where there are T labels.
+        """Returns click probabilities of a frame's rows, in their order: float32 [N], or [N, T] for T labels.
 
         The frame need not have labels. Ids that training did not see are unknown ids.
 

@@ -230,7 +230,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:
-    """Yields (data or model, setting, value): ever smaller batches, then sizes of the model. Those that were set go first."""
+    """Yields (data or model, setting, value): ever smaller batches, then sizes of the model, set ones first."""
     size = run.data.batch_size
     while (size := size // 2) >= 64:
         yield "data", "batch_size", size

@@ -82,7 +82,11 @@ class RunDir:
         return checkpoint.load(self.checkpoints, found)
 
     def _see(self, step: int, world: World) -> checkpoint.Checkpoint:
-        """The checkpoint of which rank 0 told; UserError when a rank does not come to see it."""
+        """Returns the checkpoint that rank 0 named.
+
+        Raises:
+            UserError: when a rank does not come to see it.
+        """
         folder = self.checkpoints / f"step-{step:09d}"
 
         def look() -> checkpoint.Checkpoint:
@@ -99,7 +103,7 @@ class RunDir:
         """Wait for the files that `find` returns on rank 0.
 
         Args:
-            what: the files are, for errors.
+            what: the name of the files, for errors.
             world: the ranks.
             find: looks for the files.
 

@@ -13,8 +13,15 @@ from sparrow.core.files import cannot_write, to_json, write_text
 class RunLog:
     """Appends records {"step": ..., "event": ..., name: number} to `run_dir`/log.jsonl.
 
-    step, evaluated: where the run continues, and whether that step's evaluation is part of it; what a killed run
-    wrote beyond is cut off. Raises UserError when the disk is full. No run_dir: nothing is written.
+    What a killed run wrote beyond the step is cut off.
+
+    Args:
+        run_dir: the run directory. If there is none, nothing is written.
+        step: where the run continues.
+        evaluated: whether that step's evaluation is part of the run log.
+
+    Raises:
+        UserError: when the disk is full.
     """
 
     def __init__(self, run_dir: Path | None, *, tensorboard: bool, step: int, evaluated: bool) -> None:

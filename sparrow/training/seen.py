@@ -58,7 +58,7 @@ class Seen:
         return {"loss": loss / mass if mass else math.nan, **metrics}
 
     def results(self) -> dict[str, Any]:
-        """Returns progressive, the metrics of every fifth that has begun, and calibration, the reliability curve of all."""
+        """Returns the metrics of every fifth that has begun (progressive), and the reliability curve of all (calibration)."""
         fifths = merged(self._world, self._fifths)
         together = Streaming()
         for fifth in fifths:
