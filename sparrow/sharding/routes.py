@@ -141,9 +141,10 @@ class Routes:
         return slice(self._begins[number], self._begins[number] + self.dims[number])
 
     def lookups(self, mine: Sequence[Shard]) -> tuple[Lookups, list[int], list[int]]:
-        """Returns this rank's jobs as lookups in its shards, in the order of features: a key each, an output for each piece.
+        """Returns this rank's jobs as lookups in its shards, in the order of features.
 
-        Then it returns which outputs its direct pieces are, and which its staged ones.
+        Each has a key, and each piece an output. The other two lists say which outputs its direct pieces are, and which
+        its staged ones.
         """
         here = self.world.rank
         pieces = [*self.direct[here], *self.staged[here]]

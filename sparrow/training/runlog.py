@@ -17,6 +17,7 @@ class RunLog:
 
     Args:
         run_dir: the run directory. If there is none, nothing is written.
+        tensorboard: whether event files are written too, when it is installed.
         step: where the run continues.
         evaluated: whether that step's evaluation is part of the run log.
 
