@@ -18,7 +18,10 @@ Shape = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What some messages hold: each holds matrices of these shapes, row by row, float32. Together they are one vector."""
+    """What some messages hold: each has matrices of these shapes, row by row, float32.
+
+    Together they are one vector.
+    """
 
     messages: Sequence[Sequence[Shape]]
 

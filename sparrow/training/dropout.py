@@ -49,6 +49,8 @@ class Dropout:
 
     Args:
         shares: column -> which share of its ids to drop, 0 to 1.
+        schema: of the log.
+        seed: the run's.
 
     Raises:
         UserError: for a column whose table has no row for unknown ids.

@@ -58,7 +58,10 @@ class Seen:
         return {"loss": loss / mass if mass else math.nan, **metrics}
 
     def results(self) -> dict[str, Any]:
-        """Returns the metrics of the fifths that have begun (progressive), and the reliability curve of all (calibration)."""
+        """Returns the results of all ranks.
+
+        progressive: the metrics of every fifth that has begun. calibration: the reliability curve of all.
+        """
         fifths = merged(self._world, self._fifths)
         together = Streaming()
         for fifth in fifths:
