@@ -55,7 +55,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """What was compared, how, and how it came out. settings: name, value in A, value in B, where they differ."""
+    """What was compared, how, and how it came out.
+
+    settings: name, value in A, value in B, where they differ.
+    """
 
     names_a: tuple[str, ...]
     names_b: tuple[str, ...]
@@ -78,12 +81,23 @@ def compare(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Score the same rows with run directories A and B and say whether B differs.
+    """Score the same rows with run directories A and B. Returns whether B differs.
 
-    Of one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
-    `sparrow.metrics.intervals`). Of several a side, the spread over a side's runs is added to it (Welch 1947), so that
-    it covers new rows and new seeds. label: which of several, by default the first. which, device: see `restore`.
-    Raises UserError for runs whose rows, labels, weights or sessions are not the same.
+    With one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
+    `sparrow.metrics.intervals`). With several a side, the spread over a side's runs is added to it (Welch 1947), so
+    that it covers new rows and new seeds.
+
+    Args:
+        runs_a: run directories of side A.
+        runs_b: run directories of side B.
+        split: the part whose rows are scored.
+        label: the name of the label that is judged; by default the first.
+        which: the checkpoint, see `restore`.
+        device: see `restore`.
+        progress: is told how far it is.
+
+    Raises:
+        UserError: for runs whose rows, labels, weights or sessions are not the same.
     """
     scored: dict[Path, _Scored] = {}
     for path in dict.fromkeys(map(Path, [*runs_a, *runs_b])):
@@ -125,7 +139,11 @@ class _Scored:
 
 
 def _check_same(one: _Scored, other: _Scored, split: str) -> None:
-    """UserError when two runs were not measured on the same rows."""
+    """Check that two runs were measured on the same rows.
+
+    Raises:
+        UserError: when they were not.
+    """
     remedy = "compare runs on one prepared log, or on logs prepared from the same rows with the same split"
     labels = [scored.label for scored in (one, other)]
     if labels[0] != labels[1]:
@@ -200,13 +218,13 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
 
 
 def _settings(a: Run, b: Run) -> list[tuple[str, str, str]]:
-    """The settings of the run files that differ."""
+    """Returns the settings of the run files that differ."""
     found = [item for item in differences(to_dict(a), to_dict(b)) if item[0] not in OWN]
     return [(name, "" if one is None else str(one), "" if other is None else str(other)) for name, one, other in found]
 
 
 def to_html(found: Comparison) -> str:
-    """The comparison as one HTML file in the report's style."""
+    """Returns the comparison as one HTML file in the report's style."""
     shown = [d for d in found.differences if d.verdict != "undefined"]
 
     def paint(figure: Any) -> None:
@@ -237,7 +255,7 @@ def to_html(found: Comparison) -> str:
 
 
 def lines(found: Comparison) -> list[tuple[str, ...]]:
-    """The table's cells under HEADER; with several runs a side, their standard deviation in brackets."""
+    """Returns the table's cells under HEADER. With several runs a side, their standard deviation is in brackets."""
 
     def side(value: float, spread: float) -> str:
         return f"{elements.cell(value)} ({spread:.4f})" if math.isfinite(spread) else elements.cell(value)

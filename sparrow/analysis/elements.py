@@ -36,7 +36,14 @@ pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1
 
 
 def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Sequence[tuple[str, str]]) -> str:
-    """The whole file. under: a line below the title. cards: (figure, what it is). sections: (heading, HTML)."""
+    """Returns the whole file.
+
+    Args:
+        title: of the page.
+        under: a line below the title.
+        cards: (figure, what it is).
+        sections: (heading, HTML).
+    """
     links = "".join(f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections))
     figures = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in cards)
     parts = "".join(
@@ -52,28 +59,28 @@ def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Seq
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; floats get four digits, what is undefined a dash."""
+    """Returns a table. Floats get four digits, and what is undefined a dash."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell(x))}</td>" for x in row) + "</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
 
 
 def cell(x: Any) -> str:
-    """How a value is written: floats with four digits, counts with thousands marked."""
+    """Returns a value as it is written: floats with four digits, counts with thousands marked."""
     if isinstance(x, float):
         return f"{x:.4f}" if math.isfinite(x) else "-"
     return f"{x:,}" if isinstance(x, int) else str(x)
 
 
 def share(x: float) -> str:
-    """A share as a percentage."""
+    """Returns a share as a percentage."""
     if not math.isfinite(x):
         return "-"
     return "0" if x == 0 else "< 0.1 %" if 0 < x < 0.001 else f"{100 * x:.1f} %"
 
 
 def size(count: float) -> str:
-    """Bytes, in the unit that suits them."""
+    """Returns bytes in the unit that suits them."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
@@ -82,25 +89,25 @@ def size(count: float) -> str:
 
 
 def with_error(value: float, error: float) -> str:
-    """A value and half the width of its 95 % interval."""
+    """Returns a value and half the width of its 95 % interval. error: the standard error."""
     return f"{value:.4f} ± {1.96 * error:.4f}" if error > 1e-9 else cell(value)  # NaN too
 
 
 def text(words: str, *, soft: bool = False) -> str:
-    """A paragraph."""
+    """Returns a paragraph."""
     return f'<p class="soft">{escape(words)}</p>\n' if soft else f"<p>{escape(words)}</p>\n"
 
 
 def heading(words: str) -> str:
-    """A heading within a section."""
+    """Returns a heading within a section."""
     return f"<h3>{escape(words)}</h3>\n"
 
 
 def beside(*parts: str) -> str:
-    """Tables next to each other, as far as they fit."""
+    """Returns tables next to each other, as far as they fit."""
     return f'<div class="beside">{"".join(parts)}</div>\n'
 
 
 def image(uri: str, words: str) -> str:
-    """A picture and what it shows, for who cannot see it."""
+    """Returns a picture. words: what it shows, for those who cannot see it."""
     return f'<div class="wide"><img src="{uri}" alt="{escape(words)}"></div>\n'

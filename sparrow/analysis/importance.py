@@ -16,7 +16,7 @@ from sparrow.metrics import evaluate
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """How much worse a model gets without a column: rise of NE and fall of AUC, means over the repeats.
+    """How much worse a model gets without a column: the rise of NE and the fall of AUC, as means over the repeats.
 
     ne_spread, auc_spread: their standard deviations over the repeats, NaN for a single one.
     """
@@ -39,12 +39,22 @@ def importance(
     seed: int = 0,
     told: Progress = lambda what, done, total: None,
 ) -> list[Importance]:
-    """Shuffle one column's values across the rows, score again, and measure the loss; the largest rise of NE first.
+    """Shuffle one column's values across the rows, score again, and measure the loss.
 
-    whole: the rows to shuffle, with labels, of which number `label` is judged. A list moves as a whole; features made
-    from one column of the raw log move together. Labels, weights and all other columns stay, so each repeat has the
-    columns' own distributions.
-    Source: Breiman 2001, Random forests, section 10; Fisher et al. 2019 (model reliance).
+    Returns the importance of each column, the largest rise of NE first. A list moves as a whole. Features that were
+    made from one column of the raw log move together. Labels, weights and all other columns stay, so each repeat has
+    the columns' own distributions. Source: Breiman 2001, Random forests, section 10; Fisher et al. 2019 (model
+    reliance).
+
+    Args:
+        score: Batch -> probabilities [B, T].
+        whole: the rows to shuffle, with labels.
+        schema: of the log.
+        batch_size: rows per forward.
+        label: the number of the label that is judged.
+        repeats: how often each column is shuffled.
+        seed: of the shuffles.
+        told: is told how far it is.
     """
     columns: dict[str, list[str]] = {}
     for name in schema.dense + schema.sparse:
@@ -71,7 +81,7 @@ def importance(
 def _batches(
     whole: Batch, schema: Schema, batch_size: int, order_N: Tensor | None = None, moved: Collection[str] = ()
 ) -> Iterator[Batch]:
-    """The rows in order; row i has the `moved` features of row order_N[i]."""
+    """Yields the rows in order. Row i has the `moved` features of row order_N[i]."""
     ids = whole.ids.expanded()
     for rows_B in torch.arange(whole.batch_size).split(batch_size):
         others_B = rows_B if order_N is None else order_N[rows_B]

@@ -39,7 +39,7 @@ Curve = tuple[Sequence[float], Sequence[float], Sequence[float]]
 
 
 def draw(run_dir: Path) -> str | None:
-    """Draw `run_dir/curves.png` from the run log; its name, or None when matplotlib is not installed."""
+    """Draw `run_dir/curves.png` from the run log. Returns its name, or None when matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -64,13 +64,13 @@ def draw(run_dir: Path) -> str | None:
 
 
 def log_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The run log's records of training and of evaluations."""
+    """Returns the run log's records of training and of evaluations."""
     records = runlog.read(run_dir)
     return [r for r in records if r["event"] == "train"], [r for r in records if r["event"] == "valid"]
 
 
 def svg(paint: Callable[[Any], None], *, height: float) -> str:
-    """What `paint` puts on an empty figure (inches), as the data URI of an SVG."""
+    """Returns what `paint` puts on an empty figure, as the data URI of an SVG. height: in inches."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -124,7 +124,10 @@ def dots(
     title: str,
     line: float | None = None,
 ) -> None:
-    """One row per name from the top: a dot with its interval value +- 1.96 errors; line: what it is read against."""
+    """Draw one row per name from the top: a dot with its interval value +- 1.96 errors.
+
+    line: what the dots are read against.
+    """
     shown = [(i, v, e) for i, (v, e) in enumerate(zip(values, errors, strict=True)) if math.isfinite(v)]
     if line is not None:
         axis.axvline(line, color=GREY, linewidth=0.8, linestyle="--")

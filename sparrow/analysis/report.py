@@ -63,13 +63,23 @@ def report(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write one HTML file about a run and return its path, `run_dir/report.html` unless `out` says otherwise.
+    """Write one HTML file about a run. Returns its path.
 
-    split: the part that is looked at closely. label: which of several, by default the first. by: columns to slice it
-    by; by default the most important ones and the time. rows: how many of the part, drawn at random, permutation
-    importance shuffles; 0 leaves it out. which, device: see `restore`.
-    Memory: the scores of a part, the drawn rows, and 8 bytes a row of the tables.
-    Raises UserError for a run that cannot be restored, an empty part, or a column that the log does not keep.
+    It needs memory for the scores of a part, the drawn rows, and 8 bytes a row of the tables.
+
+    Args:
+        run_dir: the run directory.
+        split: the part that is looked at closely.
+        label: the name of the label that is judged; by default the first.
+        by: columns to slice the part by; by default the most important ones and the time.
+        rows: how many rows of the part, drawn at random, permutation importance shuffles. 0 leaves it out.
+        out: the file; by default `run_dir/report.html`.
+        which: the checkpoint, see `restore`.
+        device: see `restore`.
+        progress: is told how far it is.
+
+    Raises:
+        UserError: for a run that cannot be restored, an empty part, or a column that the log does not keep.
     """
     require(least=0, rows=rows)
     run_dir, told = Path(run_dir), progress or (lambda what, done, total: None)
@@ -206,11 +216,12 @@ def _learning(source: _Source) -> Section:
 
 
 def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Of groups of equal weight in order of score: mean prediction, share of positives, its standard error, and worth.
+    """Returns four lists over groups of equal weight, in order of score.
 
-    Worth is how many rows of one weight would tell as much: (sum w)^2 / sum w^2 of all rows (Kish 1965), in which the
-    unit of the weights cancels, by the group's share of the weight. The error is Agresti and Coull's (1998): none of 20
-    is not never.
+    They are the mean prediction, the share of positives, its standard error, and the worth. The worth is how many rows
+    of one weight would tell as much: (sum w)^2 / sum w^2 of all rows (Kish 1965), in which the unit of the weights
+    cancels, times the group's share of the weight. The error is Agresti and Coull's (1998), so that none of 20 does not
+    mean never.
     """
     stream = Streaming()
     stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
@@ -247,7 +258,7 @@ def _calibration(source: _Source, whole: Estimate) -> Section:
 
 
 def _columns(schema: Schema, weighed: Sequence[Importance]) -> list[str]:
-    """What to slice by, by default: the time, and the columns that matter most."""
+    """Returns the columns to slice by, by default: the time, and the columns that matter most."""
     features = [one.column for one in weighed] or list(schema.dense + schema.sparse)
     kept = [name for name in features if name in schema.columns]
     return [*schema.of_kind("time"), *kept][:MOST_COLUMNS]
@@ -467,7 +478,7 @@ def _cells(estimates: dict[str, Estimate]) -> list[str]:
 
 
 def _without_gaps(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """A table without the columns that are empty in every line."""
+    """Returns a table without the columns that are empty in every line."""
     kept = [i for i in range(len(header)) if any(line[i] != "" for line in lines)] if lines else range(len(header))
     kept = [0, *(i for i in kept if i)]
     return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]

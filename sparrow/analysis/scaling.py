@@ -50,11 +50,11 @@ class Law:
     margin: float
 
     def at(self, flops: float) -> float:
-        """NE."""
+        """Returns the NE of a model with so many floating-point operations an example."""
         return self.a * float(flops) ** self.b
 
     def doubled(self, flops: float) -> tuple[float, float]:
-        """What twice so many would change NE by, and the margin of that."""
+        """Returns by how much NE would change with twice as many operations, and the margin of this change."""
         here = self.at(flops)
         return here * (2**self.b - 1), here * 2**self.b * math.log(2) * self.margin
 
@@ -63,10 +63,17 @@ class Law:
 
 
 def sizes(run: Run, count: int, seeds: int = 1) -> list[Run]:
-    """The run's size and `count - 1` larger ones, each with the run's seed and the `seeds - 1` after it.
+    """Returns the run's size and `count - 1` larger ones, each with the run's seed and the `seeds - 1` after it.
 
-    All seeds of a size stand together, the smallest size first; every run has a folder of its own below the run's.
-    UserError for a model that does not say how it grows.
+    All seeds of a size stand together, the smallest size first. Every run has a folder of its own below the run's.
+
+    Args:
+        run: the smallest one.
+        count: how many sizes.
+        seeds: how many runs of each size.
+
+    Raises:
+        UserError: for a model that does not say how it grows.
     """
     name = Family("sparrow.models").name_of(run.model)
     if not _grows(name):
@@ -90,9 +97,17 @@ def _grows(name: str) -> bool:
 
 
 def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
-    """Train what is not trained yet, and measure all: on the valid part, or the last fifth of a stream without one.
+    """Train the runs that are not trained yet. Returns a point for each run.
 
-    A run that was stopped is taken up again. told: hears of each run that begins.
+    Runs are measured on the valid part, or on the last fifth of a stream without one. A run that was stopped is taken
+    up again.
+
+    Args:
+        runs: what to train.
+        told: hears of each run that begins.
+
+    Raises:
+        UserError: for a folder that holds another run, and for a run that was stopped or cannot be measured.
     """
     points = []
     for run in runs:
@@ -110,7 +125,11 @@ def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
 
 
 def law(points: Sequence[Point]) -> Law:
-    """Least squares on the logarithms; UserError for fewer than two sizes."""
+    """Returns the law that fits the points, by least squares on the logarithms.
+
+    Raises:
+        UserError: for fewer than two sizes.
+    """
     x, y = (np.log([getattr(p, name) for p in points]) for name in ("flops", "ne"))
     if len(set(x.tolist())) < 2:
         raise UserError("scale: a law needs two sizes or more; give --sizes 2 or more")
@@ -122,14 +141,17 @@ def law(points: Sequence[Point]) -> Law:
 
 
 def flops(model: torch.nn.Module, batch: Batch) -> float:
-    """Floating-point operations of the matrix products that score an example of a batch."""
+    """Returns the floating-point operations of the matrix products that score an example of a batch."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(batch)
     return counter.get_total_flops() / batch.batch_size
 
 
 def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
-    """NE over GFLOP an example, a point a run and the law of each family; False where matplotlib is not installed."""
+    """Draw NE over GFLOP an example, with a point for each run and the law of each family.
+
+    Returns whether it did: False where matplotlib is not installed.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -159,12 +181,16 @@ def draw(families: Mapping[str, Sequence[Point]], path: Path) -> bool:
 
 
 def digits(number: float) -> str:
-    """Three significant ones, without an exponent."""
+    """Returns a number with three significant digits, without an exponent."""
     return np.format_float_positional(number, precision=3, fractional=False, trim="-")
 
 
 def _check_same(run: Run, place: Path) -> None:
-    """UserError when a folder holds a run of other settings, or of another log."""
+    """Check that a folder holds a run of these settings and this log.
+
+    Raises:
+        UserError: when it holds another.
+    """
     if not (place / "run.toml").is_file():
         return
     dataset = data.open(run.data.path)

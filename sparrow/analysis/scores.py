@@ -19,7 +19,7 @@ from sparrow.trained.scorer import Restored
 class Rows:
     """The judged label [N] of a part's rows in the log's order, with weights and sessions [N] where the log has them.
 
-    scores_N: click probabilities.
+    scores_N: click probabilities, [N].
     """
 
     scores_N: Tensor
@@ -28,7 +28,10 @@ class Rows:
     sessions_N: Tensor | None
 
     def estimates(self, rows_N: Tensor | None = None) -> dict[str, Estimate]:
-        """Metrics with what each session, or else row, adds to their error; of the rows chosen by a mask [N]."""
+        """Returns metrics with what each session, or else each row, adds to their error.
+
+        rows_N: a mask [N] of the rows to judge; by default all.
+        """
         parts = (self.scores_N, self.labels_N, self.weights_N, self.sessions_N)
         scores, labels, weights, sessions = (part if part is None or rows_N is None else part[rows_N] for part in parts)
         assert scores is not None
@@ -36,19 +39,34 @@ class Rows:
         return estimates(scores, labels, weights, sessions)
 
     def by(self, scores_N: Tensor) -> Rows:
-        """The same rows, scored by somebody else."""
+        """Returns the same rows with other scores. scores_N: click probabilities, [N]."""
         return Rows(scores_N=scores_N, labels_N=self.labels_N, weights_N=self.weights_N, sessions_N=self.sessions_N)
 
 
 def label_number(schema: Schema, name: str | None) -> int:
-    """Which of the labels has this name, by default the first one; UserError when none has."""
+    """Returns the number of the label with this name, by default of the first one.
+
+    Raises:
+        UserError: when no label has this name.
+    """
     if name is not None and name not in schema.labels:
         raise UserError(f"--label: {name!r} is not a label of the log{suggest(name, schema.labels)}")
     return schema.labels.index(name) if name is not None else 0
 
 
 def score_part(found: Restored, dataset: Dataset, split: str, told: Progress, label: int = 0) -> Rows:
-    """Score a part and one of its labels; 12 to 24 bytes of memory a row. UserError when it has no rows."""
+    """Returns the rows of a part with their scores. It needs 12 to 24 bytes of memory a row.
+
+    Args:
+        found: the model.
+        dataset: the prepared log.
+        split: the part.
+        told: is told how far it is.
+        label: the number of the label that is judged.
+
+    Raises:
+        UserError: when the part has no rows.
+    """
     if not dataset.rows(split):
         raise UserError(
             f"{dataset.path}: its {split} part is empty; choose another --split, or prepare with a larger share"

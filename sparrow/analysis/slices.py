@@ -24,11 +24,13 @@ LEAST = 10  # rows of an id that gets a slice of its own where there are more id
 
 
 def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
-    """Names of a column's slices, and the slice of each row [N] of a part, in the log's order.
+    """Returns the names of a column's slices, and the slice of each row [N] of a part, in the log's order.
 
-    Ids: the most frequent values of LEAST rows or more, and the rest together. Numbers and times: quantiles. Lists: by
-    their length.
-    UserError for a column that the prepared log does not keep.
+    Ids are sliced by the most frequent values, those of LEAST rows or more, and the rest together. Numbers and times
+    are sliced by quantiles, and lists by their length.
+
+    Raises:
+        UserError: for a column that the prepared log does not keep.
     """
     kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
     if name not in kept:

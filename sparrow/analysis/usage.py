@@ -30,11 +30,15 @@ class TableUse:
 
     @property
     def share_never(self) -> float:
-        """Share of the rows that no training row looked up."""
+        """The share of the rows that no training row looked up."""
         return float((self.hits_R == 0).double().mean())
 
     def share_of_top(self, share: float) -> float:
-        """Share of the lookups that go to the most used `share` of the rows (one at least); NaN without lookups."""
+        """Returns the share of the lookups that go to the most used rows, NaN without lookups.
+
+        Args:
+            share: how many of the rows count as most used, 0 to 1. At least one row does.
+        """
         top = self.hits_R.topk(max(1, round(share * self.hits_R.numel()))).values
         total = int(self.hits_R.sum())
         return int(top.sum()) / total if total else float("nan")
@@ -54,9 +58,15 @@ class ColumnUse:
 def usage(
     found: Restored, dataset: Dataset, parts: tuple[str, ...], told: Progress
 ) -> tuple[list[TableUse], dict[str, dict[str, ColumnUse]]]:
-    """Read the training part and then the other `parts`: tables, and column -> part -> how its ids fare.
+    """Read the training part and then the other parts. Returns tables, and column -> part -> how its ids fare.
 
-    Memory: 8 bytes a row of the tables.
+    It needs 8 bytes of memory a row of the tables.
+
+    Args:
+        found: the model.
+        dataset: the prepared log.
+        parts: the parts to read after training's.
+        told: is told how far it is.
     """
     modules = [tables for tables in tables_of(found.model) if tables.features]
     records = {record.component.name: record for tables in modules for record in tables.all_records()}

@@ -24,13 +24,17 @@ class Rows(Protocol):
     """What a door leads to."""
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """The outputs of a batch."""
+        """Returns the outputs of a batch."""
         ...
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
-        """Change the rows, given the gradients of the outputs and the version of the rows that was looked up.
+        """Change the rows. Returns the gradient of the weights of the ids, or None if it is not needed.
 
-        Returns the gradient of the weights of the ids, if it is needed.
+        Args:
+            grads: the gradients of the outputs.
+            bags: as they were looked up.
+            version: of the rows that was looked up.
+            needs_weights: whether the gradient of the weights is needed.
         """
         ...
 
@@ -51,13 +55,13 @@ class Door:
 
     @property
     def rows(self) -> Rows:
-        """Where it leads."""
+        """The rows that it leads to."""
         rows = self._rows()
         assert rows is not None
         return rows
 
     def __call__(self, bags: Bags) -> list[Tensor]:
-        """The outputs of a batch, in whose backward the rows learn."""
+        """Returns the outputs of a batch, in whose backward the rows learn."""
         if torch.compiler.is_compiling():
             *outputs, _ = _compiled_lookup(
                 self.anchor,
@@ -78,11 +82,17 @@ class Ids(Protocol):
     """What maps ids to rows, may raise and counts."""
 
     def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """Ids, where those of each key begin, and a number for each key -> rows."""
+        """Returns the rows of ids.
+
+        Args:
+            values_N: the ids [N], key by key.
+            bounds: where the ids of each key begin, and where the last ones end.
+            keys: a number for each key.
+        """
         ...
 
     def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
-        """The type of the rows."""
+        """Returns the type of the rows."""
         ...
 
 
@@ -101,7 +111,7 @@ class Mapper:
         return ids
 
     def __call__(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """See `Ids.map_ids`."""
+        """Returns what `Ids.map_ids` does."""
         if torch.compiler.is_compiling():
             rows_N: Tensor = _compiled_rows(values_N, list(bounds), list(keys), self.number)
             return rows_N

@@ -52,14 +52,14 @@ class Override:
         return [] if self.where is None else self.where.split(" and ")
 
     def is_for(self, name: str, rows: int) -> bool:
-        """Whether a table of this name and size is meant."""
+        """Whether a table of this name, with so many rows, is meant."""
         if self.names is not None and name not in self.names:
             return False
         found = [_TEST.fullmatch(test) for test in self._tests]
         return all(_COMPARE[m[1]](rows, int(m[2])) for m in found if m)
 
     def on(self, choices: TableChoices) -> TableChoices:
-        """The choices with what this one changes."""
+        """Returns the choices with what this override changes."""
         merged = to_dict(replace(choices, overrides=()))
         for part in ("addressing", "format", "rule"):
             change = getattr(self, part)
@@ -96,7 +96,12 @@ class TableChoices:
             made.append(_legal(override, made, number))
 
     def of(self, name: str, rows: int) -> TableChoices:
-        """The choices for one table: the overrides that are for it applied, none left."""
+        """Returns the choices for one table: the overrides that are for it are applied, and none are left.
+
+        Args:
+            name: the table's.
+            rows: as many as the log's encoding gives it.
+        """
         chosen = replace(self, overrides=())
         for override in self.overrides:
             if override.is_for(name, rows):
@@ -104,7 +109,7 @@ class TableChoices:
         return chosen
 
     def spec(self, name: str, dim: int, *, rows: int, is_numbered: bool, init_scale: float | None = None) -> TableSpec:
-        """What one table of a log is.
+        """Returns what one table of a log is.
 
         Args:
             name: the table's.
@@ -131,13 +136,25 @@ class TableChoices:
         )
 
     def addressed(self, rows: int, is_numbered: bool) -> Addressing:
-        """The addressing of a table whose encoding gives it so many rows."""
+        """Returns the addressing of a table.
+
+        Args:
+            rows: as many as the log's encoding gives it.
+            is_numbered: whether its ids are 0 <= id < rows; else they are hashes.
+
+        Raises:
+            UserError: when its ids cannot be addressed as chosen.
+        """
         if self.addressing is None:
             return Direct(rows) if is_numbered else Hashed(rows)
         return self.addressing.build(rows, is_numbered)
 
     def check_names(self, tables: list[str]) -> None:
-        """UserError when an override names a table that is not there."""
+        """Check the names in the overrides. tables: the names of all tables.
+
+        Raises:
+            UserError: when an override names a table that is not there.
+        """
 
         for override in self.overrides:
             for name in override.names or ():
@@ -146,7 +163,11 @@ class TableChoices:
 
 
 def _legal(override: Override, before: list[TableChoices], number: int) -> TableChoices:
-    """What an override makes of the defaults, or else of what an earlier one made; UserError when it fits none."""
+    """Returns what an override makes of the defaults, or else of what an earlier one made.
+
+    Raises:
+        UserError: when it fits none of them.
+    """
     errors = []
     for chosen in before:
         try:

@@ -23,7 +23,13 @@ Mode = Literal["fused", "deferred", "off"]
 
 @dataclass(eq=False)
 class ComponentHandle:
-    """A batch made ready for lookup; its rows stay where they are until `release`. bags: of row numbers."""
+    """A batch made ready for lookup. Its rows stay where they are until `release`.
+
+    Args:
+        ids: the batch.
+        bags: its bags of row numbers.
+        released: whether `release` was called.
+    """
 
     ids: KeyedJagged
     bags: Bags
@@ -31,13 +37,17 @@ class ComponentHandle:
 
 
 class ComponentTables(nn.Module):
-    """Some components' row records, and the features that look into them.
+    """The row records of some components, and the features that look into them.
 
-    records: the rows, or parts of them. features: whose `table` is a component; one of another name looks nothing up.
-    mode: "fused" updates rows inside backward; "deferred" collects exact unique-row gradients until `update`
-    (accumulation, clipping, skipping a step); "off" leaves the rows alone. impl: see `sparrow.kernels`.
     Updates are exact: a row's gradients from the whole batch and all features are summed first, in order of
     occurrence, then the rule runs once (Neo, arXiv 2104.05158, section 4.1).
+
+    Args:
+        records: the rows of the components, or parts of them.
+        features: who looks into which component. `table` is a component's name, and no other feature looks anything up.
+        mode: "fused" updates rows inside backward. "deferred" collects exact unique-row gradients until `update`, for
+            accumulation, clipping and skipping a step. "off" leaves the rows alone.
+        impl: see `sparrow.kernels`.
     """
 
     def __init__(
@@ -75,10 +85,10 @@ class ComponentTables(nn.Module):
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> ComponentHandle:
-        """Make a batch ready; may run some batches ahead.
+        """Returns a handle of a batch that is ready for lookup. It may run some batches ahead.
 
         Args:
-            ids: whose keys, lengths, weights and groups count; those of no feature pass.
+            ids: the batch, of which keys, lengths, weights and groups count. It may have keys that no feature reads.
             rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
         """
         assert ids.offsets is not None and ids.rows is not None
@@ -94,10 +104,14 @@ class ComponentTables(nn.Module):
         return ComponentHandle(ids, bags)
 
     def begin(self, handle: ComponentHandle) -> None:
-        """Begin the lookup before the model asks for it; here there is nothing to wait for."""
+        """Begin the lookup before the model asks for it. One process waits for nothing, so nothing is done."""
 
     def lookup(self, handle: ComponentHandle) -> dict[str, Tensor | Jagged]:
-        """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
+        """Returns feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none".
+
+        Raises:
+            UserError: when the handle was released.
+        """
         dims = self.door.dims
         vectors: dict[str, Tensor] = {}
         for number, output in enumerate(self._outputs(handle)):
@@ -116,7 +130,11 @@ class ComponentTables(nn.Module):
         return out
 
     def pooled(self, handle: ComponentHandle) -> Tensor:
-        """See `EmbeddingTables.pooled`."""
+        """Returns what `EmbeddingTables.pooled` does.
+
+        Raises:
+            UserError: when the features differ in samples, one is not pooled, or the handle was released.
+        """
         outputs = self._outputs(handle)
         if len(outputs) != 1:
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
@@ -128,7 +146,7 @@ class ComponentTables(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
+        """Apply the gradients that were collected in "deferred" mode. In the other modes there is nothing to do."""
         found = self.gradients()
         if found:
             gradients = []
@@ -146,7 +164,7 @@ class ComponentTables(nn.Module):
     # -- deferred gradients, learning rate ----------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Component -> exact unique-row gradients collected since the last `update` or `discard`, to read or scale."""
+        """Returns component -> exact unique-row gradients since the last `update` or `discard`, to read or scale."""
         for number, record in enumerate(self.all_records()):
             pending = self._pending[number]
             if len(pending) > 1:
@@ -160,7 +178,12 @@ class ComponentTables(nn.Module):
         return {name: pending[0] for name, pending in zip(names, self._pending, strict=True) if pending}
 
     def collect(self, number: int, gradients: RowGradients) -> None:
-        """Add gradients of record `number` to what is collected."""
+        """Add gradients to those that are collected.
+
+        Args:
+            number: of the record whose rows they are for.
+            gradients: of its rows.
+        """
         self._pending[number].append(gradients)
 
     def discard(self) -> None:
@@ -168,12 +191,12 @@ class ComponentTables(nn.Module):
         self._pending = [[] for _ in self._pending]
 
     def scale_lr(self, factor: float) -> None:
-        """Set every component's learning rate to its rule's times `factor` (a schedule)."""
+        """Set the learning rate of every component to its rule's times `factor`, as a schedule says."""
         self.lr_T.copy_(torch.tensor([record.component.rule.lr * factor for record in self.all_records()]))
 
     @property
     def mode(self) -> Mode:
-        """How gradients reach the rows; may be changed between steps."""
+        """How gradients reach the table rows. It may be changed between steps."""
         return self._mode
 
     @mode.setter
@@ -185,25 +208,29 @@ class ComponentTables(nn.Module):
     # -- rows in and out ----------------------------------------------------------------------------------------
 
     def all_records(self) -> Iterator[RowRecords]:
-        """The rows of every component."""
+        """Returns the rows of every component."""
         for record in self.records:
             assert isinstance(record, RowRecords)
             yield record
 
     def record(self, name: str) -> RowRecords:
-        """The rows of a component."""
+        """Returns the rows of a component.
+
+        Raises:
+            UserError: when there is no such component.
+        """
         found = next((r for r in self.all_records() if r.component.name == name), None)
         if found is None:
             raise UserError(f"no table {name!r}{suggest(name, [r.component.name for r in self.all_records()])}")
         return found
 
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
-        """Every row record, in blocks of at most about `max_bytes`; the tensors are views."""
+        """Returns every row record, in chunks of at most about `max_bytes`. The tensors are views."""
         for record in self.all_records():
             yield from record.chunks(max_bytes)
 
     def changed(self) -> None:
-        """Rows were written from outside."""
+        """Call it after rows were written from outside, so that a backward through older rows is noticed."""
         self.door.version += 1
 
     # -- what `autograd` calls ----------------------------------------------------------------------------------
@@ -216,11 +243,21 @@ class ComponentTables(nn.Module):
         return self._tables
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """The outputs of a batch."""
+        """Returns the outputs of a batch."""
         return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags), impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
-        """Where the rows learn. Gives the gradient of the batch's weights, if needed."""
+        """Returns the gradient of the batch's weights, or None if it is not needed. This is where the rows learn.
+
+        Args:
+            grads: the gradients of the outputs.
+            bags: of row numbers, as they were looked up.
+            version: of the rows that were looked up, see `Door`.
+            needs_weights: whether the gradient of the weights is needed.
+
+        Raises:
+            RuntimeError: when the rows have changed since that lookup.
+        """
         if self.mode != "off" and version != self.door.version:
             raise RuntimeError(
                 "the tables changed between this lookup and its backward; look up once per step in 'fused' mode, or "
@@ -248,7 +285,7 @@ class ComponentTables(nn.Module):
         return self.door(handle.bags)
 
     def _in_slots(self, bags: Bags) -> Bags:
-        """The same bags, of slots."""
+        """Returns the same bags with slots in the place of rows."""
         if self._slots_are_rows:
             return bags
         stores = [record.store for record in self.all_records()]

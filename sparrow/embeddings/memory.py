@@ -10,7 +10,7 @@ HUGE = 4 << 20  # bytes from which pages of 2 MiB are asked for
 
 
 def empty_rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for rows that are read at random, uninitialised; where the system offers them, in pages of 2 MiB.
+    """Returns uninitialised memory for rows that are read at random, in pages of 2 MiB where the system offers them.
 
     With pages of 4 KiB most of a lookup in a large table is spent on finding the page (measured: docs/LOG.md).
     """

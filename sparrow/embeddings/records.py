@@ -17,9 +17,11 @@ BLOCK = 1 << 16  # rows that are made at a time
 
 @dataclass
 class RowGradients:
-    """Gradients of a component's touched rows: rows_U int64 [U], ascending and unique; grad_UD float32 [U, D].
+    """Gradients of those rows of a component that a batch used. Rows count from the first one that is here.
 
-    Rows are numbered within what is here of the component.
+    Args:
+        rows_U: int64 [U], ascending and unique.
+        grad_UD: float32 [U, D].
     """
 
     rows_U: Tensor
@@ -29,8 +31,13 @@ class RowGradients:
 class RowRecords(nn.Module):
     """The row records of a component, or of a part of it, in a store.
 
-    seed: of the first values, each of which depends on the seed, the component's name, its row and its column alone.
-    rows, columns: which part, by default all of it; it begins with the values that it has in the whole.
+    A part begins with the values that it has in the whole.
+
+    Args:
+        component: whose rows these are.
+        seed: of the first values. Each depends on the seed, the component's name, its row and its column alone.
+        rows: the first row of the part and the one after its last; by default all rows.
+        columns: the first dimension of the part and the one after its last; by default all dimensions.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class RowRecords(nn.Module):
 
     @property
     def name(self) -> str:
-        """The component's, with the block's place when it is a part."""
+        """The name of the component, with the block's place when this is a part."""
         if (self.rows, self.columns) == (self.component.rows, (0, self.component.dim)):
             return self.component.name
         last = self.first_row + self.rows
@@ -74,7 +81,7 @@ class RowRecords(nn.Module):
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
-        """Component, rows and columns that are here."""
+        """The component's name, and the rows and columns that are here."""
         return self.component.name, (self.first_row, self.first_row + self.rows), self.columns
 
     @property
@@ -84,7 +91,7 @@ class RowRecords(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The values of all rows, float32 [R, D]; a view where that is how they are stored."""
+        """The values of all rows, float32 [R, D]. They are a view where that is how they are stored."""
         return self.component.format.decode(self.fields)
 
     @property
@@ -96,7 +103,10 @@ class RowRecords(nn.Module):
         )
 
     def chunks(self, max_bytes: int) -> Iterator[Chunk]:
-        """Every row record, in blocks of at most about `max_bytes`; the tensors are views where the store has some."""
+        """Returns every row record, in chunks of at most about `max_bytes`.
+
+        The tensors are views where the store has some.
+        """
         row_bytes = sum(field.bytes_row for field in self.component.fields_of(self.dim).values())
         step = max(1, max_bytes // row_bytes)
         for first in range(0, self.rows, step):
@@ -106,7 +116,11 @@ class RowRecords(nn.Module):
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
 
     def load_chunk(self, chunk: Chunk) -> int:
-        """Overwrite what the chunk has of these rows and columns; gives how many values that were."""
+        """Overwrite what the chunk has of these rows and columns. Returns how many values that were.
+
+        Raises:
+            UserError: when range or fields do not fit the component.
+        """
         low, high = max(chunk.rows[0], self.first_row), min(chunk.rows[1], self.first_row + self.rows)
         here, there = (
             slice(low - self.first_row, high - self.first_row),
@@ -115,13 +129,25 @@ class RowRecords(nn.Module):
         return self._put(chunk, here, there, max(high - low, 0))
 
     def load_rows(self, chunk: Chunk, to_N: Tensor) -> int:
-        """The same, where row i of the chunk becomes row to_N[i] of the component, or none if that is below 0."""
+        """Like `load_chunk`, but rows of the chunk may become other rows. Returns how many values that were.
+
+        Args:
+            chunk: the row records.
+            to_N: for each row of the chunk the component's row that it becomes, or less than 0 for none: int64 [N].
+
+        Raises:
+            UserError: when range or fields do not fit the component.
+        """
         here_N = (to_N >= self.first_row) & (to_N < self.first_row + self.rows)
         return self._put(chunk, to_N[here_N] - self.first_row, here_N, int(here_N.sum()))
 
     @torch.no_grad()
     def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:
-        """Rows `there` of a chunk into rows `here`; UserError when range or fields do not fit the component."""
+        """Write rows `there` of a chunk into rows `here`. Returns how many values that were.
+
+        Raises:
+            UserError: when range or fields do not fit the component.
+        """
         self._check(chunk)
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:
@@ -137,10 +163,10 @@ class RowRecords(nn.Module):
         return count * (right - left)
 
     def _merge(self, theirs: dict[str, Tensor], here: At, width: int) -> None:
-        """Make of numbers that column parts keep each for itself the row's, as `Field.across` says.
+        """Make one number a row of those that the column parts of the row keep, as `Field.across` says.
 
-        A mean is that of the parts by their columns, whatever their order, and exact where they are equal (counts of
-        updates).
+        A mean weighs the parts by their columns. It does not depend on their order. It is exact where the parts are
+        equal, as counts of updates are.
         """
         self._seen_R = torch.zeros(self.rows, dtype=torch.int32) if self._seen_R is None else self._seen_R
         ours = self.store.read(here)
@@ -178,6 +204,6 @@ class RowRecords(nn.Module):
 
 
 def empty_gradients(record: RowRecords) -> RowGradients:
-    """Gradients of none of a component's rows: float32, whatever the rows are stored as."""
+    """Returns gradients for none of a component's rows. They are float32, whatever the rows are stored as."""
     device = record.store.levels[0].touched_R.device
     return RowGradients(torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, record.dim, device=device))

@@ -15,10 +15,15 @@ from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """Rows of one kind: what plans, checkpoints, preflight and sharding see of a table.
+    """Rows of one kind. It is what plans, checkpoints, preflight and sharding see of a table.
 
-    name: the table's, or "TABLE.PART" where it has several. rows, dim: R and D. format, rule: how a row is stored and
-    how it learns. init_scale: rows begin uniform in +-init_scale.
+    Args:
+        name: the table's, or "TABLE.PART" where it has several components.
+        rows: R.
+        dim: D.
+        format: how a row is stored.
+        rule: how a row learns.
+        init_scale: rows begin uniform in +-init_scale.
     """
 
     name: str
@@ -32,7 +37,7 @@ class Component:
         require(least=1, rows=self.rows, dim=self.dim)
 
     def fields_of(self, dim: int) -> dict[str, Field]:
-        """Every field of a row record of so many columns: the format's, the rule's, and a touched byte.
+        """Returns every field of a row record with `dim` columns: the format's, the rule's, and a touched byte.
 
         Raises:
             UserError: when format and rule both have a field of one name.
@@ -45,7 +50,7 @@ class Component:
 
     @cached_property
     def fields(self) -> dict[str, Field]:
-        """Those of a whole row."""
+        """The fields of a whole row."""
         return self.fields_of(self.dim)
 
     @property
@@ -55,11 +60,15 @@ class Component:
 
     @property
     def bytes_values(self) -> int:
-        """Bytes of all rows' values, without what the rule keeps."""
+        """Bytes of the values of all rows, without what the rule keeps."""
         return self.rows * sum(field.bytes_row for field in self.format.fields(self.dim).values())
 
     def check_columns(self, parts: int) -> None:
-        """UserError when rows cannot be cut into so many column parts."""
+        """Check that rows can be cut into `parts` column parts.
+
+        Raises:
+            UserError: when they cannot.
+        """
         extra = self.rule.regularization
         if parts > 1 and (extra.clip_norm or extra.max_norm):
             raise UserError(f"plan: table {self.name!r} is cut by columns, and its rule bounds norms of whole rows")
@@ -73,11 +82,16 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What decides a table's values; where its rows live is the plan's business.
+    """What decides a table's values. Where its rows are kept is decided by the plan.
 
-    name: the table's. dim: D >= 1. addressing: ids -> rows. format: how a row is stored. rule: how it learns.
-    init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
-    oov_row: the id that stands for ids outside the table, which are counted; None makes them an error.
+    Args:
+        name: the table's.
+        dim: D >= 1.
+        addressing: ids -> rows.
+        format: how a row is stored.
+        rule: how a row learns.
+        init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
+        oov_row: the id that stands for ids outside the table, which are counted. None makes them an error.
     """
 
     name: str
@@ -95,7 +109,7 @@ class TableSpec:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """What the table consists of."""
+        """The components of which the table consists."""
         return tuple(
             Component(
                 name=f"{self.name}.{part}" if part else self.name,
@@ -111,10 +125,13 @@ class TableSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """A column of ids that looks into a table; several may share one.
+    """A column of ids that looks into a table. Several features may share a table.
 
-    pooling: "sum" or "mean" (over the ids of a sample; weighted when the batch brings weights, and a mean still
-    divides by the count), or "none": one vector per id.
+    Args:
+        name: the column's.
+        table: the table's name.
+        pooling: "sum" or "mean" over the ids of a sample, or "none" for one vector per id. Sum and mean are weighted
+            when the batch brings weights, and a mean still divides by the count.
     """
 
     name: str

@@ -19,10 +19,10 @@ At = slice | Tensor
 
 
 class RowStore(Protocol):
-    """Holds row records 0 <= row < R: a Module, so that it moves to a device with its model.
+    """Holds row records 0 <= row < R. It is a Module, so that it moves to a device with its model.
 
-    Kernels read and write rows by slot, which number the rows of all levels in turn. A store says which slot a row has;
-    it may have more slots than rows.
+    Kernels read and write rows by slot. Slots number the rows of all levels in turn. A store says which slot a row has,
+    and it may have more slots than rows.
     """
 
     @property
@@ -32,31 +32,41 @@ class RowStore(Protocol):
 
     @property
     def slots_are_rows(self) -> bool:
-        """Whether `slots_of` gives what it is given."""
+        """Whether `slots_of` returns what it is given."""
         ...
 
     @property
     def is_allocated(self) -> bool:
-        """Whether there is memory for all rows, which then get their first values."""
+        """Whether there is memory for all rows. If so, they get their first values."""
         ...
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
-        """Slots [N] of rows [N], as they are now."""
+        """Returns the slots [N] of rows [N], as they are now."""
         ...
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """Field -> its entries in some rows, [U, ...]; views where the rows lie so."""
+        """Returns field -> its entries in some rows, [U, ...]. They are views where the rows lie so."""
         ...
 
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Overwrite some fields of some rows; of fields that have columns, only these."""
+        """Overwrite some fields of some rows.
+
+        Args:
+            at: the rows.
+            fields: field -> its new entries, [U, ...].
+            columns: what is overwritten of fields that have columns; by default all of them.
+        """
         ...
 
 
 class MemoryStore(nn.Module):
-    """Rows in plain memory, of the device that the module is moved to: slots are rows, on one level.
+    """Rows in plain memory of the device that the module is moved to. Slots are rows, on one level.
 
-    component: whose rows. rows, dim: how many of its rows and columns are here. device: "meta" for no memory at all.
+    Args:
+        component: whose rows these are.
+        rows: how many of its rows are here.
+        dim: how many of its dimensions are here.
+        device: "meta" for no memory at all.
     """
 
     slots_are_rows = True
@@ -79,21 +89,21 @@ class MemoryStore(nn.Module):
 
     @property
     def levels(self) -> tuple[Rows, ...]:
-        """One."""
+        """One level: all rows."""
         fields = {name: self.get_buffer(name) for name in self.names}
         return (level_of(self.component, fields),)
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
-        """The rows themselves."""
+        """Returns the rows themselves."""
         return rows_N
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """See `RowStore.read`."""
+        """Returns what `RowStore.read` says."""
         return {name: self.get_buffer(name)[at] for name in self.names}
 
     @torch.no_grad()
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """See `RowStore.write`."""
+        """Do what `RowStore.write` says."""
         for name, values in fields.items():
             buffer = self.get_buffer(name)
             if self._across[name] == "cut":
@@ -103,7 +113,7 @@ class MemoryStore(nn.Module):
 
 
 class FoldedStore(nn.Module):
-    """All rows share a few that are zero: for whoever needs a lookup's shapes and not its values."""
+    """All rows share a few that are zero. It is for callers that need the shapes of a lookup and not its values."""
 
     slots_are_rows = False
     is_allocated = False
@@ -117,24 +127,24 @@ class FoldedStore(nn.Module):
 
     @property
     def levels(self) -> tuple[Rows, ...]:
-        """One."""
+        """One level: the few rows."""
         return self.held.levels
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
-        """The few in turn."""
+        """Returns the slots of the few rows, in turn."""
         return rows_N % len(self.held.get_buffer("touched"))
 
     def read(self, at: At) -> dict[str, Tensor]:
-        """Nothing is kept of a row."""
+        """Raises NotImplementedError: nothing is kept of a row."""
         raise NotImplementedError
 
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Nothing is kept of a row."""
+        """Raises NotImplementedError: nothing is kept of a row."""
         raise NotImplementedError
 
 
 def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:
-    """A level of a component's rows, of all their fields."""
+    """Returns a level of a component's rows. fields: field -> its entries in these rows, for all fields."""
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
         payload={name: fields[name] for name in payload},
@@ -150,13 +160,19 @@ _make: ContextVar[MakeStore] = ContextVar("_make", default=MemoryStore)
 
 
 def new_store(component: Component, rows: int, dim: int) -> RowStore:
-    """A store for so many rows and columns of a component, of the kind that is being used."""
+    """Returns a store of the kind that `stored_in` chose.
+
+    Args:
+        component: whose rows it holds.
+        rows: how many of its rows.
+        dim: how many of its dimensions.
+    """
     return _make.get()(component, rows, dim)
 
 
 @contextmanager
 def stored_in(make: MakeStore) -> Iterator[None]:
-    """Tables that are made in here keep their rows in such stores."""
+    """Tables that are made within this context keep their rows in stores that `make` returns."""
     token = _make.set(make)
     try:
         yield
@@ -165,5 +181,5 @@ def stored_in(make: MakeStore) -> Iterator[None]:
 
 
 def unallocated() -> AbstractContextManager[None]:
-    """Tables that are made in here have no memory: whoever shards a model puts parts in their place."""
+    """Tables that are made within this context have no memory. Who shards a model puts parts in their place."""
     return stored_in(lambda component, rows, dim: MemoryStore(component, rows, dim, "meta"))

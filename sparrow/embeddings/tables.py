@@ -21,7 +21,12 @@ from sparrow.kernels import Impl, embedding_bag
 
 @dataclass(eq=False)
 class Handle:
-    """A batch made ready for lookup; its rows stay where they are until `release`. inner: what the components made."""
+    """A batch made ready for lookup. Its table rows stay where they are until `release`.
+
+    Args:
+        ids: the batch.
+        inner: what the components made of it.
+    """
 
     ids: KeyedJagged
     inner: Any
@@ -30,12 +35,19 @@ class Handle:
 class EmbeddingTables(nn.Module):
     """Embedding tables and the features that look into them.
 
-    A table's addressing says which rows of its components an id uses and how their vectors become one; the components
-    are looked up, and learn, in `components`, which may be on many ranks (`sparrow.sharding`).
-
-    specs: the tables. features: who looks into which. seed: of the first rows, see `RowRecords`. mode, impl: see
-    `ComponentTables`. Raises UserError for tables or features that do not fit together. Calling the module does
+    A table's addressing says which rows of its components an id uses, and how their vectors become one. The components
+    are looked up, and learn, in `components`, which may be on many ranks (`sparrow.sharding`). Calling the module does
     prepare, lookup and release.
+
+    Args:
+        specs: the tables.
+        features: who looks into which table.
+        seed: of the first values of the table rows, see `RowRecords`.
+        mode: how gradients reach the table rows, see `ComponentTables`.
+        impl: see `sparrow.kernels`.
+
+    Raises:
+        UserError: for tables or features that do not fit together.
     """
 
     def __init__(
@@ -89,7 +101,9 @@ class EmbeddingTables(nn.Module):
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged) -> Handle:
-        """Map ids to rows, and begin to get them; may run some batches ahead.
+        """Returns a handle of the batch, whose ids are mapped to rows, and begins to get these rows.
+
+        It may run some batches ahead of the lookup.
 
         Raises:
             UserError: names table, feature, position and value of an id that its table does not hold.
@@ -99,27 +113,33 @@ class EmbeddingTables(nn.Module):
         return Handle(ids, self.components.prepare(wide, rows_N))
 
     def prefetch(self, ids: KeyedJagged) -> None:
-        """`prepare`, for a call with the same ids that comes later."""
+        """Do `prepare` for a later call with the same ids."""
         if self.features:
             self._ready[ids] = self.prepare(ids)
 
     def begin(self, ids: KeyedJagged) -> None:
-        """Look a batch up before the model asks for it: vectors travel while it computes something else."""
+        """Begin to look a batch up before the model asks for it.
+
+        Vectors travel while the model computes something else.
+        """
         if self.features:
             self._ready[ids] = handle = self._handle(ids)
             self.components.begin(handle.inner)
 
     def lookup(self, handle: Handle) -> dict[str, Tensor | Jagged]:
-        """Feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
+        """Returns feature -> vectors [B, D], or a Jagged of vectors [N, D] for a feature with pooling "none"."""
         found = self.components.lookup(handle.inner)
         if not self._combined:
             return found
         return {feature.name: self._joined(feature, found, handle.ids) for feature in self.features}
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
-        """All features' vectors side by side, [B, sum of dims], in the features' order, without a copy where it can.
+        """Returns all features' vectors side by side, [B, sum of dims], in the features' order.
 
-        UserError when one is not pooled or has another number of samples.
+        Where it can, it does not copy them.
+
+        Raises:
+            UserError: when a feature is not pooled, or has another number of samples than the others.
         """
         handle = self._handle(ids)
         if not self._combined:
@@ -138,11 +158,11 @@ class EmbeddingTables(nn.Module):
         self.components.release(handle.inner)
 
     def update(self) -> None:
-        """Apply the gradients collected in "deferred" mode; nothing to do in the other modes."""
+        """Apply the gradients that were collected in "deferred" mode. In the other modes there is nothing to do."""
         self.components.update()
 
     def forward(self, ids: KeyedJagged) -> dict[str, Tensor | Jagged]:
-        """Prepare, lookup, release."""
+        """Returns what `lookup` does, of a batch that is prepared before and released after it."""
         handle = self._handle(ids)
         out = self.lookup(handle)
         self.release(handle)
@@ -151,7 +171,7 @@ class EmbeddingTables(nn.Module):
     # -- what the components do ---------------------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:
-        """See `ComponentTables.gradients`."""
+        """Returns what `ComponentTables.gradients` does."""
         return self.components.gradients()
 
     def discard(self) -> None:
@@ -159,12 +179,12 @@ class EmbeddingTables(nn.Module):
         self.components.discard()
 
     def scale_lr(self, factor: float) -> None:
-        """Set every component's learning rate to its rule's times `factor` (a schedule)."""
+        """Set the learning rate of every component to its rule's times `factor`, as a schedule says."""
         self.components.scale_lr(factor)
 
     @property
     def mode(self) -> Mode:
-        """How gradients reach the rows; may be changed between steps."""
+        """How gradients reach the table rows. It may be changed between steps."""
         return self.components.mode
 
     @mode.setter
@@ -173,7 +193,7 @@ class EmbeddingTables(nn.Module):
 
     @property
     def impl(self) -> Impl:
-        """See `sparrow.kernels`."""
+        """Which implementation computes, see `sparrow.kernels`."""
         return self.components.impl
 
     @impl.setter
@@ -181,28 +201,36 @@ class EmbeddingTables(nn.Module):
         self.components.impl = impl
 
     def all_records(self) -> Iterator[RowRecords]:
-        """The rows of every component that are here."""
+        """Returns the rows of every component that are here."""
         return self.components.all_records()
 
     def record(self, name: str) -> RowRecords:
-        """The rows of a component."""
+        """Returns the rows of a component.
+
+        Raises:
+            UserError: when there is no such component, or when its rows may be on many ranks.
+        """
         return self.components.record(name)
 
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
-        """The row records that are for this process to save, in blocks of at most about `max_bytes`."""
+        """Returns the row records that this process has to save, in chunks of at most about `max_bytes`."""
         return self.components.chunks(max_bytes)
 
     def load_chunk(self, chunk: Chunk) -> None:
-        """Overwrite the chunk's rows and columns; UserError when table, range or fields do not fit."""
+        """Overwrite the table rows and dimensions of the chunk.
+
+        Raises:
+            UserError: when table, range or fields do not fit.
+        """
         self.record(chunk.table).load_chunk(chunk)
         self.changed()
 
     def changed(self) -> None:
-        """Rows were written from outside."""
+        """Call it after rows were written from outside, so that a backward through older rows is noticed."""
         self.components.changed()
 
     def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:
-        """Component -> the rows int64 [N] that the ids of a feature use."""
+        """Returns component -> the rows int64 [N] that the ids of a feature use."""
         spec, values_N = self._spec_of[feature], ids[feature].values_N
         first = self._numbers(tuple(self._names(feature)))[:1]
         rows = spec.addressing.rows_of(self._legal(values_N, (0, len(values_N)), first).long())
@@ -211,12 +239,18 @@ class EmbeddingTables(nn.Module):
     # -- ids that a table does not hold -------------------------------------------------------------------------
 
     def oov_counts(self) -> dict[str, int]:
-        """Feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
+        """Returns feature -> ids sent to its table's `oov_row` so far, for features whose table has one."""
         names = [name for name, spec in self._spec_of.items() if spec.oov_row is not None]
         return {name: int(self._outside.get(name, 0)) for name in names}
 
     def raise_bad_ids(self) -> None:
-        """Raise what `prepare` noticed on a GPU, where asking at once would stall it; call at a synchronisation."""
+        """Raise the errors that `prepare` noticed on a GPU, where asking at once would stall it.
+
+        Call it at a synchronisation.
+
+        Raises:
+            UserError: when a feature had ids that its table does not hold.
+        """
         for name, spec in self._spec_of.items():
             if spec.oov_row is None and int(count := self._outside.pop(name, 0)):
                 raise UserError(f"{_place(name, spec)}: {int(count)} ids are outside {_range(spec)}")
@@ -269,13 +303,13 @@ class EmbeddingTables(nn.Module):
         return [part.name for part in self._parts[key]] if key in self._parts else [key]
 
     def _weights(self, weights_N: Tensor, key: str) -> Tensor:
-        """Ones where vectors are weighted after they are combined."""
+        """Returns the weights of a key, or ones where vectors are weighted after they are combined."""
         spec = self._spec_of.get(key)
         is_late = spec is not None and spec.name in self._combined and not self._combine(spec).is_linear
         return torch.ones_like(weights_N) if is_late else weights_N
 
     def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], ids: KeyedJagged) -> Tensor | Jagged:
-        """A feature's vectors of those that its components have."""
+        """Returns a feature's vectors, made of those that its components found."""
         spec, names = self._spec_of[feature.name], self._names(feature.name)
         if spec.name not in self._combined:
             return found[feature.name]
@@ -297,7 +331,7 @@ class EmbeddingTables(nn.Module):
         return pooled_BD if of.inverse_B is None else pooled_BD.index_select(0, of.inverse_B)
 
     def _numbers(self, keys: tuple[str, ...]) -> list[int]:
-        """For each key of wide ids its number in `_lookers`, or -1."""
+        """Returns for each key of wide ids its number in `_lookers`, or -1."""
         if torch.compiler.is_compiling():  # what a compiled program asks for must not change
             return self._make_numbers(keys)
         if keys not in self._keys:
@@ -309,7 +343,16 @@ class EmbeddingTables(nn.Module):
         return [names.index(key) if key in names else -1 for key in keys]
 
     def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """Rows [N] of a batch's ids. keys: who looks up each key, by number in `_lookers`; where nobody does, -1."""
+        """Returns the rows [N] of a batch's ids.
+
+        Args:
+            values_N: the ids [N], key by key.
+            bounds: where the ids of each key begin, and where the last ones end.
+            keys: who looks up each key, by number in `_lookers`, or -1 where nobody does.
+
+        Raises:
+            UserError: for an id that its table does not hold, if the table has no `oov_row`.
+        """
         values_N = self._legal(values_N, bounds, keys)
         if self._is_identity:
             return values_N
@@ -323,7 +366,7 @@ class EmbeddingTables(nn.Module):
         return torch.cat(rows)
 
     def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
-        """The type of what `map_ids` gives."""
+        """Returns the type of what `map_ids` returns, for ids of a type. keys: as for `map_ids`."""
         specs = [self._spec_at(key) for key in keys]
         return ids if all(spec is None or spec.addressing.is_identity for spec in specs) else torch.int64
 

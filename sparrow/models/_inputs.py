@@ -43,10 +43,18 @@ def tables_for(
     sequences: Collection[str] = (),
     several: Mapping[str, int] = MappingProxyType({}),
 ) -> EmbeddingTables:
-    """Tables of one dim for all of a schema's id columns; those of `sequences` give a vector per id.
+    """Returns tables of one dim for all of a schema's id columns.
 
-    several: table -> how many vectors of dim side by side an id of it has, else one. UserError when another column
-    cannot be pooled to a vector, and for a schema without any feature.
+    Args:
+        schema: of the log.
+        dim: D of the vectors.
+        tables: how tables are addressed, stored and trained.
+        init_scale: the model's own, for tables of which a run says none.
+        sequences: columns of lists that give a vector per id.
+        several: table -> how many vectors of dim side by side an id of it has, by default one.
+
+    Raises:
+        UserError: when another column cannot be pooled to a vector, and for a schema without any feature.
     """
     if not schema.dense and not schema.sparse:
         raise UserError("model: this log has no feature; make some of its columns numeric, categorical or list")
@@ -75,12 +83,12 @@ def tables_for(
 
 
 def tasks(schema: Schema) -> int:
-    """Logits that a model has: one for each label."""
+    """Returns how many logits a model has: one for each label."""
     return max(1, len(schema.labels))
 
 
 def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
-    """The vectors of all features side by side, [B, sum of dims], in the tables' order."""
+    """Returns the vectors of all features side by side, [B, sum of dims], in the tables' order."""
     if not tables.features:
         return batch.dense_BC.new_zeros(batch.batch_size, 0)
     return tables.pooled(batch.ids)
@@ -92,8 +100,17 @@ class Ids(nn.Module):
     Lists are pooled, but for those that transformers read (`history`) and those that the model itself treats
     (`sequences`, see `by_name`). Transformers run on the distinct rows of a dedup group, and their vectors are repeated
     for the samples that share a row (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate.
-    The rest, and UserErrors, as `tables_for`; UserError too for a history that is no list of the log, or whose heads
-    do not divide dim.
+
+    Args:
+        schema: of the log.
+        dim: D of the vectors.
+        tables: see `tables_for`.
+        history: the lists that transformers read.
+        sequences: see `tables_for`.
+        several: see `tables_for`.
+
+    Raises:
+        UserError: as `tables_for`, and for a history that is no list of the log or whose heads do not divide dim.
     """
 
     def __init__(
@@ -121,11 +138,11 @@ class Ids(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """[B, sum of dims]; not for a model with `sequences`."""
+        """Returns [B, sum of dims]. It is not for a model with `sequences`."""
         return torch.cat(list(self.by_name(batch).values()), 1) if self.lists else pooled(self.tables, batch)
 
     def by_name(self, batch: Batch) -> dict[str, Any]:
-        """Column -> its vector [B, dim], or a Jagged of the vectors of its ids for one of `sequences`."""
+        """Returns column -> its vector [B, dim], or a Jagged of the vectors of its ids for one of `sequences`."""
         found: dict[str, Any] = self.tables(batch.ids)
         for name, reader in zip(self.lists, self.readers, strict=True):
             listed = found[name]
@@ -135,9 +152,18 @@ class Ids(nn.Module):
 
 
 class Vectors(nn.Module):
-    """A vector of `dim` for each feature, [B, features, dim]: a dense column's is its number times one that is learned.
+    """A vector of `dim` for each feature, [B, features, dim]. A dense column's is its number times one that is learned.
 
-    names: of the features, dense columns first, then id columns. history, and UserErrors: as for `Ids`.
+    names: of the features, dense columns first, then id columns.
+
+    Args:
+        schema: of the log.
+        dim: D of the vectors.
+        tables: see `tables_for`.
+        history: the lists that transformers read.
+
+    Raises:
+        UserError: as for `Ids`.
     """
 
     def __init__(self, schema: Schema, dim: int, tables: TableChoices, history: History) -> None:
@@ -149,6 +175,6 @@ class Vectors(nn.Module):
         self.numeric = NumericEmbedding(len(schema.dense), dim)
 
     def forward(self, batch: Batch) -> Tensor:
-        """[B, features, dim]."""
+        """Returns [B, features, dim]."""
         found, _ = self.numeric(batch.dense_BC, self.ids(batch))
         return found.unflatten(1, (self.features, self.dim))

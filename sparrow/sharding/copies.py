@@ -53,7 +53,13 @@ def _to_all(world: World, what: str, mine_N: Tensor, sizes: Sequence[int]) -> Se
 
 
 def is_dense(world: int, counts: Iterable[int], record: RowRecords) -> bool:
-    """Whether all ranks together send fewer bytes of the whole table than of rows, of which each has so many."""
+    """Returns whether all ranks together send fewer bytes for the whole table than for rows.
+
+    Args:
+        world: how many ranks there are.
+        counts: how many rows each rank has used.
+        record: the table's rows.
+    """
     rows, dim = record.rows, record.dim
     return 2 * world * _part(rows, world) * 4 * (dim + 1) < sum(counts) * (8 + 4 * dim)  # both times world - 1
 

@@ -217,7 +217,10 @@ class Exchange:
         sent.grads = Pending(finish)
 
     def learn(self, sent: InFlight, version: int) -> None:
-        """Learn from everyone's gradients of what the shards here looked up, as of a version of the rows."""
+        """Learn from all ranks' gradients of what the shards here looked up.
+
+        version: of the rows that were looked up.
+        """
         assert sent.bags is not None and sent.grads is not None
         grads = sent.grads.wait()
         if self._lookups:

@@ -9,7 +9,7 @@ from sparrow.core.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Rows [first, last) and columns [first, last) of a table, on a rank."""
+    """Rows [first, last) and columns [first, last) of a table, and the rank that holds them."""
 
     table: str
     rows: tuple[int, int]
@@ -19,11 +19,17 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A table cut into `columns` x `rows` blocks of nearly equal size; block (c, r) is on rank ranks[c * rows + r].
+    """A table cut into `columns` x `rows` blocks of nearly equal size. Block (c, r) is on rank ranks[c * rows + r].
 
-    No ranks: every rank has the whole table. through_host: the ranks that hold the same columns are all those of one
-    host or of several, each of which adds their partial sums up before they leave it. UserError when blocks and ranks
-    do not match.
+    Args:
+        ranks: of the blocks. If there are none, every rank has the whole table.
+        columns: into how many blocks the dimensions are cut.
+        rows: into how many blocks the table rows are cut.
+        through_host: the ranks that hold the same columns are all ranks of one host or of several. Each host adds their
+            partial sums up before these leave it.
+
+    Raises:
+        UserError: when blocks and ranks do not match.
     """
 
     ranks: tuple[int, ...] = ()
@@ -43,7 +49,16 @@ class Layout:
         return not self.ranks
 
     def check(self, table: str, world: int, local_size: int) -> None:
-        """UserError when a job of so many ranks, on hosts of so many, cannot hold the table so."""
+        """Check that the ranks of a job can hold a table so.
+
+        Args:
+            table: its name, for errors.
+            world: how many ranks the job has.
+            local_size: how many ranks a host has.
+
+        Raises:
+            UserError: when they cannot.
+        """
         if any(rank not in range(world) for rank in self.ranks):
             raise UserError(f"plan: table {table!r} on ranks {list(self.ranks)}; there are {world}")
         blocks = [self.ranks[at : at + local_size] for at in range(0, len(self.ranks), local_size)]
@@ -55,7 +70,16 @@ class Layout:
             )
 
     def shards(self, table: str, rows: int, dim: int) -> list[Shard]:
-        """The blocks, columns first; some are empty where there are fewer rows than blocks. UserError for dim."""
+        """Returns the blocks, columns first. Some are empty where there are fewer rows than blocks.
+
+        Args:
+            table: its name, for errors.
+            rows: how many table rows it has.
+            dim: how many dimensions its vectors have.
+
+        Raises:
+            UserError: when `dim` cannot be cut into so many columns.
+        """
         if self.columns > dim:
             raise UserError(f"table {table!r}: {dim} columns cannot be cut into {self.columns}; use fewer")
         rows_at = cuts(rows, self.rows)
@@ -69,49 +93,52 @@ class Layout:
 
 
 def cuts(size: int, parts: int) -> list[tuple[int, int]]:
-    """[first, last) of blocks of ceil(size / parts), as torchrec cuts rows; the last ones may be shorter or empty."""
+    """Returns [first, last) of blocks of ceil(size / parts), as torchrec cuts rows.
+
+    The last blocks may be shorter or empty.
+    """
     block = -(-size // parts)
     return [(min(i * block, size), min((i + 1) * block, size)) for i in range(parts)]
 
 
 def data_parallel() -> Layout:
-    """The whole table everywhere; gradients are exchanged instead of vectors."""
+    """Returns a layout with the whole table on every rank. Gradients are exchanged instead of vectors."""
     return Layout()
 
 
 def table_wise(rank: int) -> Layout:
-    """The whole table on one rank."""
+    """Returns a layout with the whole table on one rank."""
     return Layout(ranks=(rank,))
 
 
 def row_wise(world: int) -> Layout:
-    """Rows over all ranks."""
+    """Returns a layout that cuts rows over all ranks. world: how many ranks there are."""
     return Layout(ranks=tuple(range(world)), rows=world)
 
 
 def column_wise(ranks: tuple[int, ...]) -> Layout:
-    """Columns over ranks; a rule that keeps one number a row keeps one for each part."""
+    """Returns a layout that cuts columns over ranks. A rule that keeps one number a row keeps one for each part."""
     return Layout(ranks=ranks, columns=len(ranks))
 
 
 def table_row_wise(host: int, local_size: int) -> Layout:
-    """Rows over the ranks of one host."""
+    """Returns a layout that cuts rows over the ranks of one host. local_size: how many ranks a host has."""
     return hosts_row_wise((host,), local_size)
 
 
 def hosts_row_wise(hosts: tuple[int, ...], local_size: int) -> Layout:
-    """Rows over the ranks of some hosts."""
+    """Returns a layout that cuts rows over the ranks of some hosts. local_size: how many ranks a host has."""
     ranks = _of_hosts(hosts, local_size)
     return Layout(ranks=ranks, rows=len(ranks), through_host=True)
 
 
 def table_column_wise(host: int, local_size: int) -> Layout:
-    """Columns over the ranks of one host."""
+    """Returns a layout that cuts columns over the ranks of one host. local_size: how many ranks a host has."""
     return Layout(ranks=_of_hosts((host,), local_size), columns=local_size)
 
 
 def grid(hosts: tuple[int, ...], local_size: int) -> Layout:
-    """Columns over hosts, rows over the ranks of each."""
+    """Returns a layout that cuts columns over hosts, and rows over the ranks of each. local_size: ranks a host."""
     ranks = _of_hosts(hosts, local_size)
     return Layout(ranks=ranks, columns=len(hosts), rows=local_size, through_host=True)
 

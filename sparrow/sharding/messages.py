@@ -18,7 +18,10 @@ Shape = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What some messages hold: each the matrices of these shapes, row by row, float32. Together they are one vector."""
+    """What some messages hold: each has matrices of these shapes, row by row, float32.
+
+    Together they are one vector.
+    """
 
     messages: Sequence[Sequence[Shape]]
 
@@ -33,7 +36,7 @@ class Form:
         return list(itertools.chain.from_iterable(self.messages))
 
     def matrices(self, flat_N: Tensor) -> list[Tensor]:
-        """The matrices [rows, columns] of all messages, as views of their numbers, float32 [N]."""
+        """Returns the matrices [rows, columns] of all messages, as views of their numbers, float32 [N]."""
         sides = [(rows, columns) for rows, columns, _ in self.shapes]
         parts = flat_N.split([rows * columns for rows, columns in sides]) if sides else ()
         return [part.view(side) for part, side in zip(parts, sides, strict=True)]
@@ -53,7 +56,7 @@ def by_rank(matrices: Sequence[Tensor], form: Form, places: Sequence[int], devic
 
 
 def by_matrix(flat_N: Tensor, form: Form, places: Sequence[int]) -> list[Tensor]:
-    """`by_rank`'s matrices of such messages."""
+    """Returns the matrices from which `by_rank` made such messages."""
     shapes = form.shapes
     count = len(shapes) // len(places)
     if count == 1 and places == range(len(places)):
@@ -63,12 +66,12 @@ def by_matrix(flat_N: Tensor, form: Form, places: Sequence[int]) -> list[Tensor]
 
 
 def flat(matrices: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The numbers of these matrices, one matrix after the other: float32 [N]."""
+    """Returns the numbers of these matrices, one matrix after the other: float32 [N]."""
     return torch.cat([torch.empty(0, device=device), *[matrix.reshape(-1) for matrix in matrices]])
 
 
 def pack(codec: Codec, flat_N: Tensor, form: Form, step: int, forward: bool) -> tuple[Tensor, list[int]]:
-    """The bytes of messages, one after the other, and how many each has.
+    """Returns the bytes of messages, one after the other, and how many each has.
 
     Where the codec's blocks have no fixed size, their sizes come first in a message, int64.
     """
@@ -92,12 +95,12 @@ def pack(codec: Codec, flat_N: Tensor, form: Form, step: int, forward: bool) -> 
 
 
 def is_fixed(codec: Codec) -> bool:
-    """Whether the shape of a block tells its bytes."""
+    """Returns whether the shape of a block tells its bytes."""
     return codec.size(1, 1) is not None
 
 
 def sizes(codec: Codec, form: Form) -> list[int]:
-    """Bytes of every message, by a codec for which that is known."""
+    """Returns the bytes of every message, by a codec for which that is known."""
     if codec.unit == "number":
         return [(codec.size(1, 1) or 0) * count for count in form.numbers]
     if codec.unit == "message":
@@ -106,7 +109,7 @@ def sizes(codec: Codec, form: Form) -> list[int]:
 
 
 def unpack(codec: Codec, data: Tensor, counts: Sequence[int], form: Form) -> Tensor:
-    """The vector of messages of so many bytes."""
+    """Returns the vector of messages. counts: the bytes of each message."""
     if codec.unit == "number":
         return codec.decode(data, 1, sum(form.numbers)).view(-1)
     each = data.split(list(counts))

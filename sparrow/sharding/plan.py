@@ -26,7 +26,7 @@ class Grid(NamedTuple):
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.hosts * self.local_size
 
 
@@ -53,14 +53,24 @@ NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so t
 
 
 def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str, Layout]:
-    """Component -> layout. chosen: "auto", a layout's name for all tables, or a TOML file.
+    """Returns component -> layout.
 
-    "auto": tables up to SMALL everywhere. Of the others those that are more than the mean of what a rank has, and more
-    than LARGE, are cut by rows: on a single host over the fewest ranks that bring the parts down to that; where there
-    are several, over all ranks of the number of hosts, one at least, that brings the parts nearest to it; each host
-    adds its partial sums up. The rest stay whole. The largest comes first, each goes where the fewest bytes are: no
-    rank has more than the mean and the largest part of a table. That part is at most the larger of the mean and LARGE,
-    1.5 times as much where a table is cut over hosts.
+    Under "auto", tables up to SMALL are on every rank. The limit for the others is the larger of LARGE and the mean of
+    what a rank has (FAR in the place of LARGE where each of several hosts has one rank). Tables above the limit are cut
+    by rows. On a single host such a table is cut over the fewest ranks that bring its parts down to the limit. Where
+    there are several hosts, it is cut over all ranks of some of them, at least one: as many as bring the parts nearest
+    to the limit. Each host then adds its partial sums up. The other tables stay whole.
+
+    The largest table is placed first, and each goes where the fewest bytes are. So no rank has more than the mean and
+    the largest part of a table. That part is at most the limit, or 1.5 times the limit where a table is cut over hosts.
+
+    Args:
+        chosen: "auto", a layout's name for all tables, or a TOML file.
+        components: what is placed.
+        world: the ranks.
+
+    Raises:
+        UserError: when `chosen` is none of these, or its file does not fit the tables or the ranks.
     """
     if chosen.endswith(".toml"):
         file = from_dict(PlanFile, read_toml(Path(chosen)), chosen)
@@ -78,7 +88,7 @@ def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str,
 
 
 def summary(plan: Mapping[str, Layout]) -> str:
-    """How many tables live how, for people."""
+    """Returns how many tables have which layout, for people."""
 
     def kind(layout: Layout) -> str:
         if layout.is_replicated:
@@ -104,7 +114,7 @@ def _auto(components: Sequence[Component], world: Grid) -> dict[str, Layout]:
 
 
 def _place(parts: float, loads: Sequence[float], world: Grid) -> Layout:
-    """A table of so many times what a rank may have, where the loads are least."""
+    """Returns a layout for a table, where the loads are least. parts: its size, in units of what a rank may have."""
     local = world.local_size
     if world.hosts == 1 or local == 1 or parts <= 1:
         ranks = sorted(range(world.size), key=lambda rank: loads[rank])[: math.ceil(parts)]

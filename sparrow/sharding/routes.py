@@ -133,17 +133,18 @@ class Routes:
         self.is_staged = any(self.staged)
 
     def jobs_of(self, rank: int) -> range:
-        """The numbers of a rank's jobs."""
+        """Returns the numbers of a rank's jobs."""
         return range(int(self.edges_R1[rank]), int(self.edges_R1[rank + 1]))
 
     def columns_of(self, number: int) -> slice:
-        """Where a pooled feature's vectors are among those of its group."""
+        """Returns where a pooled feature's vectors are among those of its group."""
         return slice(self._begins[number], self._begins[number] + self.dims[number])
 
     def lookups(self, mine: Sequence[Shard]) -> tuple[Lookups, list[int], list[int]]:
-        """This rank's jobs as lookups in its shards, in the order of features: a key each, an output for each piece.
+        """Returns this rank's jobs as lookups in its shards, in the order of features.
 
-        Then which outputs its direct pieces are, and which its staged ones.
+        Each has a key, and each piece an output. The other two lists say which outputs its direct pieces are, and which
+        its staged ones.
         """
         here = self.world.rank
         pieces = [*self.direct[here], *self.staged[here]]

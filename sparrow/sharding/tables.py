@@ -25,8 +25,11 @@ from sparrow.sharding.routes import Routes
 class Travelling:
     """A batch whose ids are on their way to the shards.
 
-    copied: its rows in tables that are copied to every rank. sent, then begun: its ids, which leave with a later
-    lookup, and its vectors.
+    Args:
+        ids: the batch.
+        copied: its rows in tables that are copied to every rank.
+        sent: its ids, which leave with a later lookup.
+        begun: its vectors, once their lookup has begun.
     """
 
     ids: KeyedJagged
@@ -38,11 +41,19 @@ class Travelling:
 class ShardedTables(nn.Module):
     """`ComponentTables` over many ranks: rows go to the shards, pooled vectors come back, gradients go there again.
 
-    whole: the tables they stand for, whose rows may be unallocated. seed: of the first rows. plan: component -> layout.
-    codecs: of vectors and of their gradients. The gradients of all ranks are summed: each rank's loss
-    must be its share of the global one. A shard sums a row's gradients over features, ranks and samples in that order,
-    as one process does with the ranks' batches one after the other. Every call is one of all ranks together. Raises
-    UserError for a plan that does not fit the tables.
+    The gradients of all ranks are summed, so each rank's loss must be its share of the global one. A shard sums a row's
+    gradients over features, ranks and samples in that order. One process does the same with the ranks' batches one
+    after the other. Every call is one of all ranks together.
+
+    Args:
+        whole: the tables that these stand for. Their rows may be unallocated.
+        seed: of the first values of the rows.
+        plan: component -> layout.
+        world: the ranks.
+        codecs: of vectors and of their gradients.
+
+    Raises:
+        UserError: for a plan that does not fit the tables.
     """
 
     def __init__(
@@ -81,10 +92,14 @@ class ShardedTables(nn.Module):
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
     def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> Travelling:
-        """Send a batch's rows on their way.
+        """Returns a handle of a batch whose rows are sent on their way.
 
-        Their sizes leave at once, the rows with the next lookup: whoever sent vectors sent sizes before, so nobody
-        waits for those.
+        Their sizes leave at once, and the rows with the next lookup. A rank that sent vectors had sent its sizes
+        before, so nobody waits for sizes.
+
+        Args:
+            ids: the batch.
+            rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
         """
         copied = self.copies.prepare(ids, rows_N) if self.copies.features else None
         handle = Travelling(ids, copied, self._send(ids, rows_N) if self.sharded else None)
@@ -93,13 +108,20 @@ class ShardedTables(nn.Module):
         return handle
 
     def begin(self, handle: Travelling) -> None:
-        """Look a batch up before the model asks for it: vectors travel while it computes something else."""
+        """Begin to look a batch up before the model asks for it.
+
+        Vectors travel while the model computes something else.
+        """
         if handle.sent is not None and handle.begun is None:
             sent = handle.sent.wait()
             handle.begun = _Begin.apply(self.anchor, self, sent), sent
 
     def pooled(self, handle: Travelling) -> Tensor:
-        """See `EmbeddingTables.pooled`."""
+        """Returns what `EmbeddingTables.pooled` does.
+
+        Raises:
+            UserError: when the features differ in samples, or one is not pooled.
+        """
         if any(feature.pooling == "none" for feature in self.features):
             raise UserError("pooled: the features differ in samples, or one is not pooled; look them up by name")
         if handle.copied is None and not handle.ids.inverse_B:
@@ -108,7 +130,7 @@ class ShardedTables(nn.Module):
         return torch.cat([found[feature.name] for feature in self.features], 1)  # type: ignore[misc]
 
     def lookup(self, handle: Travelling) -> dict[str, Tensor | Jagged]:
-        """Feature -> vectors, see `ComponentTables.lookup`."""
+        """Returns feature -> vectors, see `ComponentTables.lookup`."""
         found = {} if handle.copied is None else self.copies.lookup(handle.copied)
         if self.sharded:
             ids = handle.ids
@@ -144,7 +166,7 @@ class ShardedTables(nn.Module):
         return vectors
 
     def _exchange(self, groups: tuple[tuple[str, ...], ...]) -> Exchange:
-        """That for batches with these dedup groups; every rank's have the same."""
+        """Returns the exchange for batches with these dedup groups. Every rank's batches have the same."""
         if groups not in self._exchanges:
             of = {name: number for number, names in enumerate(groups, 1) for name in names}
             routes = self._routes([of.get(feature.name, 0) for feature in self.sharded], len(groups))
@@ -153,14 +175,14 @@ class ShardedTables(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply what was collected: in "deferred" mode everything, in "fused" mode that of copied tables."""
+        """Apply the gradients that were collected: all in "deferred" mode, those of copied tables in "fused" mode."""
         self._share()
         self.local.update()
         self.copies.update()
         self.discard()
 
     def gradients(self) -> dict[str, RowGradients]:
-        """Exact unique-row gradients of the rows that are here; those of copied tables are the same on every rank."""
+        """Returns exact unique-row gradients of the rows that are here. Those of copied tables agree on all ranks."""
         self._share()
         return {**self.local.gradients(), **self.copies.gradients()}
 
@@ -171,13 +193,13 @@ class ShardedTables(nn.Module):
         self._shared = False
 
     def scale_lr(self, factor: float) -> None:
-        """See `ComponentTables.scale_lr`."""
+        """Do what `ComponentTables.scale_lr` does."""
         self.local.scale_lr(factor)
         self.copies.scale_lr(factor)
 
     @property
     def mode(self) -> Mode:
-        """How gradients reach the rows; copied tables learn in `update` in any case."""
+        """How gradients reach the table rows. Copied tables learn in `update` in any case."""
         return self.local.mode
 
     @mode.setter
@@ -187,7 +209,7 @@ class ShardedTables(nn.Module):
         self._shared = False
 
     def _share(self) -> None:
-        """Give copied tables everyone's gradients, once."""
+        """Give copied tables the gradients of all ranks, once."""
         if not self._shared and self.mode != "off":
             self._shared = True
             copies.share(self.world, self.copies)
@@ -200,28 +222,32 @@ class ShardedTables(nn.Module):
     # -- rows in and out, and the rest --------------------------------------------------------------------------
 
     def all_records(self) -> Iterator[RowRecords]:
-        """The rows that are here."""
+        """Returns the rows that are here."""
         yield from self.local.all_records()
         yield from self.copies.all_records()
 
     def record(self, name: str) -> RowRecords:
-        """UserError: a component's rows may be on many ranks."""
+        """Returns nothing, because a component's rows may be on many ranks.
+
+        Raises:
+            UserError: always.
+        """
         raise UserError(f"table {name!r} is sharded; its rows here are among `all_records`")
 
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
-        """The rows that are this rank's to save; copied tables are rank 0's."""
+        """Returns the row records that this rank has to save. Rank 0 saves the copied tables."""
         yield from self.local.chunks(max_bytes)
         if self.world.rank == 0:
             yield from self.copies.chunks(max_bytes)
 
     def changed(self) -> None:
-        """See `ComponentTables.changed`."""
+        """Do what `ComponentTables.changed` does."""
         self.local.changed()
         self.copies.changed()
 
 
 class _Begin(torch.autograd.Function):
-    """The local lookup of all sharded features, whose vectors leave; backward awaits gradients, and learns."""
+    """Forward looks all sharded features up here, and sends their vectors. Backward awaits gradients, and learns."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tables: ShardedTables, sent: InFlight) -> Tensor:
@@ -240,7 +266,7 @@ class _Begin(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """Awaits the vectors; backward sends gradients, which travel while what the model did before has its backward."""
+    """Forward awaits the vectors. Backward sends gradients, which travel during the backward of earlier operations."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, tables: ShardedTables, sent: InFlight) -> tuple[Tensor, ...]:
@@ -258,9 +284,16 @@ class _End(torch.autograd.Function):
 
 
 def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, codecs: Codecs) -> None:
-    """Put sharded components in the place of those of every `EmbeddingTables` of a model; UserError as theirs.
+    """Put sharded components in the place of those of every `EmbeddingTables` of a model.
 
-    plan: component -> layout.
+    Args:
+        model: is changed.
+        plan: component -> layout.
+        world: the ranks.
+        codecs: of vectors and of their gradients.
+
+    Raises:
+        UserError: for a plan that does not fit the tables.
     """
     for tables in [module for module in model.modules() if isinstance(module, EmbeddingTables)]:
         names = [component.name for spec in tables.specs for component in spec.components]

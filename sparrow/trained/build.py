@@ -24,7 +24,7 @@ from sparrow.trained.run import Run
 
 
 def identity(run: Run, schema: Schema) -> dict[str, Any]:
-    """What makes two models the same model: a checkpoint of one fits the other."""
+    """Returns what makes two models the same model: if it is equal, a checkpoint of one fits the other."""
     return {
         "model": {"name": Family("sparrow.models").name_of(run.model), **to_dict(run.model)},
         "tables": {name: _table(run, name, table) for name, table in schema.encodings.items()},
@@ -35,7 +35,7 @@ def identity(run: Run, schema: Schema) -> dict[str, Any]:
 
 
 def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
-    """What must stay the same of a table: its rows and fields. Sizes of vectors are the model's."""
+    """Returns what must stay the same of a table: its rows and fields. The model says the sizes of vectors."""
     chosen = run.tables.of(name, table.rows or 0)
     return {
         "rows": table.rows,
@@ -47,7 +47,16 @@ def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
 
 
 def check_schema(trained: Schema, log: Schema, place: Path) -> None:
-    """UserError when a log was prepared with other columns or fitted values than a run was trained with."""
+    """Check that a log was prepared with the columns and fitted values that a run was trained with.
+
+    Args:
+        trained: the schema of the run.
+        log: the schema of the log.
+        place: where the log is, for errors.
+
+    Raises:
+        UserError: when columns or fitted values differ.
+    """
     for key, ours, theirs in differences(_fitted(trained), _fitted(log)):
         raise UserError(
             f"{place}: prepared with another schema: {key} is {theirs!r} there and {ours!r} in the run; prepare the "
@@ -56,9 +65,15 @@ def check_schema(trained: Schema, log: Schema, place: Path) -> None:
 
 
 def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = None) -> Any:
-    """The untrained model on the run's device, its offset 0; UserError when it does not fit into memory.
+    """Returns the untrained model on the run's device, with the offset 0.
 
-    shard: puts others in the place of its tables, which then have no memory of their own.
+    Args:
+        run: its settings.
+        schema: of the log.
+        shard: puts others in the place of its tables, which then have no memory of their own.
+
+    Raises:
+        UserError: when it does not fit into memory.
     """
     with within_memory(run.device):
         with nullcontext() if shard is None else unallocated():
@@ -69,14 +84,18 @@ def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = 
 
 
 def untrained(run: Run, schema: Schema) -> nn.Module:
-    """The model itself, its first values drawn from the run's seed."""
+    """Returns the model itself, with first values drawn from the run's seed."""
     seed = run.seed if run.tables.seed is None else run.tables.seed
     return run.model.build(schema, replace(run.tables, seed=seed))
 
 
 @contextmanager
 def within_memory(device: str) -> Iterator[None]:
-    """UserError for a model that asks the device for more memory than it has."""
+    """Turns a lack of memory within this context into an error for people. device: of the model.
+
+    Raises:
+        UserError: when the model asks the device for more memory than it has.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -89,20 +108,24 @@ def within_memory(device: str) -> Iterator[None]:
 
 
 def tables_of(model: nn.Module) -> list[EmbeddingTables]:
-    """The model's embedding tables."""
+    """Returns the model's embedding tables."""
     return [module for module in model.modules() if isinstance(module, EmbeddingTables)]
 
 
 def of_whole_log(scores: torch.Tensor, kept: float) -> torch.Tensor:
-    """Probabilities of a model that saw a share `kept` of the negatives, as they are where all negatives are.
+    """Returns the probabilities of the whole log, from those of a model that saw a share of the negatives.
 
-    p / (p + (1 - p) / kept) (He et al., ADKDD 2014, section 6.3).
+    They are p / (p + (1 - p) / kept) (He et al., ADKDD 2014, section 6.3).
+
+    Args:
+        scores: p, of any shape.
+        kept: the share of the negatives that the model saw.
     """
     return scores / (scores + (1 - scores) / kept) if kept < 1 else scores
 
 
 def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Tensor]:
-    """Batch -> click probabilities [B, T] of the whole log, in the run's precision."""
+    """Returns a function Batch -> click probabilities [B, T] of the whole log, in the run's precision."""
     kept, device = schema.split.negatives, torch.device(run.device)
 
     def score(batch: Batch) -> torch.Tensor:
@@ -114,7 +137,11 @@ def scoring(model: Any, run: Run, schema: Schema) -> Callable[[Batch], torch.Ten
 
 
 def load_weights(model: nn.Module, saved: Checkpoint) -> None:
-    """Dense weights and table rows from a checkpoint; UserError when it is damaged or incomplete."""
+    """Load dense weights and table rows from a checkpoint.
+
+    Raises:
+        UserError: when the checkpoint is damaged or incomplete.
+    """
     model.load_state_dict(saved.part("dense"))
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     missing = {record.name: record.rows * record.dim for record in records}
@@ -132,7 +159,7 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
-    """The state of the dense optimizer from a checkpoint."""
+    """Load the state of the dense optimizer from a checkpoint."""
     state = optimizer.state_dict()
     state["state"] = {}
     for key, value in saved.part("optimizer").items():

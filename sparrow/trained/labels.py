@@ -11,13 +11,16 @@ from sparrow.core import Batch
 
 
 def together(labels: Sequence[str], found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each label's metrics as one flat dict: the first label's as they are, the others' as LABEL.METRIC."""
+    """Returns each label's metrics as one flat dict: the first label's as they are, the others' as LABEL.METRIC."""
     others = zip(labels[1:], found[1:], strict=True)
     return {**found[0], **{f"{label}.{name}": value for label, one in others for name, value in one.items()}}
 
 
 def by_label(labels: Sequence[str], values: Mapping[str, float]) -> list[tuple[str, Mapping[str, float]]]:
-    """Each label's metrics out of what `together` made, named "valid", or "valid, LABEL" where there are several."""
+    """Returns each label's metrics out of what `together` made.
+
+    They are named "valid", or "valid, LABEL" where there are several labels.
+    """
     found = {f"valid{of_first(labels)}": values}
     for label in labels[1:]:
         start = f"{label}."
@@ -28,14 +31,16 @@ def by_label(labels: Sequence[str], values: Mapping[str, float]) -> list[tuple[s
 
 
 def of_first(labels: Sequence[str]) -> str:
-    """What numbers of the first label alone are to say: ", LABEL" where there are several, else nothing."""
+    """Returns ", LABEL" where there are several labels, else nothing, for numbers of the first label alone."""
     return f", {labels[0]}" if len(labels) > 1 else ""
 
 
 def first_label(batch: Batch, kept: float = 1) -> tuple[Tensor, Tensor | None]:
-    """Its values and the weights, [B] on the host.
+    """Returns the first label's values and their weights, [B] on the host.
 
-    kept: the share of negatives that are in training; each counts for 1 / kept, itself and those that are left out.
+    Args:
+        batch: the samples.
+        kept: the share of negatives that are in training. Each counts for 1 / kept: for itself and those left out.
     """
     assert batch.labels_BT is not None
     labels_B = batch.labels_BT[:, 0].cpu()

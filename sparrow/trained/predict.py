@@ -30,13 +30,26 @@ def predict(
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Score every row of a raw log, in order, and return how many there were.
+    """Score every row of a raw log, in order. Returns how many rows there were.
 
-    The rows pass through the transforms fitted for training. out: Parquet with the columns `keep` of the log and
-    float32 `score`, a click probability (and `score_NAME` for every further label); it appears whole or not at all.
-    which, device: see `restore`. note: is told what a person should look at, such as numbers beyond training's range.
-    Raises UserError for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run
-    that cannot be restored.
+    The rows pass through the transforms that were fitted for training.
+
+    Args:
+        run_dir: the run directory of the model.
+        inputs: the files of the raw log.
+        out: the Parquet file to write. It has the columns `keep` of the log and float32 `score`, a click probability.
+            Every further label has a column `score_NAME`. The file appears whole or not at all.
+        keep: columns of the log.
+        which: the checkpoint, see `restore`.
+        device: see `restore`.
+        batch_size: rows per forward.
+        overwrite: whether `out` may exist.
+        progress: is told how far it is.
+        note: is told what a person should look at, such as numbers beyond training's range.
+
+    Raises:
+        UserError: for a log that lacks a feature or has a line that cannot be read, an `out` that exists, or a run that
+            cannot be restored.
     """
     out = Path(out)
     if out.suffix != ".parquet":

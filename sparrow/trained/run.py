@@ -61,7 +61,7 @@ class Schedule:
         require(least=0, most=1, hold=self.hold, final=self.final)
 
     def factor(self, step: int, total: int) -> float:
-        """The factor for step 0 <= step < total."""
+        """Returns the factor for a step. step: 0 <= step < total. total: how many steps the run has."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         begin = max(self.warmup_steps, self.hold * total)
@@ -109,7 +109,7 @@ class Loop:
 
     @property
     def table_mode(self) -> Mode:
-        """`update_mode` with "auto" resolved."""
+        """`update_mode`, with a choice in the place of "auto"."""
         if self.update_mode != "auto":
             return self.update_mode
         return "deferred" if self._needs_whole_gradients else "fused"
@@ -210,22 +210,35 @@ class Run:
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
-        """The same run with every automatic choice but `threads` made, for a log of so many training rows."""
+        """Returns the same run with every automatic choice made but `threads`.
+
+        Args:
+            rows: how many training rows the log has.
+            in_time_order: whether the log was split by time.
+        """
         loop = dataclasses.replace(self.loop, update_mode=self.loop.table_mode)
         shuffle = not in_time_order if self.data.shuffle is None else self.data.shuffle
         data = dataclasses.replace(self.data, batch_size=self.data.batch_size or batch_size_for(rows), shuffle=shuffle)
         return dataclasses.replace(self, loop=loop, data=data)
 
     def save(self, path: Path) -> None:
-        """Write as TOML."""
+        """Write the run as TOML."""
         write_text(path, write_toml(to_dict(self), header="A Sparrow run, every choice made."))
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None, held: dict[str, Any] | None = None) -> Run:
-        """Read a TOML file, with overrides by dotted name; UserError names file and key.
+        """Returns the run of a TOML file.
 
-        Another member for a family (`model.name`) begins from that member's defaults: the file's settings were the
-        old member's. held: what the file holds, where another rank has read it.
+        With another member for a family (`model.name`), settings begin from that member's defaults, because the file's
+        were for the old member.
+
+        Args:
+            path: the file.
+            overrides: other values for settings, by dotted name.
+            held: what the file holds, where another rank has read it.
+
+        Raises:
+            UserError: when the file cannot be read or a setting is wrong. It names file and key.
         """
         if Path(path).is_dir():
             raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
@@ -236,7 +249,15 @@ class Run:
 
     @classmethod
     def of(cls, prepared: str | Path, overrides: dict[str, Any] | None = None) -> Run:
-        """A run of defaults on a prepared log, in runs/NAME, with overrides by dotted name."""
+        """Returns a run of defaults on a prepared log, in runs/NAME.
+
+        Args:
+            prepared: the prepared log.
+            overrides: other values for settings, by dotted name.
+
+        Raises:
+            UserError: when a setting is wrong.
+        """
         path = Path(prepared)
         return cls._from({"run_dir": f"runs/{path.resolve().name}", "data": {"path": str(path)}}, overrides or {})
 
@@ -248,7 +269,7 @@ class Run:
 
 
 def batch_size_for(rows: int) -> int:
-    """A power of two between 64 and 4096 that leaves about 400 steps an epoch, if it can."""
+    """Returns a power of two between 64 and 4096 that leaves about 400 steps an epoch, if it can."""
     return min(max(1 << (rows // 400).bit_length(), 64), 4096)
 
 

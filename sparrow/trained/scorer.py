@@ -39,7 +39,17 @@ class Restored:
     def score_rows(
         self, rows: pa.RecordBatch | pa.Table, batch_size: int = 8192, row0: int = 0, clipped: Clipped | None = None
     ) -> Float32s:
-        """Probabilities float32 [N, T] of raw rows, in order; row0, clipped: see `Transforms.transform`."""
+        """Returns probabilities float32 [N, T] of raw rows, in order.
+
+        Args:
+            rows: N rows of a raw log.
+            batch_size: rows per forward.
+            row0: the first row's number in the log, see `Transforms.transform`.
+            clipped: see `Transforms.transform`.
+
+        Raises:
+            UserError: for rows that cannot be transformed, bad ids and scores that are not finite.
+        """
         columns = self.schema.columns
         features = (*self.schema.dense, *self.schema.sparse)
         read = {source for n in features for source in (columns[n].source or n, columns[n].weights)}
@@ -53,9 +63,14 @@ class Restored:
 
     @torch.no_grad()
     def scores(self, batch: Batch, row0: int = 0) -> torch.Tensor:
-        """Probabilities [B, T] of a batch on the host; UserError for bad ids and for scores that are not finite.
+        """Returns probabilities [B, T] of a batch, on the host.
 
-        row0: the first row's number in the log, for errors.
+        Args:
+            batch: the samples.
+            row0: the first row's number in the log, for errors.
+
+        Raises:
+            UserError: for bad ids and for scores that are not finite.
         """
         score = scoring(self.model, self.run, self.schema)
         scores = score(batch.to(self.run.device)).cpu()
@@ -72,7 +87,7 @@ class Restored:
         return scores
 
     def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
-        """The feature of a row that has the number farthest from 0, of those the model read, and that number."""
+        """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
         numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
         for name in batch.ids.keys:
             one = batch.ids[name].expanded()
@@ -88,9 +103,15 @@ class Restored:
 
 
 def restore(run_dir: str | Path, *, which: str = "best", device: str | None = None) -> Restored:
-    """Rebuild the model of a run directory from its config and safetensors; nothing from disk is executed.
+    """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
 
-    which: "best" (by the run's monitor, else the last), "last", or a step number. Raises UserError.
+    Args:
+        run_dir: the run directory.
+        which: "best" (by the run's monitor, else the last), "last", or a step number.
+        device: such as "cpu" or "cuda"; by default the run's.
+
+    Raises:
+        UserError: when there is no such run or checkpoint, or it cannot be read.
     """
     run_dir = Path(run_dir)
     if not (run_dir / "run.toml").exists():

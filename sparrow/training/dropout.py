@@ -26,10 +26,11 @@ MOST = 0.5  # with a larger one known ids would suffer
 
 
 def default_shares(dataset: Dataset) -> dict[str, float]:
-    """Column -> share of its known ids to drop, so that as many are unknown in training as in valid; 0 is left out.
+    """Returns column -> share of its known ids to drop, so that as many are unknown in training as in valid.
 
-    Where valid is later than training it has new ids, and shares are large. Where rows were drawn at random they are 0,
-    and where whole groups were, those ids are new that do not occur outside of their group.
+    Columns with a share of 0 are left out. Where valid is later than training it has new ids, and shares are large.
+    Where rows were drawn at random, shares are 0. Where whole groups were drawn, the new ids are those that do not
+    occur outside of their group.
     """
     found = {}
     unknown = dataset.manifest["unknown_ids"]
@@ -42,10 +43,17 @@ def default_shares(dataset: Dataset) -> dict[str, float]:
 
 
 class Dropout:
-    """Makes batches of training those in which some known ids are unknown.
+    """Makes batches of training in which some known ids are unknown.
 
-    shares: column -> which share of its ids, 0 to 1; an id that is dropped in one is so in all of its table's columns
-    with the same share or a larger one. UserError for a column whose table has no row for unknown ids.
+    An id that is dropped in one column is so in all columns of its table with the same share or a larger one.
+
+    Args:
+        shares: column -> which share of its ids to drop, 0 to 1.
+        schema: of the log.
+        seed: the run's.
+
+    Raises:
+        UserError: for a column whose table has no row for unknown ids.
     """
 
     def __init__(self, schema: Schema, shares: Mapping[str, float], seed: int) -> None:
@@ -60,7 +68,7 @@ class Dropout:
                 self._shares[name] = share, _mixed(seed % (1 << 63), table)
 
     def __call__(self, batch: Batch, epoch: int, number: int) -> Batch:
-        """A batch of an epoch's step `number` as it is to be trained on."""
+        """Returns the batch of an epoch's step `number` as it is to be trained on."""
         if not self._shares:
             return batch
         ids = batch.ids

@@ -26,7 +26,7 @@ class Feed:
         self._ahead: tuple[list[Share], dict[str, int], bool] | None = None
 
     def peek(self) -> list[Share]:
-        """What `take` will give; empty at the end of an epoch."""
+        """Returns what `take` will return. It is empty at the end of an epoch."""
         if self._ahead is None:
             position = self._loader.state_dict(), self._loader.exhausted
             self._shares = self._loader.shares() if self._shares is None else self._shares
@@ -41,7 +41,7 @@ class Feed:
         return replace(share, batch=batch.to(self._device))
 
     def take(self) -> list[Share]:
-        """The next step's batches; empty at the end of an epoch, after which the next begins."""
+        """Returns the next step's batches. It is empty at the end of an epoch, after which the next begins."""
         found = self.peek()
         self._ahead = None
         if not found:
@@ -54,5 +54,5 @@ class Feed:
         return self._loader.exhausted if self._ahead is None else self._ahead[2]
 
     def state_dict(self) -> dict[str, int]:
-        """The loader's position, from which the batches that were not handed out come."""
+        """Returns the loader's position, from which the batches come that were not handed out."""
         return self._loader.state_dict() if self._ahead is None else self._ahead[1]

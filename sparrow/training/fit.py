@@ -29,8 +29,10 @@ from sparrow.training.loop import Listener, train
 class Fitted:
     """A trained model that takes data frames.
 
-    run_dir: the run's directory, which `sparrow evaluate`, `report` and `predict` take too. results: as in its
-    results.json. notes: what `prepare` had to say about the columns.
+    Args:
+        run_dir: the run's directory, which `sparrow evaluate`, `report` and `predict` take too.
+        results: as in the run's results.json.
+        notes: what `prepare` had to say about the columns.
     """
 
     run_dir: Path
@@ -44,15 +46,28 @@ class Fitted:
         return self._model.schema
 
     def predict(self, frame: Any) -> Float32s:
-        """Click probabilities float32 [N] of a frame's rows, in their order; [N, T] where there are T labels.
+        """Returns click probabilities of a frame's rows, in their order: float32 [N], or [N, T] for T labels.
 
-        Labels need not be there; ids that training did not see are unknown ones. UserError for an absent column.
+        The frame need not have labels. Ids that training did not see are unknown ids.
+
+        Raises:
+            UserError: when a column is absent.
         """
         scores_NT = self._model.score_rows(as_table(frame))
         return scores_NT[:, 0] if scores_NT.shape[1] == 1 else scores_NT
 
     def evaluate(self, frame: Any, label: int = 0) -> dict[str, float]:
-        """auc, logloss, ne, calibration, and gauc where there are groups, on a frame with labels; see `evaluate`."""
+        """Returns auc, logloss, ne and calibration on a frame with labels, and gauc where there are groups.
+
+        See `evaluate` for what they are.
+
+        Args:
+            frame: as for `fit`.
+            label: the number of the label that is judged.
+
+        Raises:
+            UserError: when a column is absent.
+        """
         table = self._model.transforms.transform(as_table(frame), training=True)
         return evaluate(self._model.scores, batches(self._model.schema, table, 8192), label=label)
 
@@ -69,14 +84,23 @@ def fit(
     progress: Progress | None = None,
     listener: Listener | None = None,
 ) -> Fitted:
-    """Prepare a data frame and train a model on it.
+    """Prepare a data frame and train a model on it. Returns the model.
 
-    frame: a pandas or polars data frame, an arrow table, or anything else that arrow can read. label: the column to
-    predict, when its name does not say so. schema: what the columns mean, inferred unless given. split: which rows are
-    held out; the last tenths in time where there is a time column, else tenths at random. run_dir: where the
-    prepared log (`run_dir`/data) and the run go; by default a temporary directory, removed with the result.
-    settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`.
-    Raises UserError for what is wrong with frame, schema or settings.
+    Args:
+        frame: a pandas or polars data frame, an arrow table, or anything else that arrow can read.
+        label: the column to predict, when its name does not say so.
+        schema: what the columns mean; by default it is inferred.
+        split: which rows are held out; by default the last tenths in time where there is a time column, else tenths at
+            random.
+        run_dir: where the prepared log (`run_dir`/data) and the run go; by default a temporary directory, which is
+            removed with the result.
+        overwrite: begin again where another run's files are.
+        settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`.
+        progress: is told how far the preparing is.
+        listener: hears how the training goes.
+
+    Raises:
+        UserError: for what is wrong with frame, schema or settings.
     """
     log = table_log(as_table(frame))
     directory = Path(tempfile.mkdtemp(prefix="sparrow-") if run_dir is None else run_dir)
@@ -98,7 +122,11 @@ def fit(
 
 
 def as_table(frame: Any) -> pa.Table:
-    """An arrow table of a data frame's columns; UserError for what is none."""
+    """Returns an arrow table of a data frame's columns.
+
+    Raises:
+        UserError: when it is no data frame.
+    """
     try:
         table = pa.table(frame)
     except (TypeError, ValueError, pa.ArrowException) as error:
@@ -117,7 +145,7 @@ def as_table(frame: Any) -> pa.Table:
 
 
 def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same without views into text, which polars gives and few of arrow's functions take."""
+    """Returns the column without views into text, which polars makes and few of arrow's functions take."""
     if pa.types.is_dictionary(column.type):
         kind = _plain(column.type.value_type)
         parts = [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in column.chunks]

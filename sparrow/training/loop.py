@@ -54,11 +54,17 @@ def train(
     profile: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Train to the end (or to a SIGTERM) and return the results, which are also in `run_dir/results.json`.
+    """Train to the end, or to a SIGTERM. Returns the results, which are also in `run_dir/results.json`.
 
-    resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
-    overwrite: begin again where another run's files are. profile: write a trace of some steps, see `Profiler`.
-    Raises UserError.
+    Args:
+        run: the settings.
+        resume: go on from the last checkpoint, to bitwise the same weights on the same machine and threads.
+        overwrite: begin again where another run's files are.
+        profile: write a trace of some steps, see `Profiler`.
+        listener: hears how the training goes.
+
+    Raises:
+        UserError: when settings, log and run directory do not fit together, or the training cannot go on.
     """
     ranks = Ranks(run)
     remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
@@ -94,7 +100,7 @@ class Trainer:
         self._check_monitor()
 
     def _settled(self, run: Run, resume: bool, overwrite: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
-        """The run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
+        """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
         if resume and overwrite:
             raise UserError("resume and overwrite: one continues the old run, the other drops it; give one of them")
         ranks = self.ranks
@@ -142,7 +148,7 @@ class Trainer:
         self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
 
     def _count(self) -> None:
-        """Where the run stands, and what it has seen: see `_STATE`."""
+        """Set where the run stands, and what it has seen: see `_STATE`."""
         self.step = self.epoch = self.examples = self.skipped = self.skipped_in_row = self.worse = 0
         self.best: float | None = None
         self.best_step: int | None = None
@@ -155,7 +161,7 @@ class Trainer:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def fit(self) -> dict[str, Any]:
-        """Run to the end, to early stopping or to a signal."""
+        """Run to the end, to early stopping or to a signal. Returns the results."""
         with ExitStack() as held:
             token = said(self.ranks.world, "run_dir", lambda: held.enter_context(self.dir.locked()))
             self.dir.check_shared(token, self.ranks.world)
@@ -235,7 +241,7 @@ class Trainer:
         )
 
     def _time_to_log(self) -> bool:
-        """Every so many steps; at the end only if enough steps have come together to say something."""
+        """Whether to log now: every so many steps. At the end only if enough steps came together to say something."""
         since = self.step % self.run.log.every
         return since == 0 or (self.step == self.total_steps and (since == self.step or 2 * since >= self.run.log.every))
 
@@ -364,7 +370,7 @@ class Trainer:
         return results
 
     def _reader(self, split: str, shuffle: bool = False) -> Loader:
-        """Of this rank's share of a part's batches."""
+        """Returns a loader of this rank's share of a part's batches."""
         run, world = self.run, self.ranks.world
         return self.dataset.loader(
             run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
@@ -373,7 +379,11 @@ class Trainer:
     # -- stopping and resuming ----------------------------------------------------------------------------------
 
     def _check_monitor(self) -> None:
-        """UserError for an impossible monitor, before any work."""
+        """Check the monitor, before any work.
+
+        Raises:
+            UserError: when it is impossible.
+        """
         loop, schema = self.run.loop, self.dataset.schema
         if loop.monitor == "gauc" and schema.role("group") is None:
             raise UserError("loop.monitor: 'gauc' needs a column of kind group; declare one, or monitor 'ne'")

@@ -38,10 +38,13 @@ SMALL_FLOP, SMALL_BYTES = 1e9, 64e6  # of a step, which a second thread would ta
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes that a run will have at once, by what they are for; device: those of the device where that is a GPU.
+    """Bytes that a run will have at once, by what they are for.
 
-    largest: the table that takes most, with its bytes. flop: of a step's products with dense weights, at least, forward
-    and backward.
+    Args:
+        host: what it is for -> bytes of the host.
+        device: what it is for -> bytes of the device, where that is a GPU.
+        largest: the table that takes most, with its bytes.
+        flop: floating-point operations of a step's products with dense weights, at least, forward and backward.
     """
 
     host: dict[str, int]
@@ -51,22 +54,28 @@ class Needs:
 
     @property
     def bytes_host(self) -> int:
-        """All that the host has to hold."""
+        """Bytes that the host has to hold."""
         return sum(self.host.values())
 
     @property
     def bytes_device(self) -> int:
-        """All that the device has to hold."""
+        """Bytes that the device has to hold."""
         return sum(self.device.values())
 
 
 def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
-    """What the run will need, from the same model over tables of a few rows; of its `ranks`, one.
+    """Returns what one rank of the run will need. It is found with the same model over tables of a few rows.
 
-    Tables: rows times the bytes of a row with its optimizer state, where the run's plan puts them: a rank's share of
-    the host that has most, or the GPU that has most. Dense weights: with gradients and optimizer state.
-    A step: what autograd keeps, and gradients of as many table rows as a batch can touch. A model that is too large
-    without it is never built; what autograd keeps is then left out. per_host: of the ranks, those that share a host.
+    Tables count as rows times the bytes of a row with its optimizer state, where the run's plan puts them. The figure
+    is for a rank of the host that has most, or for the GPU that has most. Dense weights count with gradients and
+    optimizer state. A step counts with what autograd keeps, and with gradients of as many table rows as a batch can
+    touch. A model that is too large even without a step is never built, and what autograd keeps is then left out.
+
+    Args:
+        run: its settings.
+        dataset: the prepared log.
+        ranks: how many the job has.
+        per_host: how many of them share a host.
     """
     program = resident_bytes()
     batch = dataset.first(min(PROBE_ROWS, run.data.batch_size))
@@ -104,7 +113,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
 
 
 def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
-    """Bytes of tables on every rank."""
+    """Returns the bytes of tables on every rank."""
     sizes = [component.rows * component.bytes_row for component in components]
     if grid.size == 1:
         return [sum(sizes)]
@@ -123,9 +132,16 @@ def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
 
 
 def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Needs:
-    """What `estimate` finds; UserError with its sum and the smallest change that would do for want of memory.
+    """Returns what `estimate` finds.
 
-    ranks, per_host: of the job, and those that share a host's memory.
+    Args:
+        run: its settings.
+        dataset: the prepared log.
+        ranks: how many the job has.
+        per_host: how many of them share a host's memory.
+
+    Raises:
+        UserError: when memory is too small. It names the sum, and the smallest change that would do.
     """
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
@@ -145,7 +161,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
 
 
 def resolved(run: Run, dataset: Dataset) -> Run:
-    """The run with every automatic choice but `threads` made for this log."""
+    """Returns the run with every automatic choice made for this log but `threads`."""
     run = run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
@@ -153,16 +169,30 @@ def resolved(run: Run, dataset: Dataset) -> Run:
 
 
 def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Run:
-    """The run with a number of CPU threads; UserError as `check_fits`."""
+    """Returns the run with a number of CPU threads.
+
+    Args:
+        run: its settings.
+        dataset: the prepared log.
+        ranks: how many the job has.
+        per_host: how many of them share a host.
+
+    Raises:
+        UserError: when memory is too small, see `check_fits`.
+    """
     needs = check_fits(run, dataset, ranks, per_host)
     return dataclasses.replace(run, threads=run.threads or threads_for(needs, per_host))
 
 
 def threads_for(needs: Needs, per_host: int = 1) -> int:
-    """As many CPU threads as pay in a step: one if it is small, else all this rank's cores.
+    """Returns as many CPU threads as pay in a step: one if it is small, else all this rank's cores.
 
-    By its size alone, not by how long it takes: sums depend on the number of threads, and a run's should not depend
-    on what else the machine does.
+    The number depends on the step's size alone and not on how long it takes. Sums depend on the number of threads, and
+    a run's should not depend on what else the machine does.
+
+    Args:
+        needs: what the run will need.
+        per_host: how many ranks share a host.
     """
     if needs.flop < SMALL_FLOP and {**needs.host, **needs.device}["a step"] < SMALL_BYTES:
         return 1
@@ -171,7 +201,7 @@ def threads_for(needs: Needs, per_host: int = 1) -> int:
 
 @contextmanager
 def threads_given_back() -> Iterator[None]:
-    """Sets torch's number of threads back at the end: a small run's are too few for what comes next in a process."""
+    """Sets torch's number of threads back at the end. A small run's are too few for what comes next in a process."""
     before = torch.get_num_threads()
     try:
         yield
@@ -180,7 +210,7 @@ def threads_given_back() -> Iterator[None]:
 
 
 def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int) -> str:
-    """The first of smaller batches and smaller sizes of the model with which it fits, else what is largest."""
+    """Returns the first of smaller batches and smaller sizes of the model with which it fits, else what is largest."""
     for part, name, value in _smaller(run):
         try:
             changed: Any = dataclasses.replace(getattr(run, part), **{name: value})
@@ -200,7 +230,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:
-    """(data or model, setting, value): ever smaller batches, then sizes of the model, first those that were set."""
+    """Yields (data or model, setting, value): ever smaller batches, then sizes of the model, set ones first."""
     size = run.data.batch_size
     while (size := size // 2) >= 64:
         yield "data", "batch_size", size
@@ -221,7 +251,7 @@ def _fits(needs: Needs, run: Run, per_host: int) -> bool:
 
 
 def _free_host(needs: Needs, per_host: int) -> float:
-    """Bytes of this rank's host memory that are free or hold the program already; infinity where nothing tells."""
+    """Returns how many bytes of this rank's host memory are free or hold the program; infinity where nothing tells."""
     free = available_bytes()
     return math.inf if free is None else free / per_host + needs.host["program"] - _FIRST_STEP
 
@@ -243,7 +273,7 @@ class _Shapes(TorchFunctionMode):
 
 
 def _sizes(run: Run, schema: Schema) -> tuple[list[TableSpec], tuple[int, int]]:
-    """What the model's tables are; bytes of the dense weights and of their optimizer."""
+    """Returns what the model's tables are, and the bytes of the dense weights and of their optimizer."""
     with torch.random.fork_rng(devices=[]), within_memory("cpu"):
         try:
             with torch.device("meta"), _Shapes(), unallocated():

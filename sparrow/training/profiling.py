@@ -76,7 +76,7 @@ class Profiler:
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
-    """What `Profiler` wrote: steps, and rows {part, ms_per_step, share} by "parts" and by "kinds"."""
+    """Returns what `Profiler` wrote: steps, and rows {part, ms_per_step, share} by "parts" and by "kinds"."""
     path = run_dir / "profile.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

@@ -32,7 +32,7 @@ compared), the device of its kind, and threads, of which nothing that all ranks 
 
 
 class Ranks:
-    """Every rank reads, computes and judges its share of each batch; the batches are those of one process."""
+    """Every rank reads, computes and judges its share of each batch. The batches are the same as on one process."""
 
     def __init__(self, run: Run) -> None:
         setting = run.sharding
@@ -44,9 +44,15 @@ class Ranks:
         self.plan: dict[str, Layout] = {}  # of all tables, on many ranks
 
     def check_same(self, run: Run, fingerprint: str, step: int) -> None:
-        """UserError on every rank when they are about to run different jobs; names what differs, ranks and values.
+        """Check that all ranks are about to run the same job.
 
-        fingerprint: of the prepared log. step: the one to go on from.
+        Args:
+            run: this rank's settings.
+            fingerprint: of the prepared log.
+            step: the one to go on from.
+
+        Raises:
+            UserError: on every rank, when their jobs differ. It names what differs, ranks and values.
         """
         if self.world.size == 1:
             return
@@ -58,7 +64,7 @@ class Ranks:
         check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
-        """The model, its tables sharded by the run's plan."""
+        """Returns the model, its tables sharded by the run's plan."""
         setting = run.sharding
 
         def shard(model: nn.Module) -> None:
@@ -70,7 +76,7 @@ class Ranks:
         return build(run, schema, shard if self.world.size > 1 else None)
 
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
-        """Batch -> `judged`, whose dense gradients are summed over all ranks while backward runs."""
+        """Returns a function Batch -> `judged`. Its dense gradients are summed over all ranks while backward runs."""
         if self.world.size == 1:
             return lambda batch: judged(model(batch), batch)
         dense = self.world.group()  # of its own: its sums overlap the tables' exchange
@@ -85,17 +91,17 @@ class Ranks:
         return self._ddp
 
     def apart(self) -> AbstractContextManager[None]:
-        """In which dense gradients stay where they are, for all but the last of a step's batches."""
+        """Returns a context in which dense gradients stay where they are, for all but the last of a step's batches."""
         return nullcontext() if self.world.size == 1 else self._ddp.no_sync()
 
     def sums(self, values: Sequence[Tensor], *numbers: float) -> list[float]:
-        """The sums over all ranks of values [], which may be on a device, and of numbers."""
+        """Returns the sums over all ranks of values and of numbers. values: tensors [], which may be on a device."""
         mine = torch.cat([torch.stack(list(values)).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found
 
     def squared_norm(self, dense: Sequence[Tensor], tables: Sequence[EmbeddingTables]) -> Tensor:
-        """This rank's part of the squared norm of all gradients of the model together, float64 []."""
+        """Returns this rank's part of the squared norm of all gradients of the model together, float64 []."""
         for t in tables:
             t.gradients()  # copied tables' are everyone's from now on
         parts = [t.components for t in tables]
@@ -112,7 +118,7 @@ class Ranks:
 
 
 def _sources() -> str:
-    """A digest of this Sparrow's code."""
+    """Returns a digest of this Sparrow's code."""
     digest, root = hashlib.sha256(), Path(sharding.__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -36,10 +36,13 @@ class RunDir:
     def find(
         self, world: World, resume: bool, overwrite: bool, identity: Mapping[str, Any], dataset: Dataset
     ) -> tuple[checkpoint.Checkpoint | None, dict[str, Any]]:
-        """The checkpoint to go on from and the settings of its run, by dotted name.
+        """Returns the checkpoint to go on from and the settings of its run, by dotted name.
 
-        Rank 0 looks and all do as it says: they may see a shared folder differently. UserError for a run that is in the
-        way, for another one's checkpoint, and when a rank does not come to see it.
+        Rank 0 looks and all do as it says, because ranks may see a shared folder differently.
+
+        Raises:
+            UserError: for a run that is in the way, for another one's checkpoint, and when a rank does not come to see
+                it.
         """
 
         def look() -> dict[str, Any] | None:
@@ -53,7 +56,11 @@ class RunDir:
         return (None, {}) if found is None else (self._see(found["step"], world), found["settings"])
 
     def best(self, world: World) -> checkpoint.Checkpoint:
-        """The best checkpoint, else the last, as rank 0 sees it; UserError when there is none, or ranks have others."""
+        """Returns the best checkpoint, else the last, as rank 0 sees it.
+
+        Raises:
+            UserError: when there is none, or ranks have others.
+        """
 
         def look() -> int:
             return checkpoint.load(self.checkpoints, checkpoint.latest(self.checkpoints, best=True)).step
@@ -75,7 +82,11 @@ class RunDir:
         return checkpoint.load(self.checkpoints, found)
 
     def _see(self, step: int, world: World) -> checkpoint.Checkpoint:
-        """The checkpoint of which rank 0 told; UserError when a rank does not come to see it."""
+        """Returns the checkpoint that rank 0 named.
+
+        Raises:
+            UserError: when a rank does not come to see it.
+        """
         folder = self.checkpoints / f"step-{step:09d}"
 
         def look() -> checkpoint.Checkpoint:
@@ -89,7 +100,16 @@ class RunDir:
         return everywhere(world, "where to go on", look)
 
     def see(self, what: str, world: World, find: Callable[[], list[Path]]) -> None:
-        """Wait for the files that `find` gives on rank 0; UserError when a rank does not come to see one."""
+        """Wait for the files that `find` returns on rank 0.
+
+        Args:
+            what: the name of the files, for errors.
+            world: the ranks.
+            find: looks for the files.
+
+        Raises:
+            UserError: when a rank does not come to see one.
+        """
         names = said(world, what, lambda: [str(path.relative_to(self.path)) for path in find()])
 
         def look() -> None:
@@ -99,7 +119,11 @@ class RunDir:
         everywhere(world, what, look)
 
     def check_shared(self, token: str, world: World) -> None:
-        """UserError when a rank does not come to see the lock that rank 0 has made, which holds `token`."""
+        """Check that all ranks share the directory. token: what the lock holds that rank 0 has made.
+
+        Raises:
+            UserError: when a rank does not come to see this lock.
+        """
         everywhere(world, "run_dir", lambda: self._await(self.path / LOCK, world, token))
 
     def _await(self, path: Path, world: World, text: str | None = None) -> None:
@@ -111,7 +135,11 @@ class RunDir:
             )
 
     def check(self, saved: checkpoint.Checkpoint, identity: Mapping[str, Any], dataset: Dataset) -> None:
-        """UserError when a checkpoint is of another model, or of another log than this."""
+        """Check that a checkpoint is of this model and this log.
+
+        Raises:
+            UserError: when it is of others.
+        """
         check_schema(Schema.load(self.path / "schema.toml"), dataset.schema, dataset.path)
         saved.check(identity)
         if saved.state.get("data") != dataset.fingerprint:
@@ -121,9 +149,12 @@ class RunDir:
             )
 
     def continued(self, run: Run, old: Mapping[str, Any], say: Callable[[str], None]) -> Run:
-        """`run` with the automatic choices that its beginning made; what else changed is said.
+        """Returns `run` with the automatic choices that its beginning made.
 
-        old: setting -> value, of `run.toml`.
+        Args:
+            run: the settings of now.
+            old: setting -> value, of `run.toml`.
+            say: is told what else changed.
         """
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":
@@ -149,10 +180,12 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[str]:
-        """Keep a second training out of the directory; the system lets go when this process ends.
+        """Keep a second training out of the directory. The system lets go when this process ends.
 
-        Gives what the lock holds from now on, by which others know the directory. UserError for a directory of
-        something else, which a run would spoil.
+        Yields what the lock holds from now on, by which others know the directory.
+
+        Raises:
+            UserError: for a directory of something else, which a run would spoil.
         """
         if (self.path / "manifest.json").exists():
             raise UserError(f"{self.path}: is a prepared log; choose another --run_dir")

@@ -13,8 +13,16 @@ from sparrow.core.files import cannot_write, to_json, write_text
 class RunLog:
     """Appends records {"step": ..., "event": ..., name: number} to `run_dir`/log.jsonl.
 
-    step, evaluated: where the run continues, and whether that step's evaluation is part of it; what a killed run
-    wrote beyond is cut off. Raises UserError when the disk is full. No run_dir: nothing is written.
+    What a killed run wrote beyond the step is cut off.
+
+    Args:
+        run_dir: the run directory. If there is none, nothing is written.
+        tensorboard: whether event files are written too, when it is installed.
+        step: where the run continues.
+        evaluated: whether that step's evaluation is part of the run log.
+
+    Raises:
+        UserError: when the disk is full.
     """
 
     def __init__(self, run_dir: Path | None, *, tensorboard: bool, step: int, evaluated: bool) -> None:
@@ -34,7 +42,13 @@ class RunLog:
             self._events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float]) -> None:
-        """One record; numbers also go to TensorBoard as `event/name`."""
+        """Write one record. Numbers also go to TensorBoard as `event/name`.
+
+        Args:
+            event: what it is about, such as training or an evaluation.
+            step: after which step.
+            values: name -> number.
+        """
         if self._file is None:
             return
         try:
@@ -46,7 +60,7 @@ class RunLog:
                 self._events.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
-        """Flush everything."""
+        """Write out what is buffered."""
         if self._file is not None:
             self._file.close()
         if self._events is not None:
@@ -54,7 +68,7 @@ class RunLog:
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of a run, in order; lines that a kill cut short are left out."""
+    """Returns the records of a run, in order. Lines that a kill cut short are left out."""
     path = run_dir / "log.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return [record for record in map(_parse, lines) if record is not None]

@@ -22,7 +22,12 @@ class Saver:
         self._error: BaseException | None = None
 
     def save(self, work: Work, background: bool) -> None:
-        """Do the work. In the background it must hold copies of what training changes."""
+        """Do the work. In the background the work must hold copies of what training changes.
+
+        Args:
+            work: writes the files.
+            background: whether training continues meanwhile.
+        """
         self.finish()
         if not background:
             work(partial(self._world.barrier, "checkpoint"))
@@ -35,17 +40,17 @@ class Saver:
 
     @property
     def waits(self) -> bool:
-        """Whether this rank's files are written, and others' may not be."""
+        """Whether this rank's files are written and those of other ranks may not be."""
         if self._thread is None or self._error is not None:
             return False
         return self._written.is_set() and not self._everyone.is_set()
 
     def all_wait(self) -> None:
-        """Everyone's files are written."""
+        """Call it when the files of all ranks are written."""
         self._everyone.set()
 
     def finish(self) -> None:
-        """Until what is under way has its name; raises what went wrong."""
+        """Wait until the checkpoint that is under way has its name. Raises what went wrong."""
         if self._thread is None:
             return
         self._written.wait()
@@ -74,7 +79,7 @@ class Saver:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's random numbers, of the host and of a GPU."""
+    """Returns the state of torch's random numbers, of the host and of a GPU."""
     gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **gpu}
 

@@ -34,7 +34,13 @@ class Seen:
         self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
 
     def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None) -> None:
-        """Judge a step's batches. fifth: of the first epoch, 0 to 4; None where rows come again."""
+        """Judge a step's batches.
+
+        Args:
+            micro: this rank's shares of the batches.
+            done: what the step found.
+            fifth: of the first epoch, 0 to 4; None where rows come again.
+        """
         also = [] if fifth is None else [self._fifths[fifth]]
         for share, scores_BT in zip(micro, done.scores, strict=True):
             if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
@@ -43,7 +49,7 @@ class Seen:
         self._losses += done.losses
 
     def line(self) -> dict[str, float]:
-        """The mean loss and the metrics of all ranks since the last such line."""
+        """Returns the mean loss and the metrics of all ranks since the last such line."""
         loss, mass = self._losses.tolist()
         window = merged(self._world, [self._window])[0].result()
         self._window = Streaming()
@@ -52,7 +58,10 @@ class Seen:
         return {"loss": loss / mass if mass else math.nan, **metrics}
 
     def results(self) -> dict[str, Any]:
-        """progressive: the metrics of every fifth that has begun; calibration: the reliability curve of all."""
+        """Returns the results of all ranks.
+
+        progressive: the metrics of every fifth that has begun. calibration: the reliability curve of all.
+        """
         fifths = merged(self._world, self._fifths)
         together = Streaming()
         for fifth in fifths:
@@ -62,7 +71,7 @@ class Seen:
         return {"progressive": [one for one in found if one["examples"]], "calibration": curve}
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Returns the sums, for a checkpoint."""
         streams = enumerate(folded(self._world, [*self._fifths, self._window]))
         return {f"{i}.{k}": v for i, of_one in streams for k, v in of_one.items()} | {"losses": self._losses}
 

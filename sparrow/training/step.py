@@ -24,9 +24,13 @@ from sparrow.training.ranks import Ranks
 class Outcome:
     """What a step found.
 
-    scores: the probabilities of this rank's share of each batch before the step, [B, T], on the host; None where
-    anyone's are not finite. losses: float64 [2], the sums of loss * mass and of mass. norm: of all gradients together,
-    None when nobody asks; left_out: the step changed nothing. flags: how many ranks raised each.
+    Args:
+        scores: the probabilities of this rank's share of each batch before the step, [B, T], on the host. None where a
+            rank's are not finite.
+        losses: float64 [2], the sums of loss * mass and of mass.
+        norm: of all gradients together, or None when nobody asks.
+        left_out: whether the step changed nothing.
+        flags: how many ranks raised each.
     """
 
     scores: list[Tensor | None]
@@ -37,7 +41,7 @@ class Outcome:
 
 
 class Step:
-    """Called with the batches of one step, changes the model once."""
+    """Changes the model once when it is called with the batches of one step."""
 
     def __init__(
         self,
@@ -66,8 +70,12 @@ class Step:
     ) -> Outcome:
         """Train on the mean over all examples of these batches, or leave them out when it is not finite.
 
-        flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'. ahead: called
-        before the last forward.
+        Returns what the step found.
+
+        Args:
+            micro: this rank's shares of the step's batches.
+            flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'.
+            ahead: is called before the last forward.
         """
         own_masses = [share.batch.mass for share in micro]  # before any forward: a device may have to be asked
         total = sum(share.mass for share in micro) or 1.0  # weights may all be 0

@@ -27,13 +27,24 @@ _SAME = ("model", "labels", "features", "dense columns", "dense optimizer")  # t
 def warm_start(
     model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None], world: World | None = None
 ) -> None:
-    """Give the model and its optimizers what the run `run.init_from` ended with (its best checkpoint, else the last).
+    """Give the model and its optimizers what the run `run.init_from` ended with: its best checkpoint, else the last.
 
-    An id takes its row with it: rows are matched by id where the two logs number ids differently, ids that are new
-    begin as in any run. Dense weights, the offset and the state of both optimizers come along; schedule and steps begin
-    anew. The log's own base rate does not count: what the model has learned says more. Where the two logs kept other
-    shares of their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
-    Raises UserError when there is no such run, or it has another model, other columns or other optimizers.
+    An id takes its table row with it. Rows are matched by id where the two logs number ids differently, and new ids
+    begin as in any run. Dense weights, the offset and the state of both optimizers come along. Schedule and steps begin
+    anew. The log's own base rate does not count, because what the model has learned says more. Where the two logs kept
+    other shares of their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the
+    same.
+
+    Args:
+        model: is changed.
+        optimizer: of the dense weights; is changed.
+        run: the run that begins.
+        dataset: its prepared log.
+        say: is told what a person should know.
+        world: the ranks; by default one.
+
+    Raises:
+        UserError: when there is no such run, or it has another model, other columns or other optimizers.
     """
     place, world = Path(str(run.init_from)), world or World()
 
@@ -91,7 +102,7 @@ def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) ->
 
 
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
-    """For each component of a table, and each row that it had in the earlier run, the row of the same ids, or -1."""
+    """Returns for each component the rows of the same ids now, or -1, for each row that it had in the earlier run."""
     table = then.schema.encodings[spec.name]
     chosen = old.tables.of(spec.name, table.rows or 0)
     before, after = chosen.addressed(table.rows or 0, table.is_numbered), spec.addressing
@@ -120,7 +131,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
 
 
 def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:
-    """For each row of a table of the earlier run the row of the same id now, or -1: int64 [R]."""
+    """Returns for each row of a table of the earlier run the row of the same id now, or -1: int64 [R]."""
     old, new = then.schema.encodings[name], now.schema.encodings[name]
     rows = old.rows or 0
     same = np.arange(rows)

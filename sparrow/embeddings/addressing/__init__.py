@@ -13,7 +13,7 @@ from sparrow.embeddings.addressing.hashed import Hashed
 
 
 class Combine(Protocol):
-    """Makes one vector of those that an id has in each component: a Module, which may have weights of its own."""
+    """Makes one vector of those that an id has in each component. It is a Module, which may have weights of its own."""
 
     @property
     def is_linear(self) -> bool:
@@ -21,7 +21,7 @@ class Combine(Protocol):
         ...
 
     def __call__(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Vectors [N, D of the component], one per component -> [N, D of the table]."""
+        """Returns vectors [N, D of the table]. vectors: [N, D of the component], one for each component."""
         ...
 
 
@@ -30,7 +30,7 @@ class Addressing(Protocol):
 
     @property
     def ids(self) -> int | None:
-        """Ids of the table are 0 <= id < ids; None where any int64 is one."""
+        """How many ids the table has: they are 0 <= id < ids. None where any int64 is an id."""
         ...
 
     @property
@@ -39,15 +39,15 @@ class Addressing(Protocol):
         ...
 
     def components(self, dim: int) -> tuple[Size, ...]:
-        """What a table of D = dim consists of."""
+        """Returns the components of a table of D = dim."""
         ...
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Rows int64 [N] in each component of legal ids int64 [N]."""
+        """Returns the rows int64 [N] in each component of legal ids int64 [N]."""
         ...
 
     def combine(self, dim: int) -> nn.Module | None:
-        """A new `Combine` for a table of D = dim; None where there is one component."""
+        """Returns a new `Combine` for a table of D = dim, or None where there is one component."""
         ...
 
 
@@ -55,7 +55,7 @@ class AddressingConfig(Protocol):
     """What a member's `Config` offers."""
 
     def build(self, rows: int, is_numbered: bool) -> Addressing:
-        """The addressing of a log's table.
+        """Returns the addressing of a log's table.
 
         Args:
             rows: the rows that the log's encoding gives the table.

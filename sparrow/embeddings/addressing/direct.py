@@ -10,7 +10,7 @@ from sparrow.embeddings.addressing._size import Size
 
 @dataclass(frozen=True)
 class Direct:
-    """Id i is row i; what becomes of ids outside [0, rows) is for `TableSpec.oov_row` to say."""
+    """Id i has row i. `TableSpec.oov_row` says what becomes of ids outside [0, rows)."""
 
     rows: int
     is_identity = True
@@ -20,19 +20,19 @@ class Direct:
 
     @property
     def ids(self) -> int:
-        """As many as rows."""
+        """As many ids as rows."""
         return self.rows
 
     def components(self, dim: int) -> tuple[Size, ...]:
-        """One."""
+        """Returns one component."""
         return (Size("", self.rows, dim),)
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """The ids themselves."""
+        """Returns the ids themselves."""
         return (ids_N,)
 
     def combine(self, dim: int) -> None:
-        """There is nothing to combine."""
+        """Returns None, because there is nothing to combine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Config:
     """A row for every id that the log's encoding numbers."""
 
     def build(self, rows: int, is_numbered: bool) -> Direct:
-        """See `AddressingConfig.build`."""
+        """Returns what `AddressingConfig.build` says."""
         if not is_numbered:
             raise UserError("direct: the log's ids are hashes, which are no row numbers; use hashed, or prepare anew")
         return Direct(rows)

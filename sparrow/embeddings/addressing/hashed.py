@@ -27,17 +27,17 @@ class Hashed:
         require(least=1, rows=self.rows)
 
     def components(self, dim: int) -> tuple[Size, ...]:
-        """One."""
+        """Returns one component."""
         return (Size("", self.rows, dim),)
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """See `Addressing.rows_of`."""
+        """Returns what `Addressing.rows_of` says."""
         h = splitmix64(ids_N + (self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % (1 << 63))
         rows_N = 1 + (h & torch.iinfo(torch.int64).max) % max(self.rows - 1, 1)
         return (torch.where(ids_N == 0, 0, rows_N.clamp(max=self.rows - 1)),)
 
     def combine(self, dim: int) -> None:
-        """There is nothing to combine."""
+        """Returns None, because there is nothing to combine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,5 +51,5 @@ class Config:
         require(least=1, rows=self.rows)
 
     def build(self, rows: int, is_numbered: bool) -> Hashed:
-        """See `AddressingConfig.build`."""
+        """Returns what `AddressingConfig.build` says."""
         return Hashed(self.rows or rows, self.seed)
