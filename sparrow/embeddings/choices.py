@@ -155,7 +155,6 @@ class TableChoices:
         Raises:
             UserError: when an override names a table that is not there.
         """
-
         for override in self.overrides:
             for name in override.names or ():
                 if name not in tables:

@@ -15,6 +15,7 @@ from sparrow.core.errors import suggest
 from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode
+from sparrow.kernels import Impl
 from sparrow.sharding import copies
 from sparrow.sharding.exchange import Codecs, Exchange, InFlight
 from sparrow.sharding.layout import Layout
@@ -70,7 +71,6 @@ class ShardedTables(nn.Module):
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world = world
         self.features = whole.features
-        self.impl = whole.impl
         shards = {name: plan[name].shards(name, c.rows, c.dim) for name, c in components.items()}
         mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
         here = [RowRecords(components[s.table], seed, s.rows, s.columns) for s in mine]
@@ -196,6 +196,16 @@ class ShardedTables(nn.Module):
         """Do what `ComponentTables.scale_lr` does."""
         self.local.scale_lr(factor)
         self.copies.scale_lr(factor)
+
+    @property
+    def impl(self) -> Impl:
+        """Which implementation computes, see `sparrow.kernels`."""
+        return self.local.impl
+
+    @impl.setter
+    def impl(self, impl: Impl) -> None:
+        self.local.impl = impl
+        self.copies.impl = impl
 
     @property
     def mode(self) -> Mode:

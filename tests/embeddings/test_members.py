@@ -29,10 +29,12 @@ from sparrow.embeddings import (
 )
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
+from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing
 from sparrow.kernels.formats import Field, fp16, fp32
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from sparrow.models import dlrm
+from sparrow.optimizers import adam as dense_adam
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Checkpoints, Data, Log, Loop, Run
 from sparrow.trained.scorer import restore
@@ -462,3 +464,26 @@ def test_two_components_in_the_place_of_one_are_refused(prepared: Path, tmp_path
         train(run_of(prepared, tmp_path / "warm", two, init_from=str(tmp_path / "run")))
     with pytest.raises(UserError, match=r"checkpoint of another model: tables\.item\.addressing"):
         train(run_of(prepared, tmp_path / "run", two), resume=True)
+
+
+def test_two_components_of_a_log_with_new_ids_begin_with_the_rows_of_the_old_ids(tmp_path: Path, members: None) -> None:
+    """A grown vocabulary has more quotients; the quotient and the remainder of an old id stay what they were."""
+    for day, users in (("one", 40), ("two", 90)):
+        data.generate(tmp_path / f"{day}.parquet", rows=4000, users=users, items=30, seed=users)
+    data.prepare([tmp_path / "one.parquet"], tmp_path / "one")
+    data.prepare([tmp_path / "two.parquet"], tmp_path / "two", schema=Transforms.load(tmp_path / "one"), grow=True)
+    choices = TableChoices(overrides=(Override(names=("user",), addressing=QUOTIENT),))
+    still = {"dense": dense_adam.Config(lr=0.0), "loop": Loop(max_steps=1)}
+    first = Trainer(run_of(tmp_path / "one", tmp_path / "first", choices))
+    first.fit()
+    frozen = replace(choices, rule=sgd.Config(lr=0.0))
+    with pytest.raises(UserError, match="has rule rowwise_adagrad for table"):
+        train(run_of(tmp_path / "two", tmp_path / "other", frozen, init_from=str(tmp_path / "first"), **still))
+    frozen = replace(choices, rule=replace(choices.rule, lr=0.0))
+    second = Trainer(run_of(tmp_path / "two", tmp_path / "second", frozen, init_from=str(tmp_path / "first"), **still))
+    second.fit()
+    mine, its = first.tables[0], second.tables[0]
+    for part in ("user.quotient", "user.remainder"):
+        old, new = mine.record(part).weight, its.record(part).weight
+        assert torch.equal(new[: len(old)], old)
+    assert its.record("user.quotient").rows > mine.record("user.quotient").rows
