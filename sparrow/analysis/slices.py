@@ -6,10 +6,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.batches.dataset import Dataset
 from sparrow.features.encodings import FIRST, kind_of
@@ -17,13 +17,11 @@ from sparrow.features.numeric import untamed
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.times import ticks_per_second
 
-Array = npt.NDArray[np.int64]
-
 MOST = 8  # slices of a column
 LEAST = 10  # rows of an id that gets a slice of its own where there are more ids than slices
 
 
-def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
+def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
     """Returns the names of a column's slices, and the slice of each row [N] of a part, in the log's order.
 
     Ids are sliced by the most frequent values, those of LEAST rows or more, and the rest together. Numbers and times
@@ -50,7 +48,7 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Array]:
     return _numbers(_raw(x_N, column), lambda x: f"{x:.4g}")
 
 
-def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[str], Array]:
+def _ids(values: pa.ChunkedInt64s, decode: Callable[[int], str]) -> tuple[list[str], Int64s]:
     ids_N = np.maximum(values.to_numpy(), 0)  # rows without a group have numbers of their own, below 0
     distinct, at_N, counts = np.unique(ids_N, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -75,7 +73,7 @@ def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:
     return lambda row: ends[max(int(row) - FIRST + 1, 0)]
 
 
-def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+def _raw(x_N: Float64s, column: Column) -> Float64s:
     """A numeric column's values as they were before it was standardised; missing ones have become the mean."""
     if column.kind != "numeric" or column.transform in ("none", "missing"):
         return x_N
@@ -85,7 +83,7 @@ def _raw(x_N: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64
     return np.sign(x_N) * np.expm1(np.abs(x_N)) if column.transform == "log" else x_N
 
 
-def _numbers(x_N: npt.NDArray[np.float64], say: Callable[[float], str], least: str = "≤ ") -> tuple[list[str], Array]:
+def _numbers(x_N: Float64s, say: Callable[[float], str], least: str = "≤ ") -> tuple[list[str], Int64s]:
     """Slices that hold about equally many rows, named by the greatest of each, or one for each of a few values."""
     edges = np.unique(x_N)
     few = len(edges) <= MOST

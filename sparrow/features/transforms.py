@@ -14,11 +14,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparrow.core.arrays import Array, Bools, Float64s
+from sparrow.core.arrays import Array, Bools, Float64s, Ints
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
@@ -144,7 +143,7 @@ class Transforms:
             return pa.LargeListArray.from_arrays(values.offsets, rows)
         return values
 
-    def _rows(self, name: str, coded: pa.DictionaryArray) -> npt.NDArray[np.signedinteger]:
+    def _rows(self, name: str, coded: pa.DictionaryArray) -> Ints:
         """Returns the table's ids [N] of coded ones: int32 where the encoding numbers table rows, else int64."""
         encoding, distinct = self.schema.encodings[name], coded.dictionary
         kind, known = kind_of(encoding), self.vocabularies.get(name)

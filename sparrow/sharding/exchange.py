@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Codecs:
-    """How vectors travel, and their gradients."""
+    """The codecs of the exchange.
+
+    Args:
+        forward: of vectors.
+        backward: of their gradients.
+    """
 
     forward: Codec = field(default_factory=cast.Config)
     backward: Codec = field(default_factory=cast.Config)
@@ -35,7 +40,13 @@ class Codecs:
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """Messages to the members along a dim: what vectors leave here, and come; of gradients the reverse."""
+    """Messages to the members along a dimension of the world. Gradients go the other way round.
+
+    Args:
+        dim: "all", "local" or "host".
+        there: the form of the vectors that leave this rank.
+        here: the form of the vectors that come to it.
+    """
 
     dim: str
     there: Form
@@ -44,11 +55,17 @@ class Hop:
 
 @dataclass(eq=False)
 class InFlight:
-    """A local batch on its way. scale_B1: of a mean, by feature.
+    """A local batch on its way. What has a default is filled in as the batch goes on.
 
-    Then, one after the other: bags, what the shards here look up; the hops of vectors that go direct, and of sums
-    within a host and between hosts, if there are any; vectors, see `Exchange.lookup`; grads, those of the outputs of
-    the lookup here.
+    Args:
+        exchange: what sends it.
+        device: of its ids.
+        ids: the ids that were sent.
+        scale_B1: number of a feature with means -> what its sums are multiplied by, [B, 1].
+        bags: what the shards here look up for all ranks.
+        hops: of vectors that go direct; then of sums within a host and between hosts, if there are any.
+        vectors: see `Exchange.lookup`.
+        grads: the gradients of the outputs of the lookup here.
     """
 
     exchange: Exchange
@@ -64,8 +81,13 @@ class InFlight:
 class Exchange:
     """The exchange of one `ShardedTables`, for batches with certain dedup groups.
 
-    routes: of such batches. local: the shards here, and mine: what they hold. codecs: of vectors and of gradients.
-    Means are sums here, divided by the global lengths at home.
+    Shards sum the bags of means, and the rank that has the samples divides by the whole lengths.
+
+    Args:
+        routes: of such batches.
+        local: the tables of the shards here.
+        mine: which shards those are.
+        codecs: of vectors and of gradients.
     """
 
     def __init__(self, routes: Routes, local: ComponentTables, mine: Sequence[Shard], codecs: Codecs) -> None:
@@ -86,22 +108,25 @@ class Exchange:
 
     # -- ids out ------------------------------------------------------------------------------------------------
 
-    def send(self, ids: KeyedJagged, slots_N: Tensor) -> Pending[InFlight]:
-        """See `ids.send`."""
+    def send(self, ids: KeyedJagged, rows_N: Tensor) -> Pending[InFlight]:
+        """Begin to send the ids of a batch, see `ids.send`."""
         assert ids.lengths is not None and ids.rows is not None
-        told = ids_out.send(self.routes, ids, slots_N)
+        told = ids_out.send(self.routes, ids, rows_N)
         of_key = dict(zip(ids.keys, ids.lengths.split(list(ids.rows)), strict=True))
         means = [(n, feature.name) for n, feature in enumerate(self.routes.features) if feature.pooling == "mean"]
         scale_B1 = {n: 1.0 / of_key[name].clamp(min=1)[:, None] for n, name in means}
-        return Pending(lambda: InFlight(self, slots_N.device, told.wait(), scale_B1))
+        return Pending(lambda: InFlight(self, rows_N.device, told.wait(), scale_B1))
 
     # -- lookup -------------------------------------------------------------------------------------------------
 
     def lookup(self, sent: InFlight) -> None:
-        """Look up what all ranks asked for and begin to send it: `sent.vectors`.
+        """Look up what all ranks asked for, and begin to send it.
 
-        Those are for each group the pooled vectors of this rank's rows side by side, [rows, sum of dims]; then each
-        sequence's [N, D].
+        `sent.vectors` then has the vectors of this rank's samples: for each group the pooled ones side by side,
+        [rows, sum of dims], then [N, D] for each sequence.
+
+        Args:
+            sent: the batch, whose ids were sent.
         """
         sent.bags, counts_RJ = ids_out.receive(self.routes, self._lookups, sent.ids)
         outputs = self.local.run_lookup(sent.bags) if self._lookups else []
@@ -114,7 +139,7 @@ class Exchange:
         sent.vectors = Pending(lambda: self._assemble(sent, [*direct.here.matrices(begun.wait()), *sums.wait()]))
 
     def _hops(self, sent: SentIds, counts_RJ: Sequence[Sequence[int]]) -> tuple[Hop, ...]:
-        """See `InFlight`. counts_RJ: how many ids each rank sent for each job here."""
+        """Returns `InFlight.hops`. counts_RJ: how many ids each rank sent for each job here."""
         world = self.world
         routes = self.routes
         here = self.world.rank
@@ -134,7 +159,7 @@ class Exchange:
         return direct, within, Hop("host", Form(to_hosts), Form(from_hosts))
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
-        """Messages out and messages back: all of them one after the other."""
+        """Begin to send messages along a hop. Returns what comes the same way, all messages in one flat tensor."""
         codec = self.codecs.forward if forward else self.codecs.backward
         out = hop.there
         back = hop.here
@@ -151,7 +176,7 @@ class Exchange:
         return Pending(lambda: messages.unpack(codec, begun.wait(), sizes, back))
 
     def _sums_home(self, sent: InFlight, partial: Sequence[Tensor]) -> Pending[list[Tensor]]:
-        """Partial sums for the rows of every rank -> those of each host's jobs for the rows here."""
+        """Send partial sums for the rows of every rank. Returns the sums of each host's jobs for the rows here."""
         _, within, between = sent.hops
         flat_N = messages.by_rank(partial, within.there, self._staged_places, sent.device)
         begun = self._go("partial sums", within, True, flat_N)
@@ -165,7 +190,7 @@ class Exchange:
         return Pending(finish)
 
     def _assemble(self, sent: InFlight, matrices: Sequence[Tensor]) -> list[Tensor]:
-        """`InFlight.vectors`, of what came from every rank, and from every host where sums are staged."""
+        """Returns `InFlight.vectors`. matrices: what came from every rank, then from every host if sums are staged."""
         rows_G, widths = sent.ids.rows[self.world.rank], self.routes.widths
         pooled = [torch.empty(side, device=sent.device) for side in zip(rows_G, widths, strict=True)]
         for run, group, at in self._runs:
@@ -188,14 +213,19 @@ class Exchange:
             pooled[self.routes.groups[number]][:, self.routes.columns_of(number)] *= scale_B1
 
     def _places_of(self, sent: InFlight, piece: Piece) -> tuple[int, tuple[Tensor | slice, slice]]:
-        """Whose sequence a piece is of, and where it belongs there."""
+        """Returns the feature whose sequence a piece is of, and its place there."""
         job = self.routes.jobs[piece.jobs[0]]
         return job.feature, (sent.ids.places_N.get(piece.jobs[0], slice(None)), slice(*job.shard.columns))
 
     # -- gradients back -----------------------------------------------------------------------------------------
 
     def send_grads(self, sent: InFlight, grads: Sequence[Tensor]) -> None:
-        """Begin to send the gradients of `sent.vectors` to the shards."""
+        """Begin to send the gradients of vectors to the shards.
+
+        Args:
+            sent: the batch, whose vectors came.
+            grads: those of `sent.vectors`.
+        """
         pooled = list(grads[: len(self.routes.widths)])
         sequences = dict(zip(self._sequences, grads[len(pooled) :], strict=True))
         if sent.scale_B1:
@@ -217,9 +247,11 @@ class Exchange:
         sent.grads = Pending(finish)
 
     def learn(self, sent: InFlight, version: int) -> None:
-        """Learn from all ranks' gradients of what the shards here looked up.
+        """Let the shards here learn from the gradients of all ranks.
 
-        version: of the rows that were looked up.
+        Args:
+            sent: the batch, whose gradients were sent.
+            version: of the rows that were looked up.
         """
         assert sent.bags is not None and sent.grads is not None
         grads = sent.grads.wait()
@@ -229,7 +261,7 @@ class Exchange:
     def _gather(
         self, sent: InFlight, piece: Piece, pooled: Sequence[Tensor], sequences: Mapping[int, Tensor]
     ) -> Tensor:
-        """A piece's gradients."""
+        """Returns the gradients of a piece."""
         if piece.way == "sequence":
             feature, places = self._places_of(sent, piece)
             return sequences[feature][places]
@@ -237,7 +269,7 @@ class Exchange:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _sums_out(self, sent: InFlight, flat_N: Tensor) -> Pending[list[Tensor]]:
-        """Gradients of the rows here to every host, there to all its ranks; gives those of every rank's rows."""
+        """Send the gradients of the rows here to every rank of every host. Returns those of every rank's rows."""
         _, within, between = sent.hops
         begun = self._go("gradients of sums", between, False, flat_N)
 
@@ -250,7 +282,7 @@ class Exchange:
 
 
 def _shapes(pieces: Sequence[Piece], rows_G: Sequence[int], counts: Sequence[int] = (), first: int = 0) -> list[Shape]:
-    """Of a message's pieces. counts: of the ids of jobs from the first on."""
+    """Returns the shapes of a message's pieces. counts: how many ids the jobs from `first` on have."""
     return [
         (counts[p.jobs[0] - first] if p.way == "sequence" else rows_G[p.group], p.columns, p.widths) for p in pieces
     ]

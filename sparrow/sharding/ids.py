@@ -15,10 +15,15 @@ from sparrow.sharding.routes import Routes
 
 @dataclass(frozen=True, eq=False)
 class SentIds:
-    """Ids that are under way. rows: of every rank, by group: samples, then unique rows of each group.
+    """Ids that are under way.
 
-    ids_of: how many ids each rank sends. counts: ids for every job. places_N: of a sequence that was cut, by job, where
-    its ids are in the feature's.
+    Args:
+        rows: for every rank its bags by group: the samples, then the unique rows of each group.
+        ids_of: how many ids each rank sends to this one.
+        ids: bag lengths, then row numbers, as one flat message.
+        weights: the weights of the ids, if there are any.
+        counts: how many ids this rank has for each job.
+        places_N: job -> the places of its ids in the feature's ids. It has the jobs of sequences cut by rows only.
     """
 
     rows: list[list[int]]
@@ -29,10 +34,18 @@ class SentIds:
     places_N: dict[int, Tensor]
 
 
-def send(routes: Routes, ids: KeyedJagged, slots_N: Tensor) -> Pending[SentIds]:
-    """Begin to send every rank the bags of its jobs. slots_N: the rows of the batch's ids.
+def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
+    """Begin to send every rank the bags of its jobs.
 
-    How much comes is sent first. Once that is there (`wait`), the ids themselves leave.
+    The sizes of the messages are sent first. When they are there (`wait`), the ids themselves leave.
+
+    Args:
+        routes: which rank has which job.
+        ids: the batch.
+        rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
+
+    Returns:
+        What receives the sizes, lets the ids leave and returns them.
     """
     world, given = routes.world, ids.lengths
     assert given is not None and ids.rows is not None
@@ -42,19 +55,19 @@ def send(routes: Routes, ids: KeyedJagged, slots_N: Tensor) -> Pending[SentIds]:
     bounds = [(ids.bounds[k], ids.bounds[k + 1]) for k in keys]
     rows_G = [ids.batch_size, *(ids.stored(group[0]) for group in ids.inverse_B)]
     lengths_B = torch.cat([lengths_of[k] for k in keys])
-    rows_N = torch.cat([slots_N[low:high] for low, high in bounds])
+    sent_N = torch.cat([rows_N[low:high] for low, high in bounds])
     weights_N = ids.weights_N
     if weights_N is not None:
         weights_N = torch.cat([weights_N[low:high] for low, high in bounds])
     bags_J = torch.tensor(rows_G)[routes.group_J]
     counts_J, places_N = torch.tensor([high - low for low, high in bounds], dtype=torch.int64), dict[int, Tensor]()
     if len(routes.group_J) > len(routes.parts):
-        lengths_B, rows_N, order_N, counts_J, places_N = _cut(routes, rows_G, lengths_B, rows_N, bags_J, counts_J)
+        lengths_B, sent_N, order_N, counts_J, places_N = _cut(routes, rows_G, lengths_B, sent_N, bags_J, counts_J)
         weights_N = None if weights_N is None else weights_N[order_N]
-    rows_N = torch.cat([lengths_B, rows_N]).to(routes.index_dtype)
+    sent_N = torch.cat([lengths_B, sent_N]).to(routes.index_dtype)
     sizes_R2 = torch.stack([_per_owner(routes, bags_J), _per_owner(routes, counts_J)], 1)
     starts_R2 = _before(sizes_R2) + torch.tensor([0, len(lengths_B)])
-    message_N = rows_N[_stretches(starts_R2, sizes_R2, rows_N.device)]
+    message_N = sent_N[_stretches(starts_R2, sizes_R2, sent_N.device)]
     numbers_R, ids_R = sizes_R2.sum(1), sizes_R2[:, 1]
     heads_RH = torch.cat([torch.tensor(rows_G).expand(world.size, -1), numbers_R[:, None], ids_R[:, None]], 1)
     each, counts = [heads_RH.shape[1]] * world.size, counts_J.tolist()
@@ -73,9 +86,18 @@ def send(routes: Routes, ids: KeyedJagged, slots_N: Tensor) -> Pending[SentIds]:
 
 
 def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list[list[int]]]:
-    """What the shards here look up, job by job and in a job rank by rank; and how many ids each rank sent for each job.
+    """Receive the ids for the shards here.
 
-    Messages are the other way round: they come rank by rank, and in each is job by job.
+    Messages come rank by rank, and within a rank job by job. Lookups want them job by job, and within a job rank by
+    rank.
+
+    Args:
+        routes: which rank has which job.
+        lookups: of the shards here.
+        sent: the ids under way.
+
+    Returns:
+        What the shards here look up, and for each rank how many ids it sent for each job here.
     """
     world, message_N = routes.world, sent.ids.wait()
     jobs, device = routes.jobs_of(world.rank), message_N.device
@@ -104,12 +126,12 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
 
 
 def _before(sizes: Tensor) -> Tensor:
-    """The sum of what is above each."""
+    """Returns for each element the sum of those above it."""
     return sizes.cumsum(0) - sizes
 
 
 def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
-    """The places of all elements of such stretches, one stretch after the other."""
+    """Returns the places of all elements of some stretches, one stretch after the other: int64 [sum of sizes]."""
     starts_S = starts.flatten().to(device)
     sizes_S = sizes.flatten().to(device)
     total = int(sizes.sum())
@@ -119,7 +141,7 @@ def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
 
 
 def _per_owner(routes: Routes, values_J: Tensor) -> Tensor:
-    """Sums over the jobs of each rank."""
+    """Returns the sum over the jobs of each rank: [R, ...]."""
     return torch.cat([values_J.new_zeros(1), values_J.cumsum(0)])[routes.edges_R1].diff()
 
 
@@ -128,8 +150,17 @@ def _cut(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[int, Tensor]]:
     """Reorder ids from column shards to jobs.
 
-    Gives the lengths of every job's bags, rows relative to their blocks, the permutation, how many ids each job has,
-    and `SentIds.places_N`.
+    Args:
+        routes: which rank has which job.
+        rows_G: how many bags each group has here.
+        lengths_B: of the bags, shard by shard.
+        rows_N: the rows of their ids.
+        bags_J: how many bags each job has.
+        counts_P: how many ids each shard has.
+
+    Returns:
+        The lengths of every job's bags, rows relative to their blocks, the permutation, how many ids each job has,
+        and `SentIds.places_N`.
     """
     device = rows_N.device
     parts = routes.parts

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import torch
 
 from sparrow.core import Batch, KeyedJagged, Progress, UserError
+from sparrow.core.arrays import Floats, Ints
 from sparrow.core.files import refuse_existing, to_json, whole, write_text
 from sparrow.metrics import evaluate
-
-Floats = npt.NDArray[np.floating[Any]]
-Ints = npt.NDArray[np.integer[Any]]
 
 _BLOCK_ROWS = 50_000
 _PILOT_ROWS = 50_000

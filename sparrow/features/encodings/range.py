@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sparrow.core.arrays import Int64s
+from sparrow.core.arrays import Int32s, Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.encodings._counts import BEFORE, FIRST, UNKNOWN, Counts
 from sparrow.features.encodings._files import read, row_groups, write
@@ -27,7 +26,7 @@ class Range:
     """
 
     low: int
-    counts_I: npt.NDArray[np.int32]
+    counts_I: Int32s
 
     KNOWN = -1
 
