@@ -19,7 +19,7 @@ from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, write_text
 
-FORMAT = 2
+FORMAT = 3
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 _STEP = re.compile(r"step-(\d+)")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from sparrow.core.config import Family, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed
-from sparrow.embeddings.spec import TableSpec
+from sparrow.embeddings.spec import State, TableSpec
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
@@ -38,6 +38,7 @@ class Override:
     addressing: dict[str, Any] | None = None
     format: dict[str, Any] | None = None
     rule: dict[str, Any] | None = None
+    state: State | None = None
     init_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -66,8 +67,9 @@ class Override:
             if change is not None:
                 same = merged.get(part, {}).get("name") == change.get("name", merged.get(part, {}).get("name"))
                 merged[part] = {**(merged.get(part, {}) if same else {}), **change}
-        if self.init_scale is not None:
-            merged["init_scale"] = self.init_scale
+        for part in ("state", "init_scale"):
+            if getattr(self, part) is not None:
+                merged[part] = getattr(self, part)
         return from_dict(TableChoices, merged)
 
 
@@ -76,7 +78,8 @@ class TableChoices:
     """How tables are addressed, stored and trained.
 
     addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
-    format: how a row is stored. rule: how a row learns, with its learning rate. init_scale: rows begin uniform in
+    format: how a row is stored. rule: how a row learns, with its learning rate. state: how what
+    the rule keeps of a row is stored; bf16 is rounded stochastically. init_scale: rows begin uniform in
     +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default.
     overrides: for some tables, see `Override`; a later one changes what an earlier one made.
     """
@@ -84,6 +87,7 @@ class TableChoices:
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
     format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
     rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
+    state: State = "fp32"
     init_scale: float | None = None
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
@@ -132,6 +136,7 @@ class TableChoices:
             addressing=addressing,
             format=chosen.format,
             rule=chosen.rule,
+            state=chosen.state,
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
         )
 

@@ -59,6 +59,7 @@ class ComponentTables(nn.Module):
         self.mode = mode
         self.impl = impl
         self.lr_T = torch.tensor([record.component.rule.lr for record in records])
+        self.updates = 0  # so far; stochastic rounding depends on it
         self._pending: list[list[RowGradients]] = [[] for _ in records]
         self._layouts: dict[object, Lookups] = {}
         self._begin()
@@ -157,8 +158,9 @@ class ComponentTables(nn.Module):
                     rows_U, order_U = record.store.slots_of(rows_U).sort()
                     grad_UD = grad_UD[order_U]
                 gradients.append((rows_U, grad_UD))
-            embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, impl=self.impl)
+            embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, self.updates + 1, impl=self.impl)
             self.changed()
+        self.updates += self.mode == "deferred"  # a batch without ids counts too: other ranks may have had some
         self.discard()
 
     # -- deferred gradients, learning rate ----------------------------------------------------------------------
@@ -267,7 +269,9 @@ class ComponentTables(nn.Module):
         if needs_weights:  # before the rows change
             grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, self._in_slots(bags), impl=self.impl)
         if self.mode == "fused":
-            embedding_bag.fused_update(self.kernel_tables, grads, self._in_slots(bags), self.lr_T, impl=self.impl)
+            self.updates += 1
+            slots = self._in_slots(bags)
+            embedding_bag.fused_update(self.kernel_tables, grads, slots, self.lr_T, self.updates, impl=self.impl)
             self.changed()
         elif self.mode == "deferred":
             found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)

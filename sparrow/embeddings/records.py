@@ -11,6 +11,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.store import At, RowStore, new_store
 from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Table
+from sparrow.kernels.rounding import noise
 
 BLOCK = 1 << 16  # rows that are made at a time
 
@@ -54,22 +55,30 @@ class RowRecords(nn.Module):
         self.columns = columns or (0, component.dim)
         self.dim = self.columns[1] - self.columns[0]
         self.store: RowStore = new_store(component, self.rows, self.dim)
+        self._key = philox.key_of(seed, component.name)
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         if self.store.is_allocated:
-            self._fill(seed)
+            self._fill()
 
     @torch.no_grad()
-    def _fill(self, seed: int) -> None:
-        key, component = philox.key_of(seed, self.component.name), self.component
+    def _fill(self) -> None:
+        component = self.component
         for first in range(0, self.rows, BLOCK):  # in parts: a second copy of all need not exist
             last = min(first + BLOCK, self.rows)
             values = torch.empty(last - first, self.dim)
-            philox.uniform_(values, key, component.init_scale, row=self.first_row + first, column=self.columns[0])
-            made = component.format.encode(values)
+            philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
+            made = self._encoded(values, torch.arange(first, last))
             for name, field in component.fields_of(self.dim).items():
                 if name not in made:
                     made[name] = torch.full(field.shape(last - first), field.first, dtype=field.dtype)
             self.store.write(slice(first, last), made)
+
+    def _encoded(self, values_UD: Tensor, rows_U: Tensor, n: int = 0) -> dict[str, Tensor]:
+        """Returns the fields of some rows with these values. n: the number of the update that made them."""
+        noise_UD = None
+        if self.component.format.rounding == "stochastic":
+            noise_UD = noise(self._key, 0, rows_U + self.first_row, self.columns, n)
+        return self.component.format.encode(values_UD, noise_UD)
 
     @property
     def name(self) -> str:
@@ -91,15 +100,20 @@ class RowRecords(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The values of all rows, float32 [R, D]. They are a view where that is how they are stored."""
-        return self.component.format.decode(self.fields)
+        """The values of all rows as lookups read them, float32 [R, D]. They are a view where they are stored so."""
+        return self.component.format.decode(self.fields, self.dim)
 
     @property
     def kernel_table(self) -> Table:
         """The rows as the operators take them."""
         component = self.component
         return Table(
-            levels=self.store.levels, rule=component.rule, format=component.format, rows=self.rows, dim=self.dim
+            levels=self.store.levels,
+            rule=component.rule,
+            rows=self.rows,
+            dim=self.dim,
+            key=self._key,
+            place=(self.first_row, self.columns[0]),
         )
 
     def chunks(self, max_bytes: int) -> Iterator[Chunk]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,6 +11,9 @@ from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
 from sparrow.kernels.formats import Field, RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
+
+State = Literal["fp32", "bf16"]
+STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,7 @@ class Component:
         dim: D.
         format: how a row is stored.
         rule: how a row learns.
+        state: how the rule's state is stored; bf16 is rounded stochastically.
         init_scale: rows begin uniform in +-init_scale.
     """
 
@@ -31,6 +35,7 @@ class Component:
     dim: int
     format: RowFormat = field(default_factory=fp32.Config)
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    state: State = "fp32"
     init_scale: float = 0.0
 
     def __post_init__(self) -> None:
@@ -42,7 +47,8 @@ class Component:
         Raises:
             UserError: when format and rule both have a field of one name.
         """
-        payload, state = self.format.fields(dim), self.rule.fields(dim)
+        payload = self.format.fields(dim)
+        state = {name: replace(of, dtype=STATES[self.state]) for name, of in self.rule.fields(dim).items()}
         touched = {"touched": Field(dtype=torch.uint8, across="max")}
         if both := [name for name in (*state, "touched") if name in payload]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
@@ -90,6 +96,7 @@ class TableSpec:
         addressing: ids -> rows.
         format: how a row is stored.
         rule: how a row learns.
+        state: how the rule's state is stored, see `Component`.
         init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
         oov_row: the id that stands for ids outside the table, which are counted. None makes them an error.
     """
@@ -99,6 +106,7 @@ class TableSpec:
     addressing: Addressing
     format: RowFormat = field(default_factory=fp32.Config)
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    state: State = "fp32"
     init_scale: float | None = None
     oov_row: int | None = None
 
@@ -117,6 +125,7 @@ class TableSpec:
                 dim=dim,
                 format=self.format,
                 rule=self.rule,
+                state=self.state,
                 init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
             )
             for part, rows, dim in self.addressing.components(self.dim)

@@ -147,6 +147,7 @@ def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:
     """Returns a level of a component's rows. fields: field -> its entries in these rows, for all fields."""
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
+        format=component.format,
         payload={name: fields[name] for name in payload},
         touched_R=fields["touched"],
         state={name: fields[name] for name in state},

@@ -168,6 +168,14 @@ class EmbeddingTables(nn.Module):
         self.release(handle)
         return out
 
+    def get_extra_state(self) -> Tensor:
+        """Returns what a state_dict has beside the weights: how many updates there were, int64 [1]."""
+        return torch.tensor([self.components.updates])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take back what `get_extra_state` returned."""
+        self.components.updates = int(state)
+
     # -- what the components do ---------------------------------------------------------------------------------
 
     def gradients(self) -> dict[str, RowGradients]:

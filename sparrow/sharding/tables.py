@@ -192,6 +192,16 @@ class ShardedTables(nn.Module):
         self.copies.discard()
         self._shared = False
 
+    @property
+    def updates(self) -> int:
+        """How many updates there were; copied tables count all of them, on every rank."""
+        return self.copies.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self.local.updates = updates
+        self.copies.updates = updates
+
     def scale_lr(self, factor: float) -> None:
         """Do what `ComponentTables.scale_lr` does."""
         self.local.scale_lr(factor)

@@ -43,6 +43,7 @@ def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
         "addressing": to_dict(chosen)["addressing"] if chosen.addressing else None,
         "format": Family("sparrow.kernels.formats").name_of(chosen.format),
         "rule": Family("sparrow.kernels.rules").name_of(chosen.rule),
+        "state": chosen.state,
     }
 
 

@@ -31,7 +31,7 @@ from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing
-from sparrow.kernels.formats import Field, fp16, fp32
+from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from sparrow.models import dlrm
 from sparrow.optimizers import adam as dense_adam
@@ -46,6 +46,7 @@ ROWS, DIM = 23, 6
 IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing()))]
 MODES = ("fused", "deferred", "off")
 RULES = {"sgd": sgd.Config(lr=0.5), "rowwise_adagrad": rowwise_adagrad.Config(lr=0.3), "adam": adam.Config(lr=0.1)}
+NEAREST = fp16.Config(rounding="nearest")
 FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean"),
             Feature(name="c", table="t", pooling="none"), Feature(name="d", table="u")]  # fmt: skip
 
@@ -139,7 +140,7 @@ def test_rows_travel_between_stores() -> None:
 
 @pytest.mark.parametrize(("mode", "rule"), list(itertools.product(MODES, RULES)))
 def test_fp16_rows_are_fp32_rows_rounded_at_each_update(mode: str, rule: str) -> None:
-    half, whole = make(mode, rule, format=fp16.Config()), make(mode, rule, "reference")
+    half, whole = make(mode, rule, "reference", format=NEAREST), make(mode, rule, "reference")
     assert {record.fields["weight"].dtype for record in half.all_records()} == {torch.float16, torch.float32}
 
     def rounded() -> None:
@@ -159,7 +160,7 @@ def test_fp16_rows_are_fp32_rows_rounded_at_each_update(mode: str, rule: str) ->
         assert torch.equal(one.weight, other.weight)
         assert all(torch.equal(one.fields[n], other.fields[n]) for n in one.fields if n != "weight")
     assert mode == "off" or not torch.equal(
-        half.record("t").weight, make("off", rule, format=fp16.Config()).record("t").weight
+        half.record("t").weight, make("off", rule, format=NEAREST).record("t").weight
     )
 
 
@@ -178,7 +179,7 @@ def test_gradients_are_fp32_whatever_the_rows_are() -> None:
 
 
 def test_cpp_refuses_a_format_that_it_does_not_know() -> None:
-    tables = make("fused", "sgd", "cpp" if not missing() else "auto", format=fp16.Config())
+    tables = make("fused", "sgd", "cpp" if not missing() else "auto", format=Scaled())
     if missing():
         pytest.skip(missing())
     with pytest.raises(UserError, match="impl: 'cpp', but a table's row format"):
@@ -194,18 +195,23 @@ def test_bytes_are_those_of_the_format() -> None:
 class Scaled:
     """Rows of one byte a column and a scale of the whole row: what must not be averaged over column parts."""
 
-    is_compiled = False
+    rounding: Rounding = "nearest"
+
+    def cpp(self) -> None:
+        """No codec."""
 
     def fields(self, dim: int) -> dict[str, Field]:
         return {"code": Field(width=dim, dtype=torch.int8, across="cut"), "scale": Field(across="whole")}
 
-    def encode(self, values_UD: Tensor) -> dict[str, Tensor]:
+    def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         scale_U = values_UD.abs().amax(1).clamp(min=1e-12) / 127
         return {"code": (values_UD / scale_U[:, None]).round().to(torch.int8), "scale": scale_U}
 
-    def decode(self, fields: Any) -> Tensor:
+    def decode(self, fields: Any, dim: int) -> Tensor:
         found: Tensor = fields["code"] * fields["scale"][:, None]
         return found
+
+    exact = decode
 
 
 def test_a_scale_of_a_whole_row_is_never_averaged() -> None:
@@ -344,6 +350,10 @@ def quotient_folder() -> list[str]:
 QUOTIENT = {"name": "quotient", "parts": 3}
 CHOICES: dict[str, Callable[[], TableChoices]] = {
     "fp16": lambda: TableChoices(format=fp16.Config()),
+    "bf16 and its state": lambda: TableChoices(format=bf16.Config(), state="bf16"),
+    "split_bf16": lambda: TableChoices(format=split_bf16.Config(), rule=adam.Config(lr=0.01)),
+    "int8": lambda: TableChoices(format=int8.Config()),
+    "int4 and its state": lambda: TableChoices(format=int4.Config(), rule=adam.Config(lr=0.01), state="bf16"),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
         overrides=(

@@ -81,21 +81,26 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, *, imp
 
 @torch.no_grad()
 def update_rows(
-    tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, *, impl: Impl = "auto"
+    tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int = 0, *, impl: Impl = "auto"
 ) -> None:
     """Apply each table's rule once to each of its rows_U, in place, and set their touched bytes.
+
+    The bits of what is rounded stochastically depend on key and place of its table, its row, its column and n.
 
     Args:
         tables: T tables.
         gradients: (slots_U, grad_UD) per table: slots int64 [U], ascending and none twice; gradients float32 [U, D].
         lr_T: a learning rate per table, float32 [T].
+        n: the number of this update.
         impl: see `sparrow.kernels`.
     """
-    _implementation(impl, tables.touched[0] if tables else lr_T, tables).update_rows(tables, gradients, lr_T)
+    _implementation(impl, tables.touched[0] if tables else lr_T, tables).update_rows(tables, gradients, lr_T, n)
 
 
 @torch.no_grad()
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, *, impl: Impl = "auto") -> None:
+def fused_update(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int = 0, *, impl: Impl = "auto"
+) -> None:
     """Do what `row_gradients` and `update_rows` do, in one pass, in place.
 
     Args:
@@ -103,9 +108,10 @@ def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tens
         grads: the gradients of what `lookup` returned.
         bags: of slots.
         lr_T: a learning rate per table, float32 [T].
+        n: the number of this update, see `update_rows`.
         impl: see `sparrow.kernels`.
     """
-    _implementation(impl, bags.slots_N, tables).fused_update(tables, grads, bags, lr_T)
+    _implementation(impl, bags.slots_N, tables).fused_update(tables, grads, bags, lr_T, n)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:

@@ -25,6 +25,7 @@ class Rows:
     payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 if the row was ever updated.
     """
 
+    format: RowFormat
     payload: dict[str, Tensor]
     touched_R: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -37,17 +38,19 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """A table's rows, on one storage level or several, how they are stored and how they learn.
+    """A table's rows, on one storage level or several, and how they learn.
 
     rows, dim: R and D. Slots number the rows of all levels in turn, and there may be more slots than R. Lookups and
-    updates take slots. `row_gradients`, which only adds up gradients, takes row numbers.
+    updates take slots. `row_gradients`, which only adds up gradients, takes row numbers. key: of the random numbers of
+    stochastic rounding. place: the row and the column of the whole component with which its levels begin.
     """
 
     levels: tuple[Rows, ...]
     rule: RowRule
-    format: RowFormat
     rows: int
     dim: int
+    key: int = 0
+    place: tuple[int, int] = (0, 0)
 
     @property
     def slots(self) -> int:
@@ -64,14 +67,30 @@ class Tables(tuple[Table, ...]):
         return [level for table in self for level in table.levels]
 
     @cached_property
-    def weights(self) -> list[Tensor]:
-        """Every level's values, if the C++ operators know how all of them are stored."""
-        return [level.payload["weight"] for level in self.levels]
+    def payload(self) -> list[Tensor]:
+        """Every level's values, field by field."""
+        return [tensor for level in self.levels for tensor in level.payload.values()]
+
+    @cached_property
+    def formats(self) -> list[str]:
+        """The C++ codec of every level."""
+        return [level.format.cpp() or "" for level in self.levels]
 
     @cached_property
     def is_compiled(self) -> bool:
         """Whether the C++ operators know all formats."""
-        return all(table.format.is_compiled for table in self)
+        return all(self.formats)
+
+    @cached_property
+    def dims(self) -> list[int]:
+        """D of every table."""
+        return [table.dim for table in self]
+
+    @cached_property
+    def rounding(self) -> list[int]:
+        """For every table key, first row and first column; then for every level 1 if it rounds stochastically."""
+        numbers = [n for table in self for n in (_signed(table.key), *table.place)]
+        return [*numbers, *(int(level.format.rounding == "stochastic") for level in self.levels)]
 
     @cached_property
     def touched(self) -> list[Tensor]:
@@ -195,12 +214,18 @@ def bags_of(slots_N: Tensor, offsets_B1: Tensor, pooling: Pooling = "sum", weigh
 def fp32_table(levels: Sequence[Rows], rule: RowRule) -> Table:
     """Returns a table of float32 rows that has as many rows as slots."""
     rows, dim = sum(level.count for level in levels), levels[0].payload["weight"].shape[1]
-    return Table(levels=tuple(levels), rule=rule, format=fp32.Config(), rows=rows, dim=dim)
+    return Table(levels=tuple(levels), rule=rule, rows=rows, dim=dim)
 
 
 def tables_of(weight_RD: Tensor, rule: RowRule) -> Tables:
     """Returns one float32 table, of one level, with the state of rows that were never updated."""
     rows, dim = weight_RD.shape
     touched_R = torch.zeros(rows, dtype=torch.uint8)
-    level = Rows(payload={"weight": weight_RD}, touched_R=touched_R, state=init_state(rule, rows, dim))
+    level = Rows(
+        format=fp32.Config(), payload={"weight": weight_RD}, touched_R=touched_R, state=init_state(rule, rows, dim)
+    )
     return Tables([fp32_table([level], rule)])
+
+
+def _signed(key: int) -> int:
+    return key - (1 << 64) if key >= 1 << 63 else key

@@ -17,7 +17,7 @@ ops = torch.ops.sparrow
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """See `reference.lookup`."""
-    out: list[Tensor] = ops.lookup(tables.weights, tables.level_counts, *_batch(bags))
+    out: list[Tensor] = ops.lookup(*_payload(tables), *_batch(bags))
     return out
 
 
@@ -30,35 +30,20 @@ def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[t
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
     """See `reference.weight_gradients`."""
     slots_N, offsets_B1, _, *rest = _batch(bags)
-    grad_N: Tensor = ops.weight_gradients(
-        _sides(grads), tables.weights, tables.level_counts, slots_N, offsets_B1, *rest
-    )
+    grad_N: Tensor = ops.weight_gradients(_sides(grads), *_payload(tables), slots_N, offsets_B1, *rest)
     return grad_N
 
 
-def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor) -> None:
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int) -> None:
     """See `reference.update_rows`."""
     rows, grads = [rows_U.contiguous() for rows_U, _ in gradients], [grad_UD.contiguous() for _, grad_UD in gradients]
-    names, numbers = tables.rules
-    ops.update_rows(
-        tables.weights, tables.state, tables.touched, tables.level_counts, rows, grads, names, lr_T, numbers
-    )
+    ops.update_rows(*_payload(tables), tables.state, tables.touched, rows, grads, *_rules(tables, lr_T, n))
 
 
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int) -> None:
     """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists."""
-    names, numbers = tables.rules
-    ops.fused_update(
-        tables.weights,
-        tables.state,
-        tables.touched,
-        tables.level_counts,
-        _sides(grads),
-        *_batch(bags),
-        names,
-        lr_T,
-        numbers,
-    )
+    sides, batch = _sides(grads), _batch(bags)
+    ops.fused_update(*_payload(tables), tables.state, tables.touched, sides, *batch, *_rules(tables, lr_T, n))
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -71,6 +56,15 @@ def processor(name: str = "") -> str:
     """Returns which loops run: "avx512", "avx2" or "portable". name: chooses them; "best" is the default choice."""
     chosen: str = ops.processor(name)
     return chosen
+
+
+def _payload(tables: Tables) -> tuple[Any, ...]:
+    return tables.payload, tables.formats, tables.level_counts, tables.dims
+
+
+def _rules(tables: Tables, lr_T: Tensor, n: int) -> tuple[Any, ...]:
+    names, numbers = tables.rules
+    return names, lr_T, numbers, tables.rounding, n
 
 
 def _batch(bags: Bags) -> tuple[Any, ...]:
@@ -96,7 +90,7 @@ def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.library.register_fake("sparrow::lookup")
-def _(weights, levels, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
     batch = Bags(
         slots_N=slots,
         offsets_B1=offsets,
@@ -105,8 +99,7 @@ def _(weights, levels, slots, offsets, weights_n, inverses, bags, bounds, featur
         bounds=bounds,
         lookups=Lookups.from_numbers(features),
     )
-    dims = [weights[sum(levels[:t])].shape[1] for t in range(len(levels))]
-    return [weights[0].new_empty(shape) for shape in batch.outputs(dims)]
+    return [payload[0].new_empty(shape, dtype=torch.float32) for shape in batch.outputs(dims)]
 
 
 @torch.library.register_fake("sparrow::row_gradients")
@@ -119,7 +112,7 @@ def _(grads, sizes, slots, offsets, weights_n, inverses, bags, bounds, features)
 
 
 @torch.library.register_fake("sparrow::weight_gradients")
-def _(grads, weights, levels, slots, offsets, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+def _(grads, payload, formats, levels, dims, slots, offsets, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
     return slots.new_empty(slots.shape[0], dtype=torch.float32)
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Table, Tables
-from sparrow.kernels.rules import regularized_update
+from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
+from sparrow.kernels.rounding import noise, to_bf16
+from sparrow.kernels.rules import learns, regularized_update
 
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
@@ -69,8 +70,8 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Ten
     return grad_N
 
 
-def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor) -> None:
-    """The rule, once for every row in rows_U."""
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int) -> None:
+    """The rule, once for every row in rows_U. See `kernels.rounding` for what is rounded stochastically."""
     for table, (rows_U, _) in zip(tables, gradients, strict=True):
         if not rows_U.is_cuda and not (_within(rows_U, table.slots) and (rows_U.diff() > 0).all()):
             raise UserError(f"rows_U must ascend within [0, {table.slots})")
@@ -79,21 +80,36 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
         for level in table.levels:
             count = level.count
             here_U = (rows_U >= first) & (rows_U < first + count)
-            rows_V = rows_U[here_U] - first
-            state = {name: tensor[rows_V] for name, tensor in level.state.items()}
-            values_VD = table.format.decode({name: tensor[rows_V] for name, tensor in level.payload.items()})
-            values_VD, state = regularized_update(table.rule, values_VD, state, grad_UD[here_U], lr)
-            for name, tensor in table.format.encode(values_VD).items():
-                level.payload[name][rows_V] = tensor
-            for name, tensor in level.state.items():
-                tensor[rows_V] = state[name]
-            level.touched_R[rows_V] = 1
+            level.touched_R[rows_U[here_U] - first] = 1
+            here_U &= learns(grad_UD)
+            _update_level(table, level, rows_U[here_U] - first, grad_UD[here_U], lr, n)
             first += count
 
 
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor) -> None:
+def _update_level(table: Table, level: Rows, rows_V: Tensor, grad_VD: Tensor, lr: Tensor, n: int) -> None:
+    state = {name: tensor[rows_V] for name, tensor in level.state.items()}
+    state = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state.items()}
+    values_VD = level.format.exact({name: tensor[rows_V] for name, tensor in level.payload.items()}, table.dim)
+    values_VD, state = regularized_update(table.rule, values_VD, state, grad_VD, lr)
+    first_row, first_column = table.place
+    columns = (first_column, first_column + table.dim)
+    noise_VD = None
+    if level.format.rounding == "stochastic":
+        noise_VD = noise(table.key, 0, rows_V + first_row, columns, n)
+    for name, tensor in level.format.encode(values_VD, noise_VD).items():
+        level.payload[name][rows_V] = tensor
+    for number, (name, tensor) in enumerate(level.state.items(), 1):
+        new = state[name]
+        if tensor.dtype == torch.bfloat16:
+            wide = new.view(len(rows_V), -1)
+            place = columns if tensor.dim() == 2 else (0, 1)
+            new = to_bf16(wide, noise(table.key, number, rows_V + first_row, place, n)).view_as(new)
+        tensor[rows_V] = new
+
+
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int) -> None:
     """`row_gradients` of slots, then `update_rows`."""
-    update_rows(tables, _summed(tables, grads, bags, [table.slots for table in tables]), lr_T)
+    update_rows(tables, _summed(tables, grads, bags, [table.slots for table in tables]), lr_T, n)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -135,15 +151,25 @@ class _Part:
 
 def _values(table: Table, slots_N: Tensor) -> Tensor:
     """The values of rows, float32 [N, D]."""
-    first, *others = (level.payload for level in table.levels)
-    if not others:
-        return table.format.decode({name: tensor[slots_N] for name, tensor in first.items()})
-    return table.format.decode({n: torch.cat([t, *(level[n] for level in others)])[slots_N] for n, t in first.items()})
+    if len(table.levels) == 1:
+        return _decoded(table, table.levels[0], slots_N)
+    places, parts, first = [], [], 0
+    for level in table.levels:
+        here_N = ((slots_N >= first) & (slots_N < first + level.count)).nonzero()[:, 0]
+        places.append(here_N)
+        parts.append(_decoded(table, level, slots_N[here_N] - first))
+        first += level.count
+    return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def _decoded(table: Table, level: Rows, rows_N: Tensor) -> Tensor:
+    return level.format.decode({name: tensor[rows_N] for name, tensor in level.payload.items()}, table.dim)
 
 
 def _none(tables: Tables) -> Tensor:
     """The values of no row: their type and device."""
-    return tables[0].format.decode({name: tensor[:0] for name, tensor in tables[0].levels[0].payload.items()})
+    level = tables[0].levels[0]
+    return _decoded(tables[0], level, level.touched_R.new_empty(0, dtype=torch.int64))
 
 
 def _features(tables: Tables, bags: Bags, limits: Sequence[int]) -> list[tuple[Lookup, _Part]]:

@@ -1,6 +1,7 @@
 """How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode` its definition.
 
-To add a format, add its file here. A format that the C++ kernels do not know runs on the reference kernels.
+To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too. Without it, tables of
+this format run on the reference kernels. They round with `kernels.rounding`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+Rounding = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +53,34 @@ class RowFormat(Protocol):
     """What a member's `Config` offers."""
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether the C++ kernels read and write such rows."""
+    def rounding(self) -> Rounding:
+        """How values are rounded when they are written; "nearest" where nothing is lost."""
         ...
 
     def fields(self, dim: int) -> dict[str, Field]:
         """Returns the fields that hold the values of a row of D = dim columns, by name."""
         ...
 
-    def encode(self, values_UD: Tensor) -> dict[str, Tensor]:
-        """Returns the fields of U rows, given their values, float32 [U, D]."""
+    def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
+        """Returns the fields of U rows.
+
+        Args:
+            values_UD: their values, float32 [U, D].
+            noise_UD: for stochastic rounding a number of 32 bits for each value, int64 [U, D]; None rounds to nearest.
+        """
         ...
 
-    def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
-        """Returns the values of U rows, float32 [U, D], given their fields."""
+    def decode(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
+        """Returns the values of U rows as lookups read them, float32 [U, D], given their fields."""
+        ...
+
+    def exact(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
+        """Returns the values of U rows as a rule begins with them, float32 [U, D], given their fields."""
+        ...
+
+    def cpp(self) -> str | None:
+        """Returns the name of the C++ codec, if there is one."""
         ...
 
 
-__all__ = ["Field", "RowFormat"]
+__all__ = ["Field", "Rounding", "RowFormat"]

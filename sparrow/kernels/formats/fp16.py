@@ -6,23 +6,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparrow.kernels.formats import Field
+from sparrow.kernels.formats import Field, Rounding
+from sparrow.kernels.rounding import to_fp16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A row is float16, rounded to nearest, 2 bytes a column. Numbers beyond 65,504 become infinite."""
+    """A row is float16, 2 bytes a column. Above 65,504 numbers become infinite, or stay there if stochastic."""
 
-    is_compiled = False
+    rounding: Rounding = "stochastic"
 
     def fields(self, dim: int) -> dict[str, Field]:
         """The only field is weight [D]."""
         return {"weight": Field(width=dim, dtype=torch.float16, across="cut")}
 
-    def encode(self, values_UD: Tensor) -> dict[str, Tensor]:
+    def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""
-        return {"weight": values_UD.half()}
+        return {"weight": to_fp16(values_UD, noise_UD)}
 
-    def decode(self, fields: Mapping[str, Tensor]) -> Tensor:
+    def decode(self, fields: Mapping[str, Tensor], dim: int) -> Tensor:
         """See `RowFormat.decode`."""
         return fields["weight"].float()
+
+    exact = decode
+
+    def cpp(self) -> str:
+        """See `RowFormat.cpp`."""
+        return "fp16"

@@ -76,6 +76,11 @@ def init_state(rule: RowRule, rows: int, dim: int) -> dict[str, Tensor]:
     return {name: torch.full(field.shape(rows), field.first) for name, field in rule.fields(dim).items()}
 
 
+def learns(grad_UD: Tensor) -> Tensor:
+    """Returns bool [U]: whether the square of a row's gradient is finite in fp32, so that the row learns from it."""
+    return grad_UD.square().sum(1).isfinite()
+
+
 def regularized_update(
     rule: RowRule, weight_UD: Tensor, state: dict[str, Tensor], grad_UD: Tensor, lr: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,7 +93,7 @@ def regularized_update(
     extra = rule.regularization
     before_UD = weight_UD
     before = state
-    is_finite_U = grad_UD.square().sum(1).isfinite()
+    is_finite_U = learns(grad_UD)
     if extra.clip_norm:
         grad_UD = _limited(grad_UD, extra.clip_norm)
     if extra.weight_decay and extra.decay == "l2":
@@ -112,4 +117,4 @@ def _limited(rows_UD: Tensor, most: float) -> Tensor:
     return rows_UD * (most / norm_U1).where(norm_U1 > most, 1.0)
 
 
-__all__ = ["Regularization", "RowRule", "init_state", "regularized_update"]
+__all__ = ["Regularization", "RowRule", "init_state", "learns", "regularized_update"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from sparrow.core.config import Family
 from sparrow.kernels import Impl, embedding_bag, missing
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables, fp32_table
+from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import Regularization, RowRule, init_state
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
@@ -26,6 +27,7 @@ EXTRAS = {
     "max_norm": Regularization(max_norm=1.5),
     "all": Regularization(weight_decay=0.2, clip_norm=1.5, max_norm=1.5),
 }
+FP32 = fp32.Config()
 FAMILY = Family("sparrow.kernels.rules")
 RULES: dict[str, RowRule] = {
     f"{name}, {extra}": FAMILY.config(name)(regularization=numbers)
@@ -138,7 +140,7 @@ class Call:
 
 def _cloned(rows: Rows) -> Rows:
     payload, state = ({name: t.clone() for name, t in of.items()} for of in (rows.payload, rows.state))
-    return Rows(payload=payload, touched_R=rows.touched_R.clone(), state=state)
+    return Rows(format=rows.format, payload=payload, touched_R=rows.touched_R.clone(), state=state)
 
 
 def build(
@@ -150,10 +152,13 @@ def build(
     levels: int = 1,
     dtype: torch.dtype = torch.int64,
     apart: str = "",
+    format: RowFormat = FP32,
+    state: torch.dtype = torch.float32,
 ) -> Call:
     """Numbers for a shape; apart: "columns" or "rows" for arguments that do not lie together in memory."""
     g = torch.Generator().manual_seed(seed)
-    tables = Tables(_table(rows, dim, rule, levels, g) for rows, dim in zip(shape.rows, dims, strict=False))
+    made = [_table(rows, dim, rule, levels, g) for rows, dim in zip(shape.rows, dims, strict=False)]
+    tables = Tables(_stored(table, number, format, state) for number, table in enumerate(made))
     bounds = [0, *itertools.accumulate(sum(lengths) for lengths in shape.keys)]
     slots_N = torch.empty(bounds[-1], dtype=dtype)
     columns: dict[int, int] = {}
@@ -201,8 +206,23 @@ def _table(rows: int, dim: int, rule: RowRule, levels: int, g: torch.Generator) 
     made = []
     for w, *s in zip(*parts, strict=True):
         touched_R = torch.zeros(len(w), dtype=torch.uint8)
-        made.append(Rows(payload={"weight": w}, touched_R=touched_R, state=dict(zip(state, s, strict=True))))
+        made.append(
+            Rows(
+                format=fp32.Config(), payload={"weight": w}, touched_R=touched_R, state=dict(zip(state, s, strict=True))
+            )
+        )
     return fp32_table(made, rule)
+
+
+def _stored(table: Table, number: int, format: RowFormat, state: torch.dtype) -> Table:
+    """The table with its rows and their state in other formats."""
+    levels = []
+    for level in table.levels:
+        noise_RD = torch.zeros(level.count, table.dim, dtype=torch.int64) + 2**31
+        payload = format.encode(level.payload["weight"], noise_RD if format.rounding == "stochastic" else None)
+        narrow = {name: tensor.to(state) for name, tensor in level.state.items()}
+        levels.append(replace(level, format=format, payload=payload, state=narrow))
+    return replace(table, levels=tuple(levels), key=0xFEDCBA9876543210 + number, place=(1000 * number, 7 * number))
 
 
 def spread(tensor: Tensor) -> Tensor:
@@ -275,16 +295,19 @@ OPS = ["lookup", "row_gradients", "weight_gradients", "update_rows", "fused_upda
 
 def raw(call: Call) -> dict[str, tuple[Any, ...]]:
     """Every operator's own arguments, as `cpp.py` gives them."""
+    import sparrow.kernels.embedding_bag.cpp  # noqa: F401  what it says to torch.compile
+
     bags = (call.bags.slots_N, call.bags.offsets_B1, call.bags.weights_N, list(call.bags.inverses))
     numbers = (call.bags.bags, call.bags.bounds, call.bags.lookups.numbers)
     tables, (names, of_rules) = call.tables, call.tables.rules
-    levels = (tables.weights, tables.state, tables.touched, tables.level_counts)
+    payload = (tables.payload, tables.formats, tables.level_counts, tables.dims)
+    rows, rules = (*payload, tables.state, tables.touched), (names, call.lr_T, of_rules, tables.rounding, 1)
     found = embedding_bag.row_gradients(tables, call.grads, call.bags, impl="reference")
     return {
-        "lookup": (tables.weights, tables.level_counts, *bags, *numbers),
+        "lookup": (*payload, *bags, *numbers),
         "row_gradients": (call.grads, tables.sizes, *bags, *numbers),
-        "weight_gradients": (call.grads, tables.weights, tables.level_counts, *bags[:2], bags[3], *numbers),
-        "update_rows": (*levels, [u for u, _ in found], [grad_UD for _, grad_UD in found], names, call.lr_T, of_rules),
-        "fused_update": (*levels, call.grads, *bags, *numbers, names, call.lr_T, of_rules),
+        "weight_gradients": (call.grads, *payload, *bags[:2], bags[3], *numbers),
+        "update_rows": (*rows, [u for u, _ in found], [grad_UD for _, grad_UD in found], *rules),
+        "fused_update": (*rows, call.grads, *bags, *numbers, *rules),
         "count_outside": (call.bags.slots_N, call.bags.bounds, [tables[0].rows] * len(call.bags.bags)),
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparrow.kernels import Impl
 from sparrow.kernels.embedding_bag import Lookups
+from sparrow.kernels.formats import fp32, int4
 from tests.kernels.embedding_bag.cases import (
     BIG,
     IMPLS,
@@ -142,7 +143,7 @@ def mutants(value: Any) -> Iterator[Any]:
             )
             yield from ([*value[:i], x, *value[i + 1 :]] for x in bad)
     elif isinstance(value, str):
-        yield from ("", "unknown", "adam", "sgd")
+        yield from ("", "unknown", "adam", "sgd", "fp16", "int8", "split_bf16")
 
 
 @built
@@ -156,12 +157,14 @@ def test_arguments_that_do_not_fit_never_crash(op: str, threads: Callable[[int],
         fences.append(torch.cat([fence, tensor, fence]))
         return fences[-1][9:-9]
 
-    for shape in ("everything", "several tables"):
-        template = build(SHAPES[shape], [3, 16, 5], RULES["adam, all"], levels=2)
+    fp32_rows = {"format": fp32.Config()}
+    narrow_rows = {"format": int4.Config(), "state": torch.bfloat16}
+    for shape, rows in (("everything", fp32_rows), ("several tables", fp32_rows), ("several tables", narrow_rows)):
+        template = build(SHAPES[shape], [3, 16, 5], RULES["adam, all"], levels=2, **rows)  # type: ignore[arg-type]
         for place, value in enumerate(raw(template)[op]):
             for bad in mutants(value):
                 args, fences = list(raw(template)[op]), []
-                for i in range(3 if op in ("update_rows", "fused_update") else 0):
+                for i in (0, 4, 5) if op in ("update_rows", "fused_update") else ():  # payload, state, touched
                     args[i] = [fenced(tensor) for tensor in args[i]]
                 args[place] = bad
                 try:

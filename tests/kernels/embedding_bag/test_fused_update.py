@@ -46,7 +46,7 @@ def test_the_learning_rate_is_read_at_every_update(impl: Impl) -> None:
     for lr, expected in ((1.0, -1.0), (0.25, -1.25), (0.0, -1.25)):
         lr_T.fill_(lr)
         embedding_bag.fused_update(tables, [torch.ones(1, 2)], bags, lr_T, impl=impl)
-        assert tables.weights[0].tolist() == [[expected, expected]]
+        assert tables.payload[0].tolist() == [[expected, expected]]
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -31,7 +31,7 @@ from tests.kernels.embedding_bag.cases import (
 def test_reference_is_torchs_embedding_bag(pooling: str, weighted: bool) -> None:
     shape = Shape(keys=(ODD,), weighted=weighted, lookups=(look(pooling),))  # type: ignore[arg-type]
     call = build(shape, [5], RULES["sgd, plain"], levels=3)
-    weight_RD = torch.cat(call.tables.weights).requires_grad_()
+    weight_RD = torch.cat(call.tables.payload).requires_grad_()
     slots_N, offsets_B1 = call.bags.slots_N, call.bags.offsets_B1
     weights_N = torch.ones(len(slots_N)) if call.bags.weights_N is None else call.bags.weights_N
     weights_N.requires_grad_()

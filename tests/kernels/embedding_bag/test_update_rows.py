@@ -5,6 +5,7 @@ import torch
 
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Tables, fp32_table
+from sparrow.kernels.formats import fp32
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import assert_same, built, two_tables
 
@@ -43,7 +44,7 @@ def test_rules_and_state_that_do_not_fit() -> None:
         ("rules: expected", {}, sgd.Config(), torch.ones(2)),
         ("lr_T: expected", {}, sgd.Config(), torch.ones(1).double()),
     ):
-        rows = Rows(**{"payload": {"weight": weight_RD}, "touched_R": touched_R, **level})  # type: ignore[arg-type]
+        rows = Rows(**{"format": fp32.Config(), "payload": {"weight": weight_RD}, "touched_R": touched_R, **level})  # type: ignore[arg-type]
         tables = Tables([fp32_table([rows], rule)])
         bags = embedding_bag.bags_of(call.bags.slots_N[:1], torch.tensor([0, 1]))
         for update in (

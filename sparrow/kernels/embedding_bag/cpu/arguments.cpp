@@ -41,50 +41,101 @@ Rule rule_of(const std::string& name, float lr, const double* numbers) {
   check(false, "rule ", name, " has no C++ row function; use impl='reference'");
   return rule;
 }
+
+// Rows of a format: their entries' type and bytes, and how many there are in a row of dim columns.
+struct KnownFormat {
+  const char* name;
+  Format format;
+  ScalarType type;
+  int64_t entry;
+  int64_t (*width)(int64_t dim);
+};
+
+const KnownFormat& format_of(const std::string& name) {
+  static const auto all = [](int64_t dim) { return dim; };
+  static const KnownFormat known_formats[] = {
+      {"fp32", kFp32, ScalarType::Float, 4, all},
+      {"fp16", kFp16, ScalarType::Half, 2, all},
+      {"bf16", kBf16, ScalarType::BFloat16, 2, all},
+      {"split_bf16", kSplitBf16, ScalarType::BFloat16, 2, all},
+      {"int8", kInt8, ScalarType::Byte, 1, [](int64_t dim) { return dim + 8; }},
+      {"int4", kInt4, ScalarType::Byte, 1, [](int64_t dim) { return (dim + 1) / 2 + 4; }}};
+  for (const KnownFormat& known : known_formats)
+    if (name == known.name) return known;
+  check(false, "format ", name, " has no C++ codec; use impl='reference'");
+  return known_formats[0];
+}
+
 // table, pooling, key, inverse (-1: none), output, column: the order of `cpp.py`
 constexpr int64_t kNumbersPerFeature = 6;
 
 }  // namespace
 
-Tables::Tables(const std::vector<Tensor>& weights, const std::vector<int64_t>& level_counts) : counts(level_counts) {
-  levels.reserve(weights.size() + level_counts.size());
-  size_t w = 0;
-  for (int64_t count : level_counts) {
-    check(count >= 1 && w + count <= weights.size(), "levels: they do not add up to the ", weights.size(), " weights");
-    Table table{0, weights[w].dim() == 2 ? weights[w].size(1) : 0, {}, levels.data() + levels.size()};
+Tables::Tables(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
+               const std::vector<int64_t>& level_counts, const std::vector<int64_t>& dims)
+    : counts(level_counts) {
+  check(dims.size() == level_counts.size(), "dims: expected one for each of ", level_counts.size(), " tables");
+  levels.reserve(formats.size() + level_counts.size());
+  size_t f = 0, p = 0;
+  for (size_t t = 0; t < dims.size(); ++t) {
+    const int64_t count = level_counts[t];
+    check(count >= 1 && f + count <= formats.size(), "levels: they do not add up to the ", formats.size(), " formats");
+    Table table{0, dims[t], {}, {}, levels.data() + levels.size()};
     check(table.dim >= 1, "weight_RD: a row needs at least one column");
-    for (int64_t l = 0; l < count; ++l, ++w) {
-      levels.push_back({table.rows, data<float>(weights[w], ScalarType::Float, 2, "weight_RD"), {}, nullptr});
-      check(weights[w].size(1) == table.dim, "weight_RD: the levels of a table differ in their columns");
-      table.rows += weights[w].size(0);
+    for (int64_t l = 0; l < count; ++l, ++f) {
+      const KnownFormat& known = format_of(formats[f]);
+      check(p < payload.size(), "payload: fewer tensors than the formats have");
+      const Tensor& rows = payload[p++];
+      Level level{};
+      level.first = table.rows;
+      level.format = known.format;
+      level.rows = data<uint8_t>(rows, known.type, 2, "weight_RD");
+      check(rows.size(1) == known.width(table.dim), "weight_RD: rows of ", rows.size(1), " entries, expected ",
+            known.width(table.dim), " for ", table.dim, " columns");
+      level.bytes = known.width(table.dim) * known.entry;
+      if (known.format == kSplitBf16) {
+        check(p < payload.size() && payload[p].numel() == rows.numel(), "low_RD: expected as many as high halves");
+        level.low = data<uint8_t>(payload[p++], ScalarType::Short, 2, "low_RD");
+      }
+      table.rows += rows.size(0);
+      levels.push_back(level);
+      check(level.format == table.levels->format, "formats: the levels of a table differ; use impl='reference'");
     }
     check(table.rows <= kMax, "more than 2**32 rows in a table; use impl='reference'");
-    levels.push_back({std::numeric_limits<int64_t>::max(), nullptr, {}, nullptr});
+    Level end{};
+    end.first = std::numeric_limits<int64_t>::max();
+    levels.push_back(end);
     all.push_back(table);
   }
-  check(w == weights.size(), "levels: they do not add up to the ", weights.size(), " weights");
+  check(f == formats.size() && p == payload.size(), "payload: more tensors than the formats have");
 }
 
 void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
-                       const std::vector<Tensor>& state, const std::vector<Tensor>& touched) {
+                       const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
+                       const std::vector<int64_t>& rounding, int64_t n) {
   const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
   check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
             numbers.size() == kNumbers * all.size(),
         "rules: expected a name, a learning rate and ", kNumbers, " numbers for each of ", all.size(), " tables");
+  check(rounding.size() == 3 * all.size() + touched.size(), "rounding: expected 3 numbers a table and one a level");
   size_t s = 0, w = 0;
   for (size_t t = 0; t < all.size(); ++t) {
     Table& table = all[t];
     table.rule = rule_of(names[t], lr[t], numbers.data() + kNumbers * t);
+    table.rounding = {rounding[3 * t], rounding[3 * t + 1], rounding[3 * t + 2], n};
     Level* level = const_cast<Level*>(table.levels);
     for (Level* const last = level + counts[t]; level < last; ++level, ++w) {
       const int64_t rows = std::min(level[1].first, table.rows) - level->first;
       check(w < touched.size() && touched[w].numel() == rows, "touched_R: expected ", rows, " rows");
       level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
+      level->stochastic = rounding[3 * all.size() + w] != 0;
+      level->narrow = table.rule.fields > 0 && s < state.size() && state[s].scalar_type() == ScalarType::BFloat16;
       for (int field = 0; field < table.rule.fields; ++field, ++s) {
         const bool wide = table.rule.wide[field];
         check(s < state.size() && state[s].numel() == rows * (wide ? table.dim : 1) && state[s].size(0) == rows,
               names[t], ": field ", field, " of the state does not have a number per ", wide ? "weight" : "row");
-        level->state[field] = data<float>(state[s], ScalarType::Float, wide ? 2 : 1, "state");
+        const ScalarType type = level->narrow ? ScalarType::BFloat16 : ScalarType::Float;
+        level->state[field] = data<void>(state[s], type, wide ? 2 : 1, "state");
       }
     }
   }
@@ -179,22 +230,22 @@ int64_t Batch::work(const std::vector<Table>& tables) const {
   return floats;
 }
 
-bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const float** rows) {
+bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows) {
   if (!batch.within(begin, end, table.rows)) return false;
   batch.with_slots([&](const auto* slots) {
-    const int64_t count = end - begin, dim = table.dim;
+    const int64_t count = end - begin, bytes = table.levels[0].bytes;
     slots += begin;
     if (table.levels[1].first >= table.rows) {
-      const float* weight = table.levels[0].weight;
-      for (int64_t n = 0; n < count; ++n) rows[n] = weight + slots[n] * dim;
+      const uint8_t* all = table.levels[0].rows;
+      for (int64_t n = 0; n < count; ++n) rows[n] = all + slots[n] * bytes;
     } else {
       for (int64_t n = 0; n < count; ++n) {
         const Level& level = table.level_of(slots[n]);
-        rows[n] = level.weight + (slots[n] - level.first) * dim;
+        rows[n] = level.row(slots[n] - level.first);
       }
     }
-    for (int64_t n = 0; n < std::min(count, ahead_of(dim, dim >= kFarLookup)); ++n)
-      for (int64_t d = 0; d < dim && d < 256; d += 16) PREFETCH(rows[n] + d);
+    for (int64_t n = 0; n < std::min(count, ahead_of(bytes, bytes >= kFarLookup)); ++n)
+      for (int64_t b = 0; b < bytes && b < 1024; b += 64) PREFETCH(rows[n] + b);
   });
   return true;
 }

@@ -17,8 +17,9 @@
 // Parts of the operators' schemas.
 #define BATCH \
   "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
-#define TABLES "Tensor(a!)[] weights, Tensor(b!)[] state, Tensor(c!)[] touched, int[] levels"
-#define RULES "str[] rules, Tensor lr, float[] numbers"
+#define PAYLOAD "Tensor[] payload, str[] formats, int[] levels, int[] dims"
+#define TABLES "Tensor(a!)[] payload, str[] formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched"
+#define RULES "str[] rules, Tensor lr, float[] numbers, int[] rounding, int n"
 
 namespace sparrow::embedding_bag {
 
@@ -39,11 +40,15 @@ struct Tables {
   std::vector<Level> levels;
   std::vector<int64_t> counts;  // of levels
 
-  // level_counts: storage levels of each table; weights: all levels of all tables
-  Tables(const std::vector<Tensor>& weights, const std::vector<int64_t>& level_counts);
+  // payload: the values of all levels of all tables, field by field; formats: of each level; level_counts, dims: of
+  // each table
+  Tables(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
+         const std::vector<int64_t>& level_counts, const std::vector<int64_t>& dims);
 
+  // rounding: three numbers of each table, then one of each level; n: of this update
   void set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
-                 const std::vector<Tensor>& state, const std::vector<Tensor>& touched);
+                 const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
+                 const std::vector<int64_t>& rounding, int64_t n);
 
   int64_t count() const { return static_cast<int64_t>(all.size()); }
   const Table& operator[](int64_t t) const { return all[t]; }
@@ -146,6 +151,6 @@ struct Batch {
 };
 
 // The addresses of the rows of lookups [begin, end), the first of them already asked for. False: one is outside.
-bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const float** rows);
+bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows);
 
 }  // namespace sparrow::embedding_bag

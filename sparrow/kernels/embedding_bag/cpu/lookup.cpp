@@ -8,11 +8,12 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector<int64_t>& levels,
-                           const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
-                           const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
-                           const std::vector<int64_t>& bounds, const std::vector<int64_t>& features) {
-  const Tables tables(weights, levels);
+std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
+                           const std::vector<int64_t>& levels, const std::vector<int64_t>& dims, const Tensor& slots_N,
+                           const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
+                           const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
+                           const std::vector<int64_t>& features) {
+  const Tables tables(payload, formats, levels, dims);
   Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, tables.all);
   std::vector<Tensor> outputs;
   for (int64_t o = 0; o < batch.outputs(); ++o)
@@ -29,7 +30,7 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
     }
   }
   const int64_t threads = team_for(batch.work(tables.all));
-  std::vector<Buffer<const float*>> rows(threads);
+  std::vector<Buffer<const uint8_t*>> rows(threads);
   std::vector<Buffer<float>> scratch(threads);
   for (auto& s : scratch) s.take(kScratch(widest(tables.all)));
   auto ready = [&](int64_t longest) {
@@ -40,9 +41,11 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
     if (!batch.rising(f, begin, end)) return;
     const Table& table = tables[f.table];
     const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
-    const float** found = rows[worker].get();
+    const uint8_t** found = rows[worker].get();
     if (!find_rows(batch, table, from, to, found)) return;
-    const Pool p{found,
+    const Pool p{table.levels->format,
+                 table.levels->bytes,
+                 found,
                  to - from,
                  batch.offsets + f.first + begin,
                  end - begin,
@@ -66,7 +69,7 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& weights, const std::vector
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) { m.def("lookup(Tensor[] weights, int[] levels, " BATCH ") -> Tensor[]"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) { m.def("lookup(" PAYLOAD ", " BATCH ") -> Tensor[]"); }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("lookup", TORCH_BOX(&lookup)); }
 

@@ -10,17 +10,20 @@
 
 namespace sparrow::embedding_bag {
 
-// Floats from which a row is asked for into the second cache. The first has too few lines under way at a time
+// Bytes from which a row is asked for into the second cache. The first has too few lines under way at a time
 // (measured).
-constexpr int64_t kFarLookup = 129, kFarUpdate = 128;
+constexpr int64_t kFarLookup = 516, kFarUpdate = 512;
 // Lookups between asking for a row and using it.
-constexpr int64_t ahead_of(int64_t dim, bool far) {
-  return far ? std::clamp<int64_t>(4096 / dim, 4, 32) : std::clamp<int64_t>(1024 / dim, 8, 16);
+constexpr int64_t ahead_of(int64_t bytes, bool far) {
+  return far ? std::clamp<int64_t>(16384 / bytes, 4, 32) : std::clamp<int64_t>(4096 / bytes, 8, 16);
 }
 
-// Floats of scratch memory: for a row in whole vectors, and for the four rows that a loop needs at most.
+// Floats of scratch memory: for a row in whole vectors, and for the rows that a loop needs at most: four of its own,
+// then the values, the state and the codes of a row that is not stored as fp32.
 constexpr int64_t kScratchRow(int64_t dim) { return (dim + 15) / 16 * 16; }
-constexpr int64_t kScratch(int64_t dim) { return 4 * kScratchRow(dim); }
+constexpr int64_t kScratch(int64_t dim) { return 9 * kScratchRow(dim); }
+
+enum Format { kFp32, kFp16, kBf16, kSplitBf16, kInt8, kInt4 };
 
 enum RuleKind { kSgd, kRowwiseAdagrad, kAdagrad, kAdam, kRowwiseAdam };
 constexpr int64_t kFields = 3;  // the most state fields of a rule
@@ -35,17 +38,31 @@ struct Rule {
   bool wide[kFields];  // a number per weight; otherwise one per row
 };
 
+// What the random numbers of stochastic rounding depend on. row, column: of the component, with which the part begins.
+struct Rounding {
+  int64_t key, row, column, n;
+};
+
 // One storage of some of a table's rows.
 struct Level {
   int64_t first;  // its first slot
-  float* weight;
-  float* state[kFields];
+  Format format;
+  bool stochastic;  // how rows are rounded; else to nearest
+  uint8_t* rows;
+  int64_t bytes;  // of a row in `rows`
+  uint8_t* low;   // the low halves of kSplitBf16
+  void* state[kFields];
+  bool narrow;  // state is bf16; else fp32
   uint8_t* touched;
+
+  INLINE uint8_t* row(int64_t r) const { return rows + r * bytes; }
+  INLINE bool is_plain() const { return format == kFp32 && !narrow; }
 };
 
 struct Table {
   int64_t rows, dim;
   Rule rule;
+  Rounding rounding;
   const Level* levels;  // and one more, where the slots end
 
   INLINE const Level& level_of(int64_t slot) const {
@@ -57,7 +74,9 @@ struct Table {
 
 // Lookups of some bags of a feature, whose rows are found.
 struct Pool {
-  const float* const* rows;
+  Format format;
+  int64_t bytes;  // of a row
+  const uint8_t* const* rows;
   int64_t count;
   const int64_t* offsets;
   int64_t bags;
@@ -70,7 +89,9 @@ struct Pool {
 
 // Lookups of one bag, whose weights want their gradients.
 struct Dots {
-  const float* const* rows;
+  Format format;
+  int64_t bytes;  // of a row
+  const uint8_t* const* rows;
   int64_t count;
   const float* grad;
   float scale;

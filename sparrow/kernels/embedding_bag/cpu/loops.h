@@ -99,14 +99,17 @@ INLINE V<W> square_root(V<W> v) {
   return v;
 }
 
-INLINE void prefetch(const float* row, int64_t dim, bool far) {
+INLINE void prefetch(const void* row, int64_t bytes, bool far) {
+  const uint8_t* const from = static_cast<const uint8_t*>(row);
   if (far) {
-    for (int64_t d = 0; d < dim && d < 1024; d += 16) PREFETCH_FAR(row + d);
+    for (int64_t b = 0; b < bytes && b < 4096; b += 64) PREFETCH_FAR(from + b);
   } else {
-    for (int64_t d = 0; d < dim; d += 16) PREFETCH(row + d);
-    PREFETCH(row + dim - 1);
+    for (int64_t b = 0; b < bytes; b += 64) PREFETCH(from + b);
+    PREFETCH(from + bytes - 1);
   }
 }
+
+#include "codecs.h"
 
 // -- row rules: one function each; kernels/rules/ holds the definitions ----------------------------------------------
 
@@ -114,14 +117,13 @@ template <int W, int K>
 struct Target {  // what a rule may change: the row's weights, in `w`, and its state
   const Shape<W, K>& shape;
   const Rule& rule;
-  float* const* state;  // of the row's level
-  int64_t row;          // in its level
+  float* const* state;  // where the fields of this row are
   Vectors<W, K>&g, &w;  // the gradient, and the weights
   float* scratch;       // of K = 0
 
   INLINE Vectors<W, K> more(int64_t nth) const { return Vectors<W, K>(scratch + (2 + nth) * kScratchRow(shape.dim)); }
-  INLINE float* wide(int64_t field) const { return state[field] + row * shape.dim; }
-  INLINE float& narrow(int64_t field) const { return state[field][row]; }
+  INLINE float* wide(int64_t field) const { return state[field]; }
+  INLINE float& narrow(int64_t field) const { return *state[field]; }
 };
 
 template <int W, int K>
@@ -199,14 +201,49 @@ INLINE void limit(const Shape<W, K>& shape, Vectors<W, K>& v, float most) {
   EACH(k) v[k] *= factor;
 }
 
+// A row that is not stored as fp32, in scratch memory: its values, and where the fields of its state are.
+void unpack(const Level& level, const Rule& rule, int64_t row, int64_t dim, float* weight, float** state) {
+  decode(level, row, dim, weight);
+  for (int field = 0; field < rule.fields; ++field) {
+    const int64_t count = rule.wide[field] ? dim : 1;
+    if (level.narrow) {
+      state[field] = weight + (1 + field) * kScratchRow(dim);
+      decode_state(static_cast<const uint16_t*>(level.state[field]) + row * count, count, state[field]);
+    } else {
+      state[field] = static_cast<float*>(level.state[field]) + row * count;
+    }
+  }
+}
+
+// The same row, back to where it is stored.
+void pack(const Level& level, const Rule& rule, const Rounding& rounding, int64_t row, int64_t dim, float* weight) {
+  encode(level, row, dim, rounding, weight, weight + 4 * kScratchRow(dim));
+  if (!level.narrow) return;
+  for (int field = 0; field < rule.fields; ++field) {
+    const int64_t count = rule.wide[field] ? dim : 1;
+    const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
+    encode_state(weight + (1 + field) * kScratchRow(dim), count, noise,
+                 static_cast<uint16_t*>(level.state[field]) + row * count);
+  }
+}
+
 template <int W, int K>
 INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Vectors<W, K>& g, float* scratch) {
   const Rule& rule = table.rule;
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
-  float* weight = level.weight + row * shape.dim;
   level.touched[row] = 1;
   if (!(dot(shape, g, g) <= __FLT_MAX__)) return;  // an infinite sum of squares would end the row's learning for good
+  const bool is_plain = level.is_plain();
+  float* weight = reinterpret_cast<float*>(level.row(row));
+  float* state[kFields];
+  if (is_plain) {
+    for (int field = 0; field < rule.fields; ++field)
+      state[field] = static_cast<float*>(level.state[field]) + row * (rule.wide[field] ? shape.dim : 1);
+  } else {
+    weight = scratch + 4 * kScratchRow(shape.dim);
+    unpack(level, rule, row, shape.dim, weight, state);
+  }
   Vectors<W, K> w(scratch + kScratchRow(shape.dim));
   read(shape, weight, w);
   if (rule.clip_norm > 0) limit(shape, g, rule.clip_norm);
@@ -214,7 +251,7 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
     EACH(k) g[k] += rule.l2 * w[k];
   if (rule.keep != 1)
     EACH(k) w[k] *= rule.keep;
-  const Target<W, K> target{shape, rule, level.state, row, g, w, scratch};
+  const Target<W, K> target{shape, rule, state, g, w, scratch};
   switch (rule.kind) {
     case kSgd: sgd(target); break;
     case kRowwiseAdagrad: rowwise_adagrad(target); break;
@@ -224,39 +261,43 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   }
   if (rule.max_norm > 0) limit(shape, w, rule.max_norm);
   write(shape, w, weight);
+  if (!is_plain) pack(level, rule, table.rounding, row, shape.dim, weight);
 }
 
 INLINE void prefetch_target(const Table& table, int64_t slot) {
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
-  const bool far = table.dim >= kFarUpdate;
-  prefetch(level.weight + row * table.dim, table.dim, far);
+  prefetch(level.row(row), level.bytes, level.bytes >= kFarUpdate);
   PREFETCH(level.touched + row);
+  if (level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2, level.bytes >= kFarUpdate);
+  const int64_t bytes = level.narrow ? 2 : 4, wide = bytes * table.dim;
   for (int field = 0; field < table.rule.fields; ++field) {
-    if (table.rule.wide[field]) prefetch(level.state[field] + row * table.dim, table.dim, far);
-    else PREFETCH(level.state[field] + row);
+    const uint8_t* const state = static_cast<const uint8_t*>(level.state[field]);
+    if (table.rule.wide[field]) prefetch(state + row * wide, wide, wide >= kFarUpdate);
+    else PREFETCH(state + row * bytes);
   }
 }
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
-template <int W, int K>
+template <template <int> class Reader, int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = shape.dim >= kFarLookup;
-  const int64_t ahead = ahead_of(shape.dim, far);
-  const float* const* row = p.rows;
-  const float* const* const end = p.rows + p.count;
+  const bool far = p.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(p.bytes, far);
+  const uint8_t* const* row = p.rows;
+  const uint8_t* const* const end = p.rows + p.count;
   for (int64_t b = 0; b < p.bags; ++b) {
     Vectors<W, K> sum(p.scratch);
     EACH(k) sum[k] = V<W>{};
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
-    for (const float* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) prefetch(row[ahead], shape.dim, far);
+    for (const uint8_t* const* const last = row + length; row < last; ++row) {
+      if (row + ahead < end) prefetch(row[ahead], p.bytes, far);
+      const Reader<W> values(*row, shape.dim);
       if (p.weights) {
         const float weight = p.weights[row - p.rows];
-        EACH(k) sum[k] += load<W>(*row + shape.at(k)) * weight;
+        EACH(k) sum[k] += values(shape.at(k)) * weight;
       } else {
-        EACH(k) sum[k] += load<W>(*row + shape.at(k));
+        EACH(k) sum[k] += values(shape.at(k));
       }
     }
     if (p.mean && length > 1) {
@@ -267,25 +308,27 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   }
 }
 
-template <int W, int K>
+template <template <int> class Reader, int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = shape.dim >= kFarLookup;
-  const int64_t ahead = ahead_of(shape.dim, far);
+  const bool far = p.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(p.bytes, far);
   for (int64_t n = 0; n < p.count; ++n) {
-    if (n + ahead < p.count) prefetch(p.rows[n + ahead], shape.dim, far);
+    if (n + ahead < p.count) prefetch(p.rows[n + ahead], p.bytes, far);
+    const Reader<W> values(p.rows[n], shape.dim);
     const float weight = p.weights ? p.weights[n] : 1.0f;
-    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), load<W>(p.rows[n] + shape.at(k)) * weight);
+    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values(shape.at(k)) * weight);
   }
 }
 
-template <int W, int K>
+template <template <int> class Reader, int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
-  const bool far = shape.dim >= kFarLookup;
-  const int64_t ahead = ahead_of(shape.dim, far);
+  const bool far = d.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(d.bytes, far);
   for (int64_t n = 0; n < d.count; ++n) {
-    if (n + ahead < d.count) prefetch(d.rows[n + ahead], shape.dim, far);
-    read(shape, d.rows[n], a);
+    if (n + ahead < d.count) prefetch(d.rows[n + ahead], d.bytes, far);
+    const Reader<W> values(d.rows[n], shape.dim);
+    EACH(k) a[k] = values(shape.at(k));
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
   }
@@ -296,8 +339,8 @@ INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const uint64_t* keys = r.keys;
-  const bool far = shape.dim >= kFarUpdate;
-  const int64_t end = r.end, ahead = ahead_of(shape.dim, far);
+  const bool far = shape.dim * 4 >= kFarUpdate;
+  const int64_t end = r.end, ahead = ahead_of(shape.dim * 4, far);
   float* out = r.out;
   int64_t* rows = r.rows;
   Vectors<W, K> sum(r.scratch);
@@ -307,7 +350,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
     for (; i < end && row_of(keys[i]) == row; ++i) {
       if (i + ahead < end) {
         const uint64_t key = keys[i + ahead];
-        prefetch(r.gradient(key), shape.dim, far);
+        prefetch(r.gradient(key), shape.dim * 4, far);
         if (!rows && row_of(key) != row_of(keys[i + ahead - 1])) prefetch_target(*r.table, row_of(key));
       }
       const float* from = r.gradient(keys[i]);
@@ -332,7 +375,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
   Vectors<W, K> grad(u.scratch);
-  const int64_t ahead = ahead_of(shape.dim, shape.dim >= kFarUpdate);
+  const int64_t ahead = ahead_of(shape.dim * 4, shape.dim * 4 >= kFarUpdate);
   for (int64_t i = u.begin; i < u.end; ++i) {
     if (i + ahead < u.end) prefetch_target(*u.table, u.rows[i + ahead]);
     read(shape, u.grad + i * shape.dim, grad);
@@ -357,12 +400,24 @@ INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
     default: return F(arguments, Shape<16, 0>{dim});                                           \
   }
 
-void pool(const Pool& p) { FOR_SHAPE(pool_shape, p, p.dim) }
-void copy(const Pool& p) { FOR_SHAPE(copy_shape, p, p.dim) }
-void dots(const Dots& d) { FOR_SHAPE(dot_shape, d, d.dim) }
+// Calls F for the format of rows.
+#define FOR_FORMAT(F, arguments)                                  \
+  switch (arguments.format) {                                     \
+    case kFp32: FOR_SHAPE(F<Fp32>, arguments, arguments.dim)      \
+    case kFp16: FOR_SHAPE(F<Fp16>, arguments, arguments.dim)      \
+    case kBf16:                                                   \
+    case kSplitBf16: FOR_SHAPE(F<Bf16>, arguments, arguments.dim) \
+    case kInt8: FOR_SHAPE(F<Int8>, arguments, arguments.dim)      \
+    case kInt4: FOR_SHAPE(F<Int4>, arguments, arguments.dim)      \
+  }
+
+void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
+void copy(const Pool& p) { FOR_FORMAT(copy_shape, p) }
+void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
 void reduce(const Reduce& r) { FOR_SHAPE(reduce_shape, r, r.table->dim) }
 void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
 
 const Loops loops{pool, copy, dots, reduce, update};
 #undef EACH
 #undef FOR_SHAPE
+#undef FOR_FORMAT

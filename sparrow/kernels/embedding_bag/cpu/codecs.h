@@ -1,0 +1,397 @@
+// How each row format becomes lanes of fp32, and back: kernels/formats/ holds the definitions. Included by loops.h, for
+// each kind of processor; nothing of the standard library is used here either.
+//
+// To add a format: a `Format` (loop_types.h), a row of `known_formats` (arguments.cpp), a reader and its case in
+// FOR_FORMAT, and its cases in `decode` and `encode`.
+
+template <int W>
+struct LanesOf {
+  typedef int32_t ints __attribute__((vector_size(W * 4)));
+  typedef uint32_t unsigneds __attribute__((vector_size(W * 4)));
+  typedef uint16_t halves __attribute__((vector_size(W * 2)));
+  typedef uint8_t bytes __attribute__((vector_size(W)));
+};
+template <>
+struct LanesOf<1> {
+  typedef int32_t ints;
+  typedef uint32_t unsigneds;
+  typedef uint16_t halves;
+  typedef uint8_t bytes;
+};
+template <int W>
+using I = typename LanesOf<W>::ints;
+template <int W>
+using U = typename LanesOf<W>::unsigneds;
+template <int W>
+using H = typename LanesOf<W>::halves;
+template <int W>
+using B = typename LanesOf<W>::bytes;
+
+template <class To, class From>
+INLINE To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class T>
+INLINE T load_as(const void* from) {
+  T v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class T>
+INLINE void store_as(void* to, const T& v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+template <class To, int W, class From>
+INLINE To converted(const From& from) {
+  if constexpr (W == 1) return static_cast<To>(from);
+  else return __builtin_convertvector(from, To);
+}
+
+// -- decoding --------------------------------------------------------------------------------------------------------
+
+template <int W>
+INLINE V<W> from_bf16(const H<W>& h) {
+  return bits_as<V<W>>(I<W>(converted<I<W>, W>(h) << 16));
+}
+
+template <int W>
+INLINE V<W> from_fp16(const H<W>& h) {
+  const I<W> wide = converted<I<W>, W>(h);
+  const I<W> size = (wide & 0x7fff) << 13, exponent = size & 0x0f800000;
+  const I<W> normal = size + ((127 - 15) << 23);
+  const I<W> infinite = normal + ((255 - 31 - (127 - 15)) << 23);  // infinities and NaN
+  // a subnormal lacks the leading one: put it there, and take it away as a float
+  const V<W> subnormal = bits_as<V<W>>(I<W>(size + ((127 - 14) << 23))) - 0x1p-14f;
+  const I<W> made = exponent == 0x0f800000 ? infinite : (exponent == 0 ? bits_as<I<W>>(subnormal) : normal);
+  return bits_as<V<W>>(I<W>(made | ((wide & 0x8000) << 16)));
+}
+
+// A reader gives the lanes of a row from column `at` on.
+
+template <int W>
+struct Fp32 {
+  const uint8_t* row;
+  INLINE Fp32(const uint8_t* row, int64_t) : row(row) {}
+  INLINE V<W> operator()(int64_t at) const { return load_as<V<W>>(row + at * 4); }
+};
+
+template <int W>
+struct Fp16 {
+  const uint8_t* row;
+  INLINE Fp16(const uint8_t* row, int64_t) : row(row) {}
+  INLINE V<W> operator()(int64_t at) const { return from_fp16<W>(load_as<H<W>>(row + at * 2)); }
+};
+
+template <int W>
+struct Bf16 {
+  const uint8_t* row;
+  INLINE Bf16(const uint8_t* row, int64_t) : row(row) {}
+  INLINE V<W> operator()(int64_t at) const { return from_bf16<W>(load_as<H<W>>(row + at * 2)); }
+};
+
+template <int W>
+struct Int8 {
+  const uint8_t* row;
+  const float scale, bias;
+  INLINE Int8(const uint8_t* row, int64_t dim)
+      : row(row), scale(load_as<float>(row + dim)), bias(load_as<float>(row + dim + 4)) {}
+  INLINE V<W> operator()(int64_t at) const {
+    return converted<V<W>, W>(converted<I<W>, W>(load_as<B<W>>(row + at))) * scale + bias;
+  }
+};
+
+template <int W>
+struct Int4 {
+  const uint8_t* row;
+  const float scale, bias;
+  INLINE Int4(const uint8_t* row, int64_t dim)
+      : row(row),
+        scale(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2))),
+        bias(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2 + 2))) {}
+  INLINE V<W> operator()(int64_t at) const { return converted<V<W>, W>(codes(at)) * scale + bias; }
+  INLINE I<W> codes(int64_t at) const {
+    const uint8_t* const from = row + at / 2;
+    if constexpr (W == 1) {
+      return at % 2 ? from[0] >> 4 : from[0] & 15;
+    } else {
+      // W codes are W / 2 bytes; those from an odd column on end within the byte after them
+      uint64_t packed = 0;
+      __builtin_memcpy(&packed, from, W / 2);
+      if (at % 2) packed = packed >> 4 | static_cast<uint64_t>(from[W / 2]) << (W * 4 - 4);
+      B<W> bytes;
+      if constexpr (W == 16) {
+        const uint64_t low = spread(packed & 0xffffffff), high = spread(packed >> 32);
+        __builtin_memcpy(&bytes, &low, 8);
+        __builtin_memcpy(reinterpret_cast<char*>(&bytes) + 8, &high, 8);
+      } else {
+        const uint64_t all = spread(packed);
+        __builtin_memcpy(&bytes, &all, W);
+      }
+      return converted<I<W>, W>(bytes);
+    }
+  }
+  // Eight codes of four bits, each in a byte.
+  static INLINE uint64_t spread(uint64_t x) {
+    x = (x | x << 16) & 0x0000ffff0000ffffull;
+    x = (x | x << 8) & 0x00ff00ff00ff00ffull;
+    return (x | x << 4) & 0x0f0f0f0f0f0f0f0full;
+  }
+};
+
+// Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
+template <int W>
+struct Lanes {
+  static constexpr int width = W;
+};
+
+template <int W, class F>
+INLINE void each_of(int64_t dim, const F& f) {
+  for (int64_t at = 0; at + W <= dim; at += W) f(Lanes<W>{}, at);
+  if (W > 1 && dim % W) f(Lanes<W>{}, dim - W);
+}
+
+template <class F>
+INLINE void each(int64_t dim, const F& f) {
+  if (dim >= 16) each_of<16>(dim, f);
+  else if (dim >= 8) each_of<8>(dim, f);
+  else if (dim >= 4) each_of<4>(dim, f);
+  else each_of<1>(dim, f);
+}
+
+template <template <int> class Reader>
+void decode_by(const uint8_t* row, int64_t dim, float* to) {
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    store<W>(to + at, Reader<W>(row, dim)(at));
+  });
+}
+
+// A row as its rule begins with it.
+void decode(const Level& level, int64_t row, int64_t dim, float* to) {
+  const uint8_t* const from = level.row(row);
+  switch (level.format) {
+    case kFp32: return decode_by<Fp32>(from, dim, to);
+    case kFp16: return decode_by<Fp16>(from, dim, to);
+    case kBf16: return decode_by<Bf16>(from, dim, to);
+    case kInt8: return decode_by<Int8>(from, dim, to);
+    case kInt4: return decode_by<Int4>(from, dim, to);
+    case kSplitBf16: break;
+  }
+  const uint8_t* const low = level.low + row * dim * 2;
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    const I<W> high = converted<I<W>, W>(load_as<H<W>>(from + at * 2)) << 16;
+    store<W>(to + at, bits_as<V<W>>(I<W>(high | converted<I<W>, W>(load_as<H<W>>(low + at * 2)))));
+  });
+}
+
+// -- encoding --------------------------------------------------------------------------------------------------------
+
+INLINE uint64_t mixed(uint64_t x) {  // splitmix64: core/mixing.py
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  return x ^ x >> 31;
+}
+
+// The random numbers of a row's field: `noise` of kernels/rounding.py.
+struct Noise {
+  bool on;  // else to nearest
+  uint32_t low, high;
+  int64_t column;  // the first one
+  INLINE Noise() : on(false), low(0), high(0), column(0) {}
+  INLINE Noise(bool on, const Rounding& r, int64_t field, int64_t row, int64_t column) : on(on), column(column) {
+    const uint64_t key = mixed(static_cast<uint64_t>(r.row + row) +
+                               mixed((static_cast<uint64_t>(r.n) * 16 + field) ^ static_cast<uint64_t>(r.key)));
+    low = static_cast<uint32_t>(key);
+    high = static_cast<uint32_t>(key >> 32);
+  }
+  template <int W>
+  INLINE U<W> at(int64_t from) const {
+    static constexpr uint32_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    U<W> x = load_as<U<W>>(count) + static_cast<uint32_t>(column + from);
+    x = x * 0x9E3779B9u + low;
+    x = (x ^ x >> 16) * 0x21F0AAADu;
+    x = x ^ high;
+    x = (x ^ x >> 15) * 0x735A2D97u;
+    return x ^ x >> 15;
+  }
+};
+
+template <int W>
+INLINE I<W> truncated(const V<W>& x) {
+  return converted<I<W>, W>(x);
+}
+
+// A whole number near x, 0 <= x < 2^31: below or above, by `noise`.
+template <int W>
+INLINE I<W> whole(const V<W>& x, const U<W>& noise) {
+  const I<W> below = truncated<W>(x);
+  const V<W> rest = x - converted<V<W>, W>(below);
+  const I<W> up = bits_as<I<W>>(U<W>(noise >> 1)) < truncated<W>(rest * 0x1p31f) ? below + 1 : below;
+  return up;
+}
+
+// The same to nearest, halves to the even one, for 0 <= x <= 2^22.
+template <int W>
+INLINE I<W> nearest(const V<W>& x) {
+  return bits_as<I<W>>(V<W>(x + 0x1.8p23f)) - bits_as<int32_t>(0x1.8p23f);
+}
+
+template <int W>
+INLINE H<W> to_bf16(const V<W>& x, const Noise& noise, int64_t at) {
+  const I<W> bits = bits_as<I<W>>(x), size = bits & 0x7fffffff;
+  const I<W> quiet = size > 0x7f800000 ? (size | 0x00400000) : size;  // NaN stays NaN
+  I<W> made;
+  if (noise.on) {
+    const I<W> finite = size < 0x7f7f0000 ? size : quiet < 0x7f800000 ? I<W>{} + 0x7f7f0000 : quiet;
+    const I<W> random = bits_as<I<W>>(U<W>(noise.template at<W>(at) >> 16));
+    made = size < 0x7f800000 ? finite + random : finite;
+  } else {
+    made = size < 0x7f800000 ? size + 0x7fff + ((size >> 16) & 1) : quiet;
+  }
+  const I<W> high = ((made >> 16) & 0x7fff) | ((bits >> 16) & 0x8000);
+  return converted<H<W>, W>(high);
+}
+
+template <int W>
+INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
+  constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
+  const I<W> bits = bits_as<I<W>>(x), sign = (bits >> 16) & 0x8000;
+  I<W> size = bits & 0x7fffffff, normal, small;
+  if (noise.on) {
+    size = size > kMost && size < 0x7f800000 ? I<W>{} + kMost : size;
+    const U<W> random = noise.template at<W>(at);
+    normal = (size + bits_as<I<W>>(U<W>(random >> 19)) - kOne) >> 13;
+    small = whole<W>(bits_as<V<W>>(size < kLeast ? size : I<W>{}) * 0x1p24f, random);
+  } else {
+    normal = (size + 0xfff + ((size >> 13) & 1) - kOne) >> 13;
+    normal = normal > 0x7c00 ? I<W>{} + 0x7c00 : normal;
+    small = nearest<W>(bits_as<V<W>>(size < kLeast ? size : I<W>{}) * 0x1p24f);
+  }
+  I<W> made = size < kLeast ? small : normal;
+  made = size > 0x7f800000 ? I<W>{} + 0x7e00 : size == 0x7f800000 ? I<W>{} + 0x7c00 : made;
+  return converted<H<W>, W>(I<W>(made | sign));
+}
+
+// The least and the largest number of a row.
+INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
+  low = high = row[0];
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    float v[W];
+    store<W>(v, load<W>(row + at));
+    for (int w = 0; w < W; ++w) {
+      low = v[w] < low ? v[w] : low;
+      high = v[w] > high ? v[w] : high;
+    }
+  });
+}
+
+INLINE uint16_t half_of(float x) { return to_fp16<1>(x, Noise(), 0); }
+
+void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise) {
+  float low, high;
+  ends(from, dim, low, high);
+  const float range = high - low, scale = range / 255.0f, inverse = 255.0f / (range + 1e-8f);
+  const float step = scale > 0 ? scale : 1.0f;
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    const V<W> x = load<W>(from + at) - low;
+    I<W> codes;
+    if (noise.on) {
+      const V<W> steps = x / step;
+      codes = whole<W>(steps < 255.0f ? steps : V<W>{} + 255.0f, noise.template at<W>(at));
+    } else {
+      codes = nearest<W>(x * inverse);
+    }
+    store_as(to + at, converted<B<W>, W>(codes > 255 ? I<W>{} + 255 : codes));
+  });
+  store_as(to + dim, scale);
+  store_as(to + dim + 4, low);
+}
+
+void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise, float* scratch) {
+  float low, high;
+  ends(from, dim, low, high);
+  uint16_t bias = half_of(low), scale;
+  if (noise.on && from_fp16<1>(bias) > low)
+    bias = bias == 0 || bias == 0x8000 ? 0x8001 : bias & 0x8000 ? bias + 1 : bias - 1;
+  const float begin = from_fp16<1>(bias), range = high - begin;
+  scale = half_of((range == 0 ? 15.0f : range) / 15.0f);
+  if (noise.on) {
+    for (int i = 0; i < 2; ++i) scale += begin + 15.0f * from_fp16<1>(scale) < high;
+  } else if (!(from_fp16<1>(scale) != 0) || 1.0f / from_fp16<1>(scale) > __FLT_MAX__) {
+    scale = 0x3c00;  // 1
+  }
+  const float step = from_fp16<1>(scale), inverse = 1.0f / step;
+  uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    const V<W> x = load<W>(from + at) - begin;
+    I<W> made;
+    if (noise.on) {
+      const V<W> steps = x / step;
+      made = whole<W>(steps < 15.0f ? steps : V<W>{} + 15.0f, noise.template at<W>(at));
+    } else {
+      const V<W> steps = x * inverse, most = steps < 15.0f ? steps : V<W>{} + 15.0f;
+      made = nearest<W>(most > 0.0f ? most : V<W>{});
+    }
+    store_as(codes + at, converted<B<W>, W>(made));
+  });
+  codes[dim] = 0;
+  const int64_t pairs = (dim + 1) / 2;
+  for (int64_t p = 0; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
+  store_as(to + pairs, scale);
+  store_as(to + pairs + 2, bias);
+}
+
+// A row after its rule. scratch: of at least dim + 1 bytes.
+void encode(const Level& level, int64_t row, int64_t dim, const Rounding& rounding, const float* from, float* scratch) {
+  uint8_t* const to = level.row(row);
+  const Noise noise(level.stochastic, rounding, 0, row, rounding.column);
+  switch (level.format) {
+    case kFp32: __builtin_memcpy(to, from, dim * 4); return;
+    case kFp16:
+      return each(dim, [&](auto lanes, int64_t at) {
+        constexpr int W = decltype(lanes)::width;
+        store_as(to + at * 2, to_fp16<W>(load<W>(from + at), noise, at));
+      });
+    case kBf16:
+      return each(dim, [&](auto lanes, int64_t at) {
+        constexpr int W = decltype(lanes)::width;
+        store_as(to + at * 2, to_bf16<W>(load<W>(from + at), noise, at));
+      });
+    case kInt8: return encode_int8(from, dim, to, noise);
+    case kInt4: return encode_int4(from, dim, to, noise, scratch);
+    case kSplitBf16: break;
+  }
+  uint8_t* const low = level.low + row * dim * 2;
+  each(dim, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    const I<W> bits = load_as<I<W>>(from + at);
+    store_as(to + at * 2, converted<H<W>, W>(I<W>((bits >> 16) & 0xffff)));
+    store_as(low + at * 2, converted<H<W>, W>(I<W>(bits & 0xffff)));
+  });
+}
+
+// -- state in bf16 ---------------------------------------------------------------------------------------------------
+
+INLINE void decode_state(const uint16_t* from, int64_t count, float* to) {
+  each(count, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    store<W>(to + at, from_bf16<W>(load_as<H<W>>(from + at)));
+  });
+}
+
+INLINE void encode_state(const float* from, int64_t count, const Noise& noise, uint16_t* to) {
+  each(count, [&](auto lanes, int64_t at) {
+    constexpr int W = decltype(lanes)::width;
+    store_as(to + at, to_bf16<W>(load<W>(from + at), noise, at));
+  });
+}

@@ -1,0 +1,204 @@
+"""Rows of every format through every operator: both kernels do what the formats say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow.core.config import Family
+from sparrow.kernels import embedding_bag
+from sparrow.kernels.embedding_bag import Tables, bags_of
+from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
+from tests.kernels.embedding_bag.cases import (
+    DIMS,
+    RULES,
+    SHAPES,
+    Shape,
+    assert_same,
+    build,
+    built,
+    looked_up,
+    updated,
+)
+
+FAMILY = Family("sparrow.kernels.formats")
+
+
+def every_format() -> dict[str, RowFormat]:
+    found = {}
+    for name in FAMILY.names():
+        config: Any = FAMILY.config(name)
+        found[name] = config()
+        if config().rounding == "stochastic":
+            found[f"{name}, nearest"] = config(rounding="nearest")
+    return found
+
+
+FORMATS = every_format()
+each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
+
+
+@built
+@each_format
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_dim(dim: int, format: RowFormat) -> None:
+    call = build(SHAPES["everything"], [dim] * 3, sgd.Config(lr=0.1), format=format, levels=2)
+    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), f"dim {dim}")
+    for fused in (True, False):
+        found, expected = updated(call, "cpp", fused=fused), updated(call, "reference", fused=fused)
+        torch.testing.assert_close(found.pop("gradients of weights_N"), expected.pop("gradients of weights_N"))
+        assert_same(found, expected, f"dim {dim}")
+
+
+@built
+@each_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape(shape: str, format: RowFormat) -> None:
+    call = build(SHAPES[shape], [6, 20, 5], sgd.Config(lr=0.1), format=format)
+    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), shape)
+
+
+@built
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES)
+@each_format
+def test_every_rule(format: RowFormat, rule: str, state: torch.dtype) -> None:
+    """The kernels differ in the last bit before they round, so that a number in some thousands is rounded otherwise."""
+    call = build(Shape(keys=([2] * 300,), rows=(200,)), [24], RULES[rule], format=format, state=state)
+    found, expected = (updated(call, impl) for impl in ("cpp", "reference"))
+    step = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}.get(format.cpp() or "", 1e-5)
+    for t, table in enumerate(call.tables):
+        for values in (found, expected):
+            for field in table.levels[0].payload:
+                table.levels[0].payload[field].copy_(values[f"weight {field} of table {t}, level 0"])
+            values["decoded"] = format.exact(table.levels[0].payload, table.dim)
+    apart = (found["decoded"] - expected["decoded"]).abs()
+    assert apart.max() <= step and (apart > 1e-4).double().mean() < 0.02
+    for name in expected:
+        if name.startswith("state"):
+            torch.testing.assert_close(
+                found[name], expected[name], rtol=2**-7 if state == torch.bfloat16 else 2e-5, atol=1e-6
+            )
+        if name.startswith("touched"):
+            assert torch.equal(found[name], expected[name])
+
+
+@built
+@each_format
+@pytest.mark.parametrize("processor", ["avx2", "portable"])
+def test_every_processor(processor: str, format: RowFormat) -> None:
+    from sparrow.kernels.embedding_bag import cpp
+
+    calls = [
+        build(SHAPES["everything"], [dim] * 3, rule, format=format, state=state)
+        for dim in (1, 5, 16, 31, 130)
+        for rule in (rowwise_adagrad.Config(), adam.Config())
+        for state in (torch.float32, torch.bfloat16)
+    ]
+    best = [(looked_up(call, "cpp"), updated(call, "cpp")) for call in calls]
+    try:
+        cpp.processor(processor)
+    except ValueError:
+        pytest.skip(f"no {processor} here")
+    try:
+        for call, (out, after) in zip(calls, best, strict=True):
+            assert_same(looked_up(call, "cpp"), out, processor)
+            assert_same(updated(call, "cpp"), after, processor)
+    finally:
+        cpp.processor("best")
+
+
+@each_format
+@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat) -> None:
+    call = build(Shape(keys=([1] * 4,), rows=(4,)), [9], sgd.Config(lr=0.1), format=format)
+    grad_UD = torch.full((4, 9), 0.5)
+    grad_UD[1, 3], grad_UD[2, 0] = torch.nan, 1e30
+    before = call.copied().content()
+    rows_U = torch.arange(4)
+    embedding_bag.update_rows(call.tables, [(rows_U, grad_UD)], call.lr_T, 3, impl=impl)
+    after = call.content()
+    for name in after:
+        if name.startswith("weight"):
+            assert torch.equal(after[name][1:3], before[name][1:3])
+            assert not torch.equal(after[name][0], before[name][0]) or "weight" not in name.split()[1]
+        if name.startswith("touched"):
+            assert after[name].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+def test_split_bf16_trains_as_fp32(impl: Any) -> None:
+    """For equal gradients; what is looked up is the truncated half."""
+    whole = build(SHAPES["several tables"], [16, 5, 40], rowwise_adagrad.Config(lr=0.1))
+    split = replace(
+        whole,
+        tables=build(
+            SHAPES["several tables"], [16, 5, 40], rowwise_adagrad.Config(lr=0.1), format=FORMATS["split_bf16"]
+        ).tables,
+    )
+    for n in range(3):
+        for call in (whole, split):
+            embedding_bag.fused_update(call.tables, call.grads, call.bags, call.lr_T, n, impl=impl)
+    for one, other in zip(whole.tables, split.tables, strict=True):
+        level = other.levels[0]
+        exact_RD = one.levels[0].payload["weight"]
+        assert torch.equal(level.format.exact(level.payload, other.dim), exact_RD)
+        high_RD = (exact_RD.view(torch.int32) & ~0xFFFF).view(torch.float32)
+        assert torch.equal(level.format.decode(level.payload, other.dim), high_RD)
+        bags = bags_of(torch.arange(other.rows), torch.arange(other.rows + 1))
+        assert torch.equal(embedding_bag.lookup(Tables([other]), bags, impl=impl)[0], high_RD)
+
+
+@built
+@each_format
+def test_bits_depend_on_update_table_row_and_column_alone(format: RowFormat) -> None:
+    """A part of a table, cut by rows, is updated as the whole is; another update has other bits."""
+    call = build(Shape(keys=([1] * 40,), rows=(40,)), [24], sgd.Config(lr=0.1), format=format)
+    whole = call.tables[0]
+    grad_UD = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+    found = []
+    for n in (5, 5, 6):
+        tables = call.copied().tables
+        embedding_bag.update_rows(tables, [(torch.arange(40), grad_UD)], call.lr_T, n)
+        found.append(tables[0].levels[0].payload["weight"])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2]) == (format.rounding == "nearest")
+    level = call.copied().tables[0].levels[0]
+    part = replace(
+        level,
+        payload={name: t[10:25] for name, t in level.payload.items()},
+        touched_R=level.touched_R[10:25],
+    )
+    table = replace(whole, levels=(part,), rows=15, place=(whole.place[0] + 10, whole.place[1]))
+    embedding_bag.update_rows(Tables([table]), [(torch.arange(15), grad_UD[10:25])], call.lr_T, 5)
+    assert torch.equal(part.payload["weight"], found[0][10:25])
+
+
+def test_columns_have_numbers_of_their_own() -> None:
+    """A part that is cut by columns takes those of its columns."""
+    for name in ("fp16", "bf16"):
+        format = FORMATS[name]
+        call = build(Shape(keys=([1] * 40,), rows=(40,)), [24], sgd.Config(lr=0.1), format=format)
+        whole, level = call.tables[0], call.copied().tables[0].levels[0]
+        grad_UD = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
+        part = replace(level, payload={"weight": level.payload["weight"][:, 8:].contiguous()})
+        table = replace(whole, levels=(part,), dim=16, place=(whole.place[0], whole.place[1] + 8))
+        embedding_bag.update_rows(Tables([table]), [(torch.arange(40), grad_UD[:, 8:])], call.lr_T, 5)
+        embedding_bag.update_rows(call.tables, [(torch.arange(40), grad_UD)], call.lr_T, 5)
+        assert torch.equal(part.payload["weight"], whole.levels[0].payload["weight"][:, 8:])
+
+
+@built
+def test_wrong_rows_are_refused() -> None:
+    call = build(SHAPES["sum"], [16], sgd.Config(), format=FORMATS["int8"])
+    table = call.tables[0]
+    level = replace(table.levels[0], payload={"weight": table.levels[0].payload["weight"][:, :20].contiguous()})
+    with pytest.raises(ValueError, match="rows of 20 entries, expected 24 for 16 columns"):
+        embedding_bag.lookup(Tables([replace(table, levels=(level,))]), call.bags, impl="cpp")
+    level = replace(table.levels[0], format=fp32.Config())
+    with pytest.raises(ValueError, match="weight_RD: expected a contiguous tensor"):
+        embedding_bag.lookup(Tables([replace(table, levels=(level,))]), call.bags, impl="cpp")
