@@ -1,4 +1,4 @@
-// The inner loops, on plain pointers: processors.cpp includes this file once for each kind of processor, inside a
+// The inner loops, on plain pointers: loops_*.cpp include this file, each for a kind of processor, inside a nameless
 // namespace and under that processor's compiler flags. Nothing of the standard library is used here: a function shared
 // between the namespaces could be kept in the variant that this processor cannot run.
 //

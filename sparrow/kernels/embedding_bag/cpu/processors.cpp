@@ -1,7 +1,7 @@
-// The inner loops, compiled once for each kind of processor, and the choice among them at run time.
+// The choice at run time among the inner loops, which loops_*.cpp compile for each kind of processor.
 //
-// Wheels are built on one machine and run on another, so the compiler's own flags stay those of any processor and only
-// what stands between the pragmas uses wider vectors.
+// Wheels are built on one machine and run on another, so the compiler's own flags stay those of any processor. Only
+// what stands between the pragmas of those files uses wider vectors.
 
 #include "processors.h"
 
@@ -13,38 +13,6 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-namespace portable {
-#include "loops.h"
-}
-
-#if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2")
-#endif
-namespace avx2 {
-#include "loops.h"
-}
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq"))), apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq")
-#endif
-namespace avx512 {
-#include "loops.h"
-}
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
-
 struct Processor {
   const char* name;
   const Loops* loops;
@@ -55,12 +23,12 @@ const std::vector<Processor>& processors() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   static const std::vector<Processor> all{
-      {"avx512", &avx512::loops,
+      {"avx512", avx512_loops(),
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")},
-      {"avx2", &avx2::loops, static_cast<bool>(__builtin_cpu_supports("avx2"))},
-      {"portable", &portable::loops, true}};
+      {"avx2", avx2_loops(), static_cast<bool>(__builtin_cpu_supports("avx2"))},
+      {"portable", portable_loops(), true}};
 #else
-  static const std::vector<Processor> all{{"portable", &portable::loops, true}};
+  static const std::vector<Processor> all{{"portable", portable_loops(), true}};
 #endif
   return all;
 }
