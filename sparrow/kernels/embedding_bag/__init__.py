@@ -114,6 +114,18 @@ def fused_update(
     _implementation(impl, bags.slots_N, tables).fused_update(tables, grads, bags, lr_T, n)
 
 
+@torch.no_grad()
+def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor, *, impl: Impl = "auto") -> None:
+    """Copy row records of a table to other slots, in the format of their level. No slot is both left and entered.
+
+    Args:
+        tables: one table.
+        from_U, to_U: slots, int64 [U]; none of `to_U` twice.
+        impl: see `sparrow.kernels`.
+    """
+    _implementation(impl, from_U, tables).copy_rows(tables, from_U, to_U)
+
+
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
     """Returns for each key how many of its slots are outside [0, rows), int64 [keys].
 
@@ -136,6 +148,7 @@ __all__ = [
     "Table",
     "Tables",
     "bags_of",
+    "copy_rows",
     "count_outside",
     "fp32_table",
     "fused_update",

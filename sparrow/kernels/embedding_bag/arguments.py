@@ -22,13 +22,15 @@ POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
 class Rows:
     """Row records that lie together: the fields of the format, those of the rule, and a byte that says "touched".
 
-    payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 if the row was ever updated.
+    payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 if the row was ever updated. changed_R: int32
+    [R], the number of the row's last update, 0 for none since it was copied here; None where nobody asks.
     """
 
     format: RowFormat
     payload: dict[str, Tensor]
     touched_R: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
+    changed_R: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -96,6 +98,12 @@ class Tables(tuple[Table, ...]):
     def touched(self) -> list[Tensor]:
         """Every level's touched bytes."""
         return [level.touched_R for level in self.levels]
+
+    @cached_property
+    def changed(self) -> list[Tensor]:
+        """Every level's numbers of last updates; empty where nobody asks."""
+        none = torch.empty(0, dtype=torch.int32)
+        return [none if level.changed_R is None else level.changed_R for level in self.levels]
 
     @cached_property
     def state(self) -> list[Tensor]:

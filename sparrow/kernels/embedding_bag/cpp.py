@@ -37,13 +37,18 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Ten
 def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int) -> None:
     """See `reference.update_rows`."""
     rows, grads = [rows_U.contiguous() for rows_U, _ in gradients], [grad_UD.contiguous() for _, grad_UD in gradients]
-    ops.update_rows(*_payload(tables), tables.state, tables.touched, rows, grads, *_rules(tables, lr_T, n))
+    ops.update_rows(*_records(tables), rows, grads, *_rules(tables, lr_T, n))
 
 
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int) -> None:
     """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists."""
     sides, batch = _sides(grads), _batch(bags)
-    ops.fused_update(*_payload(tables), tables.state, tables.touched, sides, *batch, *_rules(tables, lr_T, n))
+    ops.fused_update(*_records(tables), sides, *batch, *_rules(tables, lr_T, n))
+
+
+def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
+    """See `reference.copy_rows`."""
+    ops.copy_rows(*_records(tables), from_U, to_U, *_rules(tables, torch.zeros(1), 0))
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -60,6 +65,10 @@ def processor(name: str = "") -> str:
 
 def _payload(tables: Tables) -> tuple[Any, ...]:
     return tables.payload, tables.formats, tables.level_counts, tables.dims
+
+
+def _records(tables: Tables) -> tuple[Any, ...]:
+    return *_payload(tables), tables.state, tables.touched, tables.changed
 
 
 def _rules(tables: Tables, lr_T: Tensor, n: int) -> tuple[Any, ...]:

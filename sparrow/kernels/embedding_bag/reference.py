@@ -86,11 +86,44 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
             first += count
 
 
+def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
+    """The record in slot from_u to slot to_u of the one table; what is rounded takes the number of its last update."""
+    (table,) = tables
+    first = 0
+    for level in table.levels:
+        here_U = (from_U >= first) & (from_U < first + level.count)
+        n_V = torch.zeros(int(here_U.sum()), dtype=torch.int64)
+        rows_V = from_U[here_U] - first
+        values_VD = level.format.exact({name: t[rows_V] for name, t in level.payload.items()}, table.dim)
+        state = {name: t[rows_V].float() for name, t in level.state.items()}
+        n_V = n_V if level.changed_R is None else level.changed_R[rows_V].long()
+        before = 0
+        for target in table.levels:
+            into_V = (to_U[here_U] >= before) & (to_U[here_U] < before + target.count)
+            rows_W = to_U[here_U][into_V] - before
+            kept = {name: t[into_V] for name, t in state.items()}
+            _write(table, target, rows_W, values_VD[into_V], kept, n_V[into_V])
+            target.touched_R[rows_W] = level.touched_R[rows_V][into_V]
+            if target.changed_R is not None:
+                target.changed_R[rows_W] = 0
+            before += target.count
+        first += level.count
+
+
 def _update_level(table: Table, level: Rows, rows_V: Tensor, grad_VD: Tensor, lr: Tensor, n: int) -> None:
     state = {name: tensor[rows_V] for name, tensor in level.state.items()}
     state = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state.items()}
     values_VD = level.format.exact({name: tensor[rows_V] for name, tensor in level.payload.items()}, table.dim)
     values_VD, state = regularized_update(table.rule, values_VD, state, grad_VD, lr)
+    _write(table, level, rows_V, values_VD, state, n)
+    if level.changed_R is not None:
+        level.changed_R[rows_V] = n
+
+
+def _write(
+    table: Table, level: Rows, rows_V: Tensor, values_VD: Tensor, state: dict[str, Tensor], n: Tensor | int
+) -> None:
+    """Write some rows of a level, rounded as it stores them."""
     first_row, first_column = table.place
     columns = (first_column, first_column + table.dim)
     noise_VD = None

@@ -99,7 +99,8 @@ Tables::Tables(const std::vector<Tensor>& payload, const std::vector<std::string
       }
       table.rows += rows.size(0);
       levels.push_back(level);
-      check(level.format == table.levels->format, "formats: the levels of a table differ; use impl='reference'");
+      check(l == 0 || level.format == table.levels[l - 1].format || (l == 1 && table.levels->format == kFp32),
+            "formats: only the first level of a table may be fp32 where others are not; use impl='reference'");
     }
     check(table.rows <= kMax, "more than 2**32 rows in a table; use impl='reference'");
     Level end{};
@@ -112,12 +113,13 @@ Tables::Tables(const std::vector<Tensor>& payload, const std::vector<std::string
 
 void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
                        const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                       const std::vector<int64_t>& rounding, int64_t n) {
+                       const std::vector<Tensor>& changed, const std::vector<int64_t>& rounding, int64_t n) {
   const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
   check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
             numbers.size() == kNumbers * all.size(),
         "rules: expected a name, a learning rate and ", kNumbers, " numbers for each of ", all.size(), " tables");
   check(rounding.size() == 3 * all.size() + touched.size(), "rounding: expected 3 numbers a table and one a level");
+  check(changed.size() == touched.size(), "changed_R: expected one for each level");
   size_t s = 0, w = 0;
   for (size_t t = 0; t < all.size(); ++t) {
     Table& table = all[t];
@@ -128,6 +130,8 @@ void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T
       const int64_t rows = std::min(level[1].first, table.rows) - level->first;
       check(w < touched.size() && touched[w].numel() == rows, "touched_R: expected ", rows, " rows");
       level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
+      check(changed[w].numel() == 0 || changed[w].numel() == rows, "changed_R: expected ", rows, " rows or none");
+      level->changed = changed[w].numel() ? data<int32_t>(changed[w], ScalarType::Int, 1, "changed_R") : nullptr;
       level->stochastic = rounding[3 * all.size() + w] != 0;
       level->narrow = table.rule.fields > 0 && s < state.size() && state[s].scalar_type() == ScalarType::BFloat16;
       for (int field = 0; field < table.rule.fields; ++field, ++s) {
@@ -230,22 +234,32 @@ int64_t Batch::work(const std::vector<Table>& tables) const {
   return floats;
 }
 
+Places places_of(const Table& table, const uint8_t* const* rows) {
+  const Level* last = table.levels;  // all levels after the first are alike
+  while (last[1].first < table.rows) ++last;
+  return {last->format, last->format != table.levels->format, last->bytes, rows};
+}
+
 bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows) {
   if (!batch.within(begin, end, table.rows)) return false;
   batch.with_slots([&](const auto* slots) {
-    const int64_t count = end - begin, bytes = table.levels[0].bytes;
+    const int64_t count = end - begin;
+    const Places places = places_of(table, rows);
     slots += begin;
     if (table.levels[1].first >= table.rows) {
       const uint8_t* all = table.levels[0].rows;
-      for (int64_t n = 0; n < count; ++n) rows[n] = all + slots[n] * bytes;
+      for (int64_t n = 0; n < count; ++n) rows[n] = all + slots[n] * places.bytes;
     } else {
       for (int64_t n = 0; n < count; ++n) {
         const Level& level = table.level_of(slots[n]);
         rows[n] = level.row(slots[n] - level.first);
+        if (places.mixed && &level == table.levels)
+          rows[n] = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(rows[n]) | kFrame);
       }
     }
-    for (int64_t n = 0; n < std::min(count, ahead_of(bytes, bytes >= kFarLookup)); ++n)
-      for (int64_t b = 0; b < bytes && b < 1024; b += 64) PREFETCH(rows[n] + b);
+    for (int64_t n = 0; n < std::min(count, ahead_of(places.bytes, places.bytes >= kFarLookup)); ++n)
+      for (int64_t b = 0; b < places.bytes && b < 1024; b += 64)
+        PREFETCH(reinterpret_cast<const void*>((reinterpret_cast<uintptr_t>(rows[n]) & ~kFrame) + b));
   });
   return true;
 }

@@ -18,7 +18,9 @@
 #define BATCH \
   "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
 #define PAYLOAD "Tensor[] payload, str[] formats, int[] levels, int[] dims"
-#define TABLES "Tensor(a!)[] payload, str[] formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched"
+#define TABLES                                                                                                \
+  "Tensor(a!)[] payload, str[] formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched, " \
+  "Tensor(d!)[] changed"
 #define RULES "str[] rules, Tensor lr, float[] numbers, int[] rounding, int n"
 
 namespace sparrow::embedding_bag {
@@ -48,7 +50,7 @@ struct Tables {
   // rounding: three numbers of each table, then one of each level; n: of this update
   void set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
                  const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                 const std::vector<int64_t>& rounding, int64_t n);
+                 const std::vector<Tensor>& changed, const std::vector<int64_t>& rounding, int64_t n);
 
   int64_t count() const { return static_cast<int64_t>(all.size()); }
   const Table& operator[](int64_t t) const { return all[t]; }
@@ -149,6 +151,9 @@ struct Batch {
   // Floats that a lookup reads and writes.
   int64_t work(const std::vector<Table>& tables) const;
 };
+
+// How the rows of a table are looked up, at such addresses.
+Places places_of(const Table& table, const uint8_t* const* rows);
 
 // The addresses of the rows of lookups [begin, end), the first of them already asked for. False: one is outside.
 bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows);

@@ -144,6 +144,24 @@ struct Int4 {
   }
 };
 
+INLINE const uint8_t* address_of(const uint8_t* row) {
+  return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(row) & ~kFrame);
+}
+
+// Rows of which some are fp32: see `Places`.
+template <template <int> class Other>
+struct Mixed {
+  template <int W>
+  struct Reader {
+    const bool is_frame;
+    const uint8_t* row;
+    const int64_t dim;
+    INLINE Reader(const uint8_t* row, int64_t dim)
+        : is_frame(reinterpret_cast<uintptr_t>(row) & kFrame), row(address_of(row)), dim(dim) {}
+    INLINE V<W> operator()(int64_t at) const { return is_frame ? Fp32<W>(row, dim)(at) : Other<W>(row, dim)(at); }
+  };
+};
+
 // Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
 template <int W>
 struct Lanes {

@@ -43,9 +43,7 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::vector
     const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
     const uint8_t** found = rows[worker].get();
     if (!find_rows(batch, table, from, to, found)) return;
-    const Pool p{table.levels->format,
-                 table.levels->bytes,
-                 found,
+    const Pool p{places_of(table, found),
                  to - from,
                  batch.offsets + f.first + begin,
                  end - begin,

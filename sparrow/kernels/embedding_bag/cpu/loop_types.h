@@ -54,6 +54,7 @@ struct Level {
   void* state[kFields];
   bool narrow;  // state is bf16; else fp32
   uint8_t* touched;
+  int32_t* changed;  // null, or for each row the number of the last update that changed it
 
   INLINE uint8_t* row(int64_t r) const { return rows + r * bytes; }
   INLINE bool is_plain() const { return format == kFp32 && !narrow; }
@@ -72,11 +73,18 @@ struct Table {
   }
 };
 
-// Lookups of some bags of a feature, whose rows are found.
-struct Pool {
+// Where the rows of lookups are. Where `mixed`, an address with the bit kFrame is that of a row of fp32.
+struct Places {
   Format format;
+  bool mixed;
   int64_t bytes;  // of a row
   const uint8_t* const* rows;
+};
+constexpr uintptr_t kFrame = uintptr_t{1} << (sizeof(uintptr_t) * 8 - 2);  // no address has it
+
+// Lookups of some bags of a feature, whose rows are found.
+struct Pool {
+  Places at;
   int64_t count;
   const int64_t* offsets;
   int64_t bags;
@@ -89,9 +97,7 @@ struct Pool {
 
 // Lookups of one bag, whose weights want their gradients.
 struct Dots {
-  Format format;
-  int64_t bytes;  // of a row
-  const uint8_t* const* rows;
+  Places at;
   int64_t count;
   const float* grad;
   float scale;
@@ -147,6 +153,14 @@ struct Update {
   float* scratch;
 };
 
+// Rows of a table that are copied to other slots, from one level to another.
+struct Copies {
+  const Table* table;
+  const int64_t *from, *to;  // slots
+  int64_t begin, end;
+  float* scratch;
+};
+
 // The loops of one kind of processor.
 struct Loops {
   void (*pool)(const Pool&);
@@ -154,6 +168,7 @@ struct Loops {
   void (*dots)(const Dots&);
   void (*reduce)(const Reduce&);
   void (*update)(const Update&);
+  void (*move)(const Copies&);
 };
 
 }  // namespace sparrow::embedding_bag

@@ -261,6 +261,7 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   }
   if (rule.max_norm > 0) limit(shape, w, rule.max_norm);
   write(shape, w, weight);
+  if (level.changed) level.changed[row] = static_cast<int32_t>(table.rounding.n);
   if (!is_plain) pack(level, rule, table.rounding, row, shape.dim, weight);
 }
 
@@ -282,19 +283,19 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
 
 template <template <int> class Reader, int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = p.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(p.bytes, far);
-  const uint8_t* const* row = p.rows;
-  const uint8_t* const* const end = p.rows + p.count;
+  const bool far = p.at.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(p.at.bytes, far);
+  const uint8_t* const* row = p.at.rows;
+  const uint8_t* const* const end = p.at.rows + p.count;
   for (int64_t b = 0; b < p.bags; ++b) {
     Vectors<W, K> sum(p.scratch);
     EACH(k) sum[k] = V<W>{};
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const uint8_t* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) prefetch(row[ahead], p.bytes, far);
+      if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes, far);
       const Reader<W> values(*row, shape.dim);
       if (p.weights) {
-        const float weight = p.weights[row - p.rows];
+        const float weight = p.weights[row - p.at.rows];
         EACH(k) sum[k] += values(shape.at(k)) * weight;
       } else {
         EACH(k) sum[k] += values(shape.at(k));
@@ -310,11 +311,11 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
 
 template <template <int> class Reader, int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = p.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(p.bytes, far);
+  const bool far = p.at.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(p.at.bytes, far);
   for (int64_t n = 0; n < p.count; ++n) {
-    if (n + ahead < p.count) prefetch(p.rows[n + ahead], p.bytes, far);
-    const Reader<W> values(p.rows[n], shape.dim);
+    if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes, far);
+    const Reader<W> values(p.at.rows[n], shape.dim);
     const float weight = p.weights ? p.weights[n] : 1.0f;
     EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values(shape.at(k)) * weight);
   }
@@ -323,11 +324,11 @@ INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
 template <template <int> class Reader, int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
-  const bool far = d.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(d.bytes, far);
+  const bool far = d.at.bytes >= kFarLookup;
+  const int64_t ahead = ahead_of(d.at.bytes, far);
   for (int64_t n = 0; n < d.count; ++n) {
-    if (n + ahead < d.count) prefetch(d.rows[n + ahead], d.bytes, far);
-    const Reader<W> values(d.rows[n], shape.dim);
+    if (n + ahead < d.count) prefetch(address_of(d.at.rows[n + ahead]), d.at.bytes, far);
+    const Reader<W> values(d.at.rows[n], shape.dim);
     EACH(k) a[k] = values(shape.at(k));
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
@@ -400,16 +401,34 @@ INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
     default: return F(arguments, Shape<16, 0>{dim});                                           \
   }
 
+// The same for rows in fewer bits, with fewer shapes, since there are many formats.
+#define FOR_FEW_SHAPES(F, arguments, dim)                \
+  switch (dim) {                                         \
+    case 16: return F(arguments, Shape<16, 1>{dim});     \
+    case 32: return F(arguments, Shape<16, 2>{dim});     \
+    case 64: return F(arguments, Shape<16, 4>{dim});     \
+    case 128: return F(arguments, Shape<16, 8>{dim});    \
+  }                                                      \
+  if (dim >= 16) return F(arguments, Shape<16, 0>{dim}); \
+  if (dim >= 8) return F(arguments, Shape<8, 0>{dim});   \
+  if (dim >= 4) return F(arguments, Shape<4, 0>{dim});   \
+  return F(arguments, Shape<1, 0>{dim});
+
 // Calls F for the format of rows.
-#define FOR_FORMAT(F, arguments)                                  \
-  switch (arguments.format) {                                     \
-    case kFp32: FOR_SHAPE(F<Fp32>, arguments, arguments.dim)      \
-    case kFp16: FOR_SHAPE(F<Fp16>, arguments, arguments.dim)      \
-    case kBf16:                                                   \
-    case kSplitBf16: FOR_SHAPE(F<Bf16>, arguments, arguments.dim) \
-    case kInt8: FOR_SHAPE(F<Int8>, arguments, arguments.dim)      \
-    case kInt4: FOR_SHAPE(F<Int4>, arguments, arguments.dim)      \
+#define FOR_FORMAT(F, arguments)                             \
+  switch (arguments.at.format) {                             \
+    case kFp32: FOR_SHAPE(F<Fp32>, arguments, arguments.dim) \
+    case kFp16: EITHER(F, Fp16, arguments)                   \
+    case kBf16:                                              \
+    case kSplitBf16: EITHER(F, Bf16, arguments)              \
+    case kInt8: EITHER(F, Int8, arguments)                   \
+    case kInt4: EITHER(F, Int4, arguments)                   \
   }
+#define EITHER(F, Codec, arguments)                                            \
+  if (arguments.at.mixed) {                                                    \
+    FOR_FEW_SHAPES(F<Mixed<Codec>::template Reader>, arguments, arguments.dim) \
+  }                                                                            \
+  FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
 
 void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
 void copy(const Pool& p) { FOR_FORMAT(copy_shape, p) }
@@ -417,7 +436,41 @@ void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
 void reduce(const Reduce& r) { FOR_SHAPE(reduce_shape, r, r.table->dim) }
 void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
 
-const Loops loops{pool, copy, dots, reduce, update};
+// Rows copied from level to level, in the format of each; what is rounded takes the number of the row's last update.
+void move(const Copies& m) {
+  const Table& table = *m.table;
+  for (int64_t i = m.begin; i < m.end; ++i) {
+    const Level &from = table.level_of(m.from[i]), &to = table.level_of(m.to[i]);
+    const int64_t source = m.from[i] - from.first, target = m.to[i] - to.first;
+    float* state[kFields];
+    if (from.is_plain()) {
+      __builtin_memcpy(m.scratch, from.row(source), table.dim * 4);
+      for (int field = 0; field < table.rule.fields; ++field)
+        state[field] = static_cast<float*>(from.state[field]) + source * (table.rule.wide[field] ? table.dim : 1);
+    } else {
+      unpack(from, table.rule, source, table.dim, m.scratch, state);
+    }
+    if (!to.narrow) {
+      for (int field = 0; field < table.rule.fields; ++field) {
+        const int64_t count = table.rule.wide[field] ? table.dim : 1;
+        __builtin_memcpy(static_cast<float*>(to.state[field]) + target * count, state[field], count * 4);
+      }
+    } else {
+      for (int field = 0; field < table.rule.fields; ++field)
+        __builtin_memmove(m.scratch + (1 + field) * kScratchRow(table.dim), state[field],
+                          (table.rule.wide[field] ? table.dim : 1) * 4);
+    }
+    Rounding rounding = table.rounding;
+    rounding.n = from.changed ? from.changed[source] : 0;
+    pack(to, table.rule, rounding, target, table.dim, m.scratch);
+    to.touched[target] = from.touched[source];
+    if (to.changed) to.changed[target] = 0;
+  }
+}
+
+const Loops loops{pool, copy, dots, reduce, update, move};
 #undef EACH
 #undef FOR_SHAPE
 #undef FOR_FORMAT
+#undef FOR_FEW_SHAPES
+#undef EITHER

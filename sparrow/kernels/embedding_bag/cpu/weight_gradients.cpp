@@ -44,8 +44,8 @@ Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tens
       for (int64_t b = begin; b < end; ++b) {
         const int64_t n = batch.lookup_of(f, b), count = batch.lookup_of(f, b + 1) - n;
         const float scale = f.pooling == kMean && count > 1 ? 1.0f / static_cast<float>(count) : 1.0f;
-        run.dots({table.levels->format, table.levels->bytes, found + n - from, count, f.vectors + b * f.stride, scale,
-                  out + n, table.dim, scratch[worker].get()});
+        run.dots({places_of(table, found + n - from), count, f.vectors + b * f.stride, scale, out + n, table.dim,
+                  scratch[worker].get()});
       }
     });
     waiting = std::move(later);
