@@ -88,7 +88,7 @@ def usage(
                 name=name,
                 dim=component.dim,
                 bytes_weight=component.bytes_values,
-                bytes_state=component.rows * component.bytes_row - component.bytes_values,
+                bytes_state=component.bytes_of(component.rows, component.dim) - component.bytes_values,
                 columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name]),
                 hits_R=hits[name],
             )

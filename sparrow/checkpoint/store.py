@@ -55,13 +55,15 @@ class Checkpoint:
     def chunks(self, places: Iterable[Place] | None = None) -> Iterator[Chunk]:
         """Yields the chunks of the tables, one file at a time; those of a row come in the order of their columns.
 
+        Caches come last.
+
         places: only chunks that overlap one of these places; by default all.
 
         Raises:
             UserError: when a file is damaged.
         """
         wanted = None if places is None else list(places)
-        for file, entry in sorted(self.files.items()):
+        for file, entry in sorted(self.files.items(), key=lambda item: (item[1].get("is_cache", False), item[0])):
             if "table" in entry:
                 rows, columns = entry["rows"], entry["columns"]
                 if wanted is not None and not any(
@@ -69,7 +71,8 @@ class Checkpoint:
                 ):
                     continue
                 fields = self._read(file)
-                yield Chunk(table=entry["table"], rows=tuple(rows), columns=tuple(columns), fields=fields)
+                place = {"table": entry["table"], "rows": tuple(rows), "columns": tuple(columns)}
+                yield Chunk(**place, fields=fields, is_cache=entry["is_cache"])
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """Raise UserError when this is a checkpoint of another model; it names the first difference."""
@@ -161,9 +164,10 @@ def save(
         for name, tensors in parts.items() if rank == 0 else ():
             files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
         for chunk in chunks:
-            file = f"table-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
+            kind = "cache" if chunk.is_cache else "table"
+            file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
             place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
-            files[file] = {**place, **_write(writing / file, chunk.fields)}
+            files[file] = {**place, "is_cache": chunk.is_cache, **_write(writing / file, chunk.fields)}
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             _sync(writing)

@@ -17,6 +17,7 @@ class Chunk:
         columns: the first column and the column after the last one, counted the same way.
         fields: name -> tensor with one entry per row in its first dimension: "weight" [rows, columns], the state of
             the rule such as "sum" [rows], and "touched" [rows].
+        is_cache: whether it has instead the frames of a cache over these rows, see `CachedStore.saved`.
 
     Raises:
         UserError: when a field has another number of rows.
@@ -26,10 +27,11 @@ class Chunk:
     rows: tuple[int, int]
     columns: tuple[int, int]
     fields: dict[str, Tensor]
+    is_cache: bool = False
 
     def __post_init__(self) -> None:
         count = self.rows[1] - self.rows[0]
-        for name, tensor in self.fields.items():
+        for name, tensor in self.fields.items() if not self.is_cache else ():
             if tensor.shape[0] != count:
                 raise UserError(
                     f"chunk of table {self.table!r}, field {name!r}: {tensor.shape[0]} rows where the range "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from sparrow.core.config import Family, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed
-from sparrow.embeddings.spec import State, TableSpec
+from sparrow.embeddings.spec import Cache, State, TableSpec
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
@@ -39,6 +39,7 @@ class Override:
     format: dict[str, Any] | None = None
     rule: dict[str, Any] | None = None
     state: State | None = None
+    cache: dict[str, Any] | None = None
     init_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +63,8 @@ class Override:
     def on(self, choices: TableChoices) -> TableChoices:
         """Returns the choices with what this override changes."""
         merged = to_dict(replace(choices, overrides=()))
+        if self.cache is not None:
+            merged["cache"] = {**merged["cache"], **self.cache}
         for part in ("addressing", "format", "rule"):
             change = getattr(self, part)
             if change is not None:
@@ -79,7 +82,8 @@ class TableChoices:
 
     addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
     format: how a row is stored. rule: how a row learns, with its learning rate. state: how what
-    the rule keeps of a row is stored; bf16 is rounded stochastically. init_scale: rows begin uniform in
+    the rule keeps of a row is stored; bf16 is rounded stochastically. cache: fp32 copies of the rows that
+    are used most. init_scale: rows begin uniform in
     +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default.
     overrides: for some tables, see `Override`; a later one changes what an earlier one made.
     """
@@ -88,6 +92,7 @@ class TableChoices:
     format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
     rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
+    cache: Cache = field(default_factory=Cache)
     init_scale: float | None = None
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
@@ -137,6 +142,7 @@ class TableChoices:
             format=chosen.format,
             rule=chosen.rule,
             state=chosen.state,
+            cache=chosen.cache,
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
         )
 

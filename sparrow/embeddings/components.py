@@ -190,6 +190,7 @@ class ComponentTables(nn.Module):
 
     def discard(self) -> None:
         """Forget the collected gradients."""
+        self._settle()
         self._pending = [[] for _ in self._pending]
 
     def scale_lr(self, factor: float) -> None:
@@ -245,7 +246,11 @@ class ComponentTables(nn.Module):
         return self._tables
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """Returns the outputs of a batch."""
+        """Returns the outputs of a batch. In training its rows enter their caches first."""
+        if self.training and self.mode != "off" and not self._slots_are_rows:
+            records = list(self.all_records())
+            for number, rows_N in self._rows_of(bags).items():
+                records[number].store.admit(rows_N, self.kernel_tables[number])
         return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags), impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
@@ -272,6 +277,7 @@ class ComponentTables(nn.Module):
             self.updates += 1
             slots = self._in_slots(bags)
             embedding_bag.fused_update(self.kernel_tables, grads, slots, self.lr_T, self.updates, impl=self.impl)
+            self._settle()
             self.changed()
         elif self.mode == "deferred":
             found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
@@ -297,6 +303,19 @@ class ComponentTables(nn.Module):
         parts = bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)])
         slots = [of_key[k].slots_of(part_N) if k in of_key else part_N for k, part_N in enumerate(parts)]
         return replace(bags, slots_N=torch.cat(slots))
+
+    def _rows_of(self, bags: Bags) -> dict[int, Tensor]:
+        """Returns number of a record -> the rows that a batch uses of it, for those with slots that are not rows."""
+        found: dict[int, list[Tensor]] = {}
+        records = list(self.all_records())
+        for number, key in sorted({(f.table, f.key) for f in bags.lookups}):
+            if not records[number].store.slots_are_rows:
+                found.setdefault(number, []).append(bags.slots_N[bags.bounds[key] : bags.bounds[key + 1]])
+        return {number: torch.cat(parts) for number, parts in found.items()}
+
+    def _settle(self) -> None:
+        for record in self.all_records():
+            record.store.settle()
 
     def _lookups(self, ids: KeyedJagged) -> Lookups:
         samples = [(f.pooling, ids.samples(f.name)) for f in self.features]

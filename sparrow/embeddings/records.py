@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
+from sparrow.embeddings.cached import CachedStore, new_store
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.store import At, RowStore, new_store
+from sparrow.embeddings.store import At, RowStore
 from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Table
-from sparrow.kernels.rounding import noise
+from sparrow.kernels.rounding import noise, to_bf16
 
 BLOCK = 1 << 16  # rows that are made at a time
 
@@ -56,6 +57,7 @@ class RowRecords(nn.Module):
         self.dim = self.columns[1] - self.columns[0]
         self.store: RowStore = new_store(component, self.rows, self.dim)
         self._key = philox.key_of(seed, component.name)
+        self.rounded = 0  # rows of loaded caches that found no frame here
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         if self.store.is_allocated:
             self._fill()
@@ -101,7 +103,12 @@ class RowRecords(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The values of all rows as lookups read them, float32 [R, D]. They are a view where they are stored so."""
-        return self.component.format.decode(self.fields, self.dim)
+        values_RD = self.component.format.decode(self.fields, self.dim)
+        if isinstance(self.store, CachedStore):
+            values_RD = values_RD.clone()
+            frames = self.store.saved()
+            values_RD[frames["row"].long()] = frames["weight"]
+        return values_RD
 
     @property
     def kernel_table(self) -> Table:
@@ -128,6 +135,11 @@ class RowRecords(nn.Module):
             place = (self.first_row + first, self.first_row + last)
             fields = self.store.read(slice(first, last))
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
+        if isinstance(self.store, CachedStore):
+            frames = self.store.saved()
+            frames["row"] = frames["row"].long() + self.first_row
+            place = (self.first_row, self.first_row + self.rows)
+            yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=frames, is_cache=True)
 
     def load_chunk(self, chunk: Chunk) -> int:
         """Overwrite what the chunk has of these rows and columns. Returns how many values that were.
@@ -135,6 +147,11 @@ class RowRecords(nn.Module):
         Raises:
             UserError: when range or fields do not fit the component.
         """
+        if chunk.is_cache:
+            self._put_frames(chunk, chunk.fields["row"])
+            if isinstance(self.store, CachedStore):
+                self.store.recount(chunk.fields["counts"], chunk.rows[0] - self.first_row)
+            return 0
         low, high = max(chunk.rows[0], self.first_row), min(chunk.rows[1], self.first_row + self.rows)
         here, there = (
             slice(low - self.first_row, high - self.first_row),
@@ -152,8 +169,58 @@ class RowRecords(nn.Module):
         Raises:
             UserError: when range or fields do not fit the component.
         """
+        if chunk.is_cache:
+            self._put_frames(chunk, to_N[chunk.fields["row"] - chunk.rows[0]])
+            return 0
         here_N = (to_N >= self.first_row) & (to_N < self.first_row + self.rows)
         return self._put(chunk, to_N[here_N] - self.first_row, here_N, int(here_N.sum()))
+
+    @torch.no_grad()
+    def _put_frames(self, chunk: Chunk, rows_U: Tensor) -> None:
+        """Take rows out of a saved cache. Those that find no frame here are rounded, with the number of their update.
+
+        Args:
+            chunk: the cache.
+            rows_U: the rows that its rows become, int64 [U], or less than 0 for none.
+        """
+        left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
+        here_U = (rows_U >= self.first_row) & (rows_U < self.first_row + self.rows)
+        if left >= right:
+            return
+        rows_V = rows_U[here_U] - self.first_row
+        fields = {name: tensor[here_U] for name, tensor in chunk.fields.items() if name not in ("batch", "counts")}
+        names = self.component.in_frames.fields
+        for name, field in names.items():
+            if field.across == "cut":
+                fields[name] = fields[name][:, left - chunk.columns[0] : right - chunk.columns[0]]
+        out_V = torch.ones(len(rows_V), dtype=torch.bool)
+        if isinstance(self.store, CachedStore) and (left, right) == self.columns:
+            out_V = self.store.restore(rows_V, fields, int(chunk.fields["batch"]))
+        if not out_V.any():
+            return
+        self.rounded += int(out_V.sum())
+        rows_V, fields = rows_V[out_V], {name: fields[name][out_V] for name in (*names, "changed")}
+        theirs = self._stored(fields, rows_V, (left, right), fields["changed"].long())
+        if right - left < self.dim:
+            self._merge(theirs, rows_V, right - left)
+        self.store.write(rows_V, theirs, slice(left - self.columns[0], right - self.columns[0]))
+
+    def _stored(
+        self, fields: Mapping[str, Tensor], rows_U: Tensor, columns: tuple[int, int], n_U: Tensor
+    ) -> dict[str, Tensor]:
+        """Returns rows of a cache as they are stored beneath it. n_U: the number of the last update of each."""
+        component, rows_U = self.component, rows_U + self.first_row
+        noise_UD = None
+        if component.format.rounding == "stochastic":
+            noise_UD = noise(self._key, 0, rows_U, columns, n_U)
+        found = {**component.format.encode(fields["weight"], noise_UD), "touched": fields["touched"]}
+        for number, (name, field) in enumerate(component.rule.fields(columns[1] - columns[0]).items(), 1):
+            found[name] = fields[name]
+            if component.state == "bf16":
+                wide_UC = fields[name].view(len(rows_U), -1)
+                place = columns if field.width is not None else (0, 1)
+                found[name] = to_bf16(wide_UC, noise(self._key, number, rows_U, place, n_U)).view_as(fields[name])
+        return found
 
     @torch.no_grad()
     def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:

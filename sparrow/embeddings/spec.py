@@ -10,7 +10,46 @@ import torch
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
 from sparrow.kernels.formats import Field, RowFormat, fp32
+from sparrow.kernels.row_cache import WAYS
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """fp32 frames for the rows that are used most. They belong to the table's values: rows that are out are rounded.
+
+    fraction: of the rows that have a frame at a time; or bytes: of all frames together. 0 of both is no cache. policy:
+    which row gives way, the one used least recently (lru) or least often (lfu, a byte a row more). protect: rows of
+    so many last batches never give way.
+    """
+
+    fraction: float = 0.0
+    bytes: int = 0
+    policy: Literal["lru", "lfu"] = "lru"
+    protect: int = 2
+
+    def __post_init__(self) -> None:
+        require(least=0, most=1, fraction=self.fraction)
+        require(least=0, bytes=self.bytes)
+        require(least=1, protect=self.protect)
+        if self.fraction and self.bytes:
+            raise UserError("cache: fraction and bytes are given; choose one")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are frames."""
+        return bool(self.fraction or self.bytes)
+
+    def frames(self, rows: int, frame_bytes: int) -> int:
+        """Returns how many frames there are: whole sets, one at least and as many as rows need at most.
+
+        Args:
+            rows: R.
+            frame_bytes: of one frame.
+        """
+        wanted = self.fraction * rows if self.fraction else self.bytes / frame_bytes
+        return WAYS * max(1, min(round(wanted / WAYS), -(-rows // WAYS)))
+
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -27,6 +66,7 @@ class Component:
         format: how a row is stored.
         rule: how a row learns.
         state: how the rule's state is stored; bf16 is rounded stochastically.
+        cache: fp32 frames for the rows that are used most.
         init_scale: rows begin uniform in +-init_scale.
     """
 
@@ -36,6 +76,7 @@ class Component:
     format: RowFormat = field(default_factory=fp32.Config)
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
+    cache: Cache = Cache()
     init_scale: float = 0.0
 
     def __post_init__(self) -> None:
@@ -63,6 +104,28 @@ class Component:
     def bytes_row(self) -> int:
         """Bytes of a row record."""
         return sum(field.bytes_row for field in self.fields.values())
+
+    @cached_property
+    def in_frames(self) -> Component:
+        """The same rows as frames of a cache hold them."""
+        return replace(self, format=fp32.Config(), state="fp32", cache=Cache())
+
+    def frame_fields(self, dim: int) -> dict[str, Field]:
+        """Returns the fields of a frame: those of a row, the row's number, its last batch and its last update."""
+        numbers = {name: Field(dtype=torch.int32, across="max") for name in ("tag", "stamp", "changed")}
+        return self.in_frames.fields_of(dim) | numbers
+
+    def frame_bytes(self, dim: int) -> int:
+        """Returns the bytes of a frame."""
+        return sum(field.bytes_row for field in self.frame_fields(dim).values())
+
+    def bytes_of(self, rows: int, dim: int) -> int:
+        """Returns the bytes of a part of the rows with `dim` columns, the frames of its cache among them."""
+        own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
+        if not self.cache.is_on:
+            return own
+        size = self.frame_bytes(dim)
+        return own + self.cache.frames(rows, size) * size + rows * (self.cache.policy == "lfu")
 
     @property
     def bytes_values(self) -> int:
@@ -97,6 +160,7 @@ class TableSpec:
         format: how a row is stored.
         rule: how a row learns.
         state: how the rule's state is stored, see `Component`.
+        cache: fp32 frames for the rows that are used most.
         init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
         oov_row: the id that stands for ids outside the table, which are counted. None makes them an error.
     """
@@ -107,6 +171,7 @@ class TableSpec:
     format: RowFormat = field(default_factory=fp32.Config)
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
+    cache: Cache = Cache()
     init_scale: float | None = None
     oov_row: int | None = None
 
@@ -126,6 +191,7 @@ class TableSpec:
                 format=self.format,
                 rule=self.rule,
                 state=self.state,
+                cache=self.cache,
                 init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
             )
             for part, rows, dim in self.addressing.components(self.dim)

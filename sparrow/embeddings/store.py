@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparrow.embeddings.memory import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.kernels.embedding_bag import Rows
+from sparrow.kernels.embedding_bag import Rows, Table
 
 At = slice | Tensor
 """Some row numbers: a slice, or int64 [U] without repetition."""
@@ -42,6 +42,19 @@ class RowStore(Protocol):
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """Returns the slots [N] of rows [N], as they are now."""
+        ...
+
+    def admit(self, rows_N: Tensor, table: Table) -> None:
+        """Begin a batch of training.
+
+        Args:
+            rows_N: the rows that it uses.
+            table: these rows as the operators take them.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Hear that the rows of all batches so far have learnt, or that what they would have learnt is forgotten."""
         ...
 
     def read(self, at: At) -> dict[str, Tensor]:
@@ -97,6 +110,12 @@ class MemoryStore(nn.Module):
         """Returns the rows themselves."""
         return rows_N
 
+    def admit(self, rows_N: Tensor, table: Table) -> None:
+        """Do nothing: every row has its place."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
     def read(self, at: At) -> dict[str, Tensor]:
         """Returns what `RowStore.read` says."""
         return {name: self.get_buffer(name)[at] for name in self.names}
@@ -134,6 +153,12 @@ class FoldedStore(nn.Module):
         """Returns the slots of the few rows, in turn."""
         return rows_N % len(self.held.get_buffer("touched"))
 
+    def admit(self, rows_N: Tensor, table: Table) -> None:
+        """Do nothing: every row has its place."""
+
+    def settle(self) -> None:
+        """Do nothing."""
+
     def read(self, at: At) -> dict[str, Tensor]:
         """Raises NotImplementedError: nothing is kept of a row."""
         raise NotImplementedError
@@ -143,32 +168,33 @@ class FoldedStore(nn.Module):
         raise NotImplementedError
 
 
-def level_of(component: Component, fields: Mapping[str, Tensor]) -> Rows:
-    """Returns a level of a component's rows. fields: field -> its entries in these rows, for all fields."""
+def level_of(component: Component, fields: Mapping[str, Tensor], changed_R: Tensor | None = None) -> Rows:
+    """Returns a level of a component's rows.
+
+    Args:
+        component: whose rows these are.
+        fields: field -> its entries in these rows, for all fields.
+        changed_R: see `Rows`.
+    """
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
         format=component.format,
         payload={name: fields[name] for name in payload},
         touched_R=fields["touched"],
         state={name: fields[name] for name in state},
+        changed_R=changed_R,
     )
 
 
 MakeStore = Callable[[Component, int, int], RowStore]
 """(component, rows, columns) -> a store for so many of its rows and columns."""
 
-_make: ContextVar[MakeStore] = ContextVar("_make", default=MemoryStore)
+_make: ContextVar[MakeStore | None] = ContextVar("_make", default=None)
 
 
-def new_store(component: Component, rows: int, dim: int) -> RowStore:
-    """Returns a store of the kind that `stored_in` chose.
-
-    Args:
-        component: whose rows it holds.
-        rows: how many of its rows.
-        dim: how many of its dimensions.
-    """
-    return _make.get()(component, rows, dim)
+def chosen_store() -> MakeStore | None:
+    """Returns what `stored_in` chose, or None."""
+    return _make.get()
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def summary(plan: Mapping[str, Layout]) -> str:
 
 def _auto(components: Sequence[Component], world: Grid) -> dict[str, Layout]:
     sizes = {component.name: component.bytes_values for component in components}
-    found = {name: layout.data_parallel() for name, size in sizes.items() if size <= SMALL}
+    alone = {component.name for component in components if component.cache.is_on}  # copies of caches would differ
+    found = {name: layout.data_parallel() for name, size in sizes.items() if size <= SMALL and name not in alone}
     rest = sorted((item for item in sizes.items() if item[0] not in found), key=lambda item: (-item[1], item[0]))
     is_far = world.hosts > 1 and world.local_size == 1
     limit = max(sum(size for _, size in rest) / world.size, FAR if is_far else LARGE)

@@ -67,6 +67,9 @@ class ShardedTables(nn.Module):
                 raise UserError(f"plan: no table {name!r}{suggest(name, list(components))}")
             layout.check(name, world.size, world.local_size)
             components[name].check_columns(layout.columns)
+            if layout.is_replicated and components[name].cache.is_on:
+                remedy = "put it on one rank or cut it"
+                raise UserError(f"plan: table {name!r} has a cache, and copies of caches would differ; {remedy}")
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world = world

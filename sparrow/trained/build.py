@@ -44,6 +44,7 @@ def _table(run: Run, name: str, table: Encoding) -> dict[str, Any]:
         "format": Family("sparrow.kernels.formats").name_of(chosen.format),
         "rule": Family("sparrow.kernels.rules").name_of(chosen.rule),
         "state": chosen.state,
+        "cache": to_dict(chosen.cache),
     }
 
 

@@ -82,7 +82,7 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     schema = dataset.schema
     specs, (weights, state) = _sizes(run, schema)
     components = [component for spec in specs for component in spec.components]
-    each = {component.name: component.rows * component.bytes_row for component in components}
+    each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
     held = _held(run, components, Grid(ranks // per_host, per_host))
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
@@ -114,20 +114,17 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
 
 def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
     """Returns the bytes of tables on every rank."""
-    sizes = [component.rows * component.bytes_row for component in components]
     if grid.size == 1:
-        return [sum(sizes)]
+        return [sum(component.bytes_of(component.rows, component.dim) for component in components)]
     held = [0] * grid.size
     plan = sharding.plan(run.sharding.plan, components, grid)
-    for component, size in zip(components, sizes, strict=True):
-        name = component.name
-        rows = component.rows
-        dim = component.dim
-        for shard in plan[name].shards(name, rows, dim):
-            numbers = (shard.rows[1] - shard.rows[0]) * (shard.columns[1] - shard.columns[0])
-            held[shard.rank] += size * numbers // (rows * dim)
-        if plan[name].is_replicated:
-            held = [already + size for already in held]
+    for component in components:
+        layout = plan[component.name]
+        for shard in layout.shards(component.name, component.rows, component.dim):
+            rows, columns = shard.rows[1] - shard.rows[0], shard.columns[1] - shard.columns[0]
+            held[shard.rank] += component.bytes_of(rows, columns) if rows else 0
+        if layout.is_replicated:
+            held = [already + component.bytes_of(component.rows, component.dim) for already in held]
     return held
 
 

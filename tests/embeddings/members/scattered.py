@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.store import At, level_of
-from sparrow.kernels.embedding_bag import Rows
+from sparrow.kernels.embedding_bag import Rows, Table
 
 SPARE = 3  # slots of no row, at the end of the first level
 
@@ -39,6 +39,12 @@ class Scattered(nn.Module):
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         return self.slots_R[rows_N]
+
+    def admit(self, rows_N: Tensor, table: Table) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
 
     def _places(self, at: At) -> tuple[Tensor, Tensor]:
         slots_U = self.slots_R[at]

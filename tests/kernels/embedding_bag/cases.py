@@ -301,7 +301,10 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
     numbers = (call.bags.bags, call.bags.bounds, call.bags.lookups.numbers)
     tables, (names, of_rules) = call.tables, call.tables.rules
     payload = (tables.payload, tables.formats, tables.level_counts, tables.dims)
-    rows, rules = (*payload, tables.state, tables.touched, tables.changed), (names, call.lr_T, of_rules, tables.rounding, 1)
+    rows, rules = (
+        (*payload, tables.state, tables.touched, tables.changed),
+        (names, call.lr_T, of_rules, tables.rounding, 1),
+    )
     found = embedding_bag.row_gradients(tables, call.grads, call.bags, impl="reference")
     return {
         "lookup": (*payload, *bags, *numbers),

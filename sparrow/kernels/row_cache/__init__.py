@@ -1,0 +1,125 @@
+"""Which rows of a table are in a set-associative cache, and which rows enter and leave with a batch.
+
+The cache knows row numbers alone; its owner copies the records. impl: see `sparrow.kernels`. Sets have 32 ways (FBGEMM;
+arXiv 2010.11305, section 3). Row r belongs to set (r * a mod R) mod S, where a is prime to R. So every set has the same
+number of rows, one more or less. Hashing would overflow some sets even with a frame for each row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from sparrow.kernels import Impl, resolve
+from sparrow.kernels.row_cache import reference
+
+WAYS = 32
+AGING = 256  # batches after which counts are halved
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frames:
+    """What is known of the frames of a table of R rows. Frames 32 s to 32 s + 31 are the ways of set s.
+
+    Args:
+        rows: R < 2**31.
+        tags_F: int32 [F], the row in each frame, -1 for none.
+        stamps_F: int32 [F], the number of the last batch that used it.
+        counts_R: uint8 [R], how many batches used each row, halved every 256 batches. Empty for LRU; else the policy
+            is LFU.
+    """
+
+    rows: int
+    tags_F: Tensor
+    stamps_F: Tensor
+    counts_R: Tensor
+
+    @property
+    def multiplier(self) -> int:
+        """The factor a, near the golden section of R."""
+        found = max(1, round(self.rows * 0.6180339887))
+        while math.gcd(found, self.rows) != 1:
+            found += 1
+        return found
+
+    def sets_of(self, rows_N: Tensor) -> Tensor:
+        """Returns the set of each row, int64 [N]."""
+        return rows_N.long() * self.multiplier % self.rows % (len(self.tags_F) // WAYS)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moves:
+    """What enters with a batch: rows_L into frames_L, int64 [L], where old_L was before, -1 for none.
+
+    hits, unique: how many of the batch's different rows were in before, and how many there are.
+    """
+
+    frames_L: Tensor
+    rows_L: Tensor
+    old_L: Tensor
+    hits: int
+    unique: int
+
+
+def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int, *, impl: Impl = "auto") -> Moves:
+    """Decide which rows of a batch enter, and write it down. Returns what has to be copied.
+
+    The result depends on the set of rows, not on their order. Rows of the batch that are in are stamped first. Then the
+    others follow in ascending order. One takes a free frame of its set. Else it takes that of a row that no batch after
+    `evictable` used: the one that was used least recently (LRU), or least often if the newcomer was used more often
+    (LFU). Without such a frame it stays out.
+
+    Args:
+        frames: is changed.
+        rows_N: int32 or int64 [N], 0 <= row < R.
+        batch: the number of this batch, above all before.
+        evictable: the number of a batch before this one.
+        impl: see `sparrow.kernels`.
+    """
+    moves: Moves = _implementation(impl, rows_N).admit(frames, rows_N, batch, evictable)
+    return moves
+
+
+def slots_of(frames: Frames, rows_N: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Returns the frame of each row, or F + row for a row that is out, int64 [N]. Nothing is changed."""
+    slots_N: Tensor = _implementation(impl, rows_N).slots_of(frames, rows_N)
+    return slots_N
+
+
+def free_frames(frames: Frames, rows_U: Tensor) -> Tensor:
+    """Returns a free frame for each of some rows that are out, or -1 where its set has none: int64 [U].
+
+    Rows that come first are served first.
+    """
+    free = (frames.tags_F < 0).nonzero()[:, 0]
+    sets_U = frames.sets_of(rows_U)
+    want, have = _numbered(sets_U), _numbered(free // WAYS)
+    order = have.argsort()
+    at = torch.searchsorted(have[order], want).clamp(max=max(len(have) - 1, 0))
+    if not len(have):
+        return torch.full_like(rows_U, -1)
+    return torch.where(have[order][at] == want, free[order][at], -1)
+
+
+def _numbered(sets_U: Tensor) -> Tensor:
+    """Returns a number for each entry that says its set and its place among those of the set."""
+    ordered, order = sets_U.sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    place = torch.empty_like(sets_U)
+    place[order] = torch.arange(len(sets_U), device=sets_U.device) - first
+    return sets_U * (1 << 31) + place
+
+
+def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
+    if resolve(impl, tensor.device) == "reference":
+        return reference
+    from sparrow.kernels.row_cache import cpp  # can be imported only once the library is loaded
+
+    return cpp
+
+
+__all__ = ["AGING", "WAYS", "Frames", "Moves", "admit", "free_frames", "slots_of"]

@@ -1,0 +1,29 @@
+"""The compiled operators with the signatures of the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparrow.kernels import missing
+from sparrow.kernels.row_cache import AGING, Frames, Moves
+
+assert not missing(), "`resolve` comes first"
+ops = torch.ops.sparrow
+
+
+def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
+    """See the package."""
+    if frames.counts_R.numel() and batch % AGING == 0:
+        frames.counts_R.bitwise_right_shift_(1)
+    known = (frames.tags_F, frames.stamps_F, frames.counts_R, rows_N.contiguous())
+    moves_L3, found_2 = ops.row_cache_admit(*known, frames.rows, frames.multiplier, batch, evictable)
+    frames_L, rows_L, old_L = moves_L3.t().contiguous()
+    hits, unique = found_2.tolist()
+    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=unique)
+
+
+def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:
+    """See the package."""
+    slots_N: Tensor = ops.row_cache_slots(frames.tags_F, rows_N.contiguous(), frames.rows, frames.multiplier)
+    return slots_N

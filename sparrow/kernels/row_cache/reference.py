@@ -1,0 +1,62 @@
+"""The definition, a row at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sparrow.kernels.row_cache import Frames, Moves
+
+
+def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
+    """See the package."""
+    from sparrow.kernels.row_cache import AGING, WAYS, Moves
+
+    rows_U, tags, stamps = rows_N.long().unique(), frames.tags_F.tolist(), frames.stamps_F.tolist()
+    is_lfu = bool(frames.counts_R.numel())
+    if is_lfu:
+        if batch % AGING == 0:
+            frames.counts_R.bitwise_right_shift_(1)
+        frames.counts_R[rows_U] += (frames.counts_R[rows_U] < 255).to(torch.uint8)
+    place = {row: frame for frame, row in enumerate(tags) if row >= 0}
+    missing = []
+    for row in rows_U.tolist():
+        if row in place:
+            stamps[place[row]] = batch
+        else:
+            missing.append(row)
+
+    def count(row: int) -> int:
+        return int(frames.counts_R[row]) if is_lfu else 0
+
+    moves = []
+    for row, of in zip(missing, frames.sets_of(torch.tensor(missing, dtype=torch.int64)).tolist(), strict=True):
+        ways = range(of * WAYS, (of + 1) * WAYS)
+        free = [frame for frame in ways if tags[frame] < 0]
+        old = [(count(tags[f]), stamps[f], tags[f], f) for f in ways if tags[f] >= 0 and stamps[f] <= evictable]
+        if free:
+            frame = free[0]
+        elif old and not (is_lfu and count(row) <= min(old)[0]):
+            frame = min(old)[-1]
+        else:
+            continue
+        moves.append((frame, row, tags[frame]))
+        tags[frame], stamps[frame] = row, batch
+    frames.tags_F.copy_(torch.tensor(tags))
+    frames.stamps_F.copy_(torch.tensor(stamps))
+    found = torch.tensor(moves, dtype=torch.int64).view(-1, 3)
+    hits = len(rows_U) - len(missing)
+    return Moves(frames_L=found[:, 0], rows_L=found[:, 1], old_L=found[:, 2], hits=hits, unique=len(rows_U))
+
+
+def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:
+    """See the package."""
+    from sparrow.kernels.row_cache import WAYS
+
+    rows_N = rows_N.long()
+    ways_NW = frames.sets_of(rows_N)[:, None] * WAYS + torch.arange(WAYS, device=rows_N.device)
+    is_in_NW = frames.tags_F[ways_NW] == rows_N[:, None]
+    return torch.where(is_in_NW.any(1), (ways_NW * is_in_NW).sum(1), len(frames.tags_F) + rows_N)
