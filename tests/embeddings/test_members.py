@@ -6,6 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from sparrow.embeddings import (
     addressing,
     stored_in,
 )
+from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
+from sparrow.embeddings.spec import Cache
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing
 from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, split_bf16
@@ -353,6 +356,7 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "bf16 and its state": lambda: TableChoices(format=bf16.Config(), state="bf16"),
     "split_bf16": lambda: TableChoices(format=split_bf16.Config(), rule=adam.Config(lr=0.01)),
     "int8": lambda: TableChoices(format=int8.Config()),
+    "int8 and a cache": lambda: TableChoices(format=int8.Config(), cache=Cache(fraction=0.2, policy="lfu")),
     "int4 and its state": lambda: TableChoices(format=int4.Config(), rule=adam.Config(lr=0.01), state="bf16"),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
@@ -378,10 +382,14 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
     """Preflight to the byte, training, a checkpoint, resuming, a restored model, a warm start, a report."""
     choices = CHOICES.get(name, TableChoices)()
     monkeypatch.syspath_prepend(quotient_folder()[0])
-    with stored_in(Scattered) if name == "another store" else stored_in_memory():
+    with stored_in(Scattered) if name == "another store" else nullcontext():
         run = run_of(prepared, tmp_path / "run", choices)
         trainer = Trainer(run)
-        held = sum(t.nbytes for one in trainer.tables for r in one.all_records() for t in r.fields.values())
+        records = [record for one in trainer.tables for record in one.all_records()]
+        held = sum(t.nbytes for r in records for t in r.fields.values())
+        held += sum(
+            t.nbytes for r in records if isinstance(r.store, CachedStore) for t in r.store.buffers(recurse=False)
+        )
         resolved = preflight.resolved(run, data.open(prepared))
         assert preflight.estimate(resolved, data.open(prepared)).host["tables"] == held
         results = trainer.fit()
@@ -411,12 +419,6 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
     if name == "another store":
         plain = train(run_of(prepared, tmp_path / "plain", choices))
         assert plain["valid"] == results["valid"]
-
-
-def stored_in_memory() -> Any:
-    from sparrow.embeddings.store import MemoryStore
-
-    return stored_in(MemoryStore)
 
 
 def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path) -> None:
