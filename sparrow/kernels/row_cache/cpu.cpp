@@ -80,69 +80,97 @@ Tensor row_cache_slots(const Tensor& tags_F, const Tensor& rows_N, int64_t rows,
   return slots_N;
 }
 
-// The rows of a batch that are out. Those that are in are stamped, and all are counted, each once.
+// What admission knows of frames and rows.
+struct Use {
+  int32_t* stamps;
+  uint8_t* counts;  // null: LRU
+  int32_t batch, evictable;
+  INLINE void count(int64_t row) const {
+    if (counts) counts[row] += counts[row] < 255;
+  }
+};
+
+// Stamps the rows [begin, end) that are in, and counts each once. Returns how many; those that are out go to `missing`.
 template <class Row>
-FOR_PROCESSORS int64_t stamp(const Cache& cache, const Row* rows, int64_t N, int32_t batch, int32_t* stamps,
-                             uint8_t* counts, std::vector<int64_t>& missing) {
+FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows, int64_t begin, int64_t end,
+                             std::vector<int64_t>& missing) {
   int64_t hits = 0;
-  for (int64_t n = 0; n < N; ++n) {
+  for (int64_t n = begin; n < end; ++n) {
     const int64_t frame = cache.find(rows[n]);
     if (frame < 0) {
       missing.push_back(rows[n]);
-    } else if (stamps[frame] != batch) {
-      stamps[frame] = batch;
+    } else if (__atomic_exchange_n(use.stamps + frame, use.batch, __ATOMIC_RELAXED) != use.batch) {
+      use.count(rows[n]);  // no other thread was first
       ++hits;
-      if (counts) counts[rows[n]] += counts[rows[n]] < 255;
     }
   }
   return hits;
 }
 
+// Where a row that is out shall enter, or -1.
+INLINE int64_t way_for(const Cache& cache, const Use& use, int64_t row) {
+  constexpr uint64_t kNone = ~uint64_t{0};
+  const int64_t first = cache.first_way(row);
+  uint64_t best = kNone;
+  int64_t frame = -1;
+  uint8_t least = 0;
+  for (int64_t f = first; f < first + kWays; ++f) {
+    const int32_t tag = cache.tags[f], stamp = use.stamps[f];
+    if (tag < 0) return f;
+    if (stamp > use.evictable) continue;
+    const uint64_t key = static_cast<uint64_t>(stamp) << 32 | static_cast<uint32_t>(tag);
+    const uint8_t count = use.counts ? use.counts[tag] : 0;
+    if (frame >= 0 && (count > least || (count == least && key > best))) continue;
+    best = key;
+    least = count;
+    frame = f;
+  }
+  return frame >= 0 && use.counts && use.counts[row] <= least ? -1 : frame;
+}
+
 std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor counts_R, const Tensor& rows_N, int64_t rows,
                                     int64_t multiplier, int64_t batch, int64_t evictable) {
   const Cache cache(tags_F, rows, multiplier);
-  int32_t* stamps = data<int32_t>(stamps_F, ScalarType::Int, "stamps_F");
   uint8_t* counts = counts_R.numel() ? data<uint8_t>(counts_R, ScalarType::Byte, "counts_R") : nullptr;
   check(stamps_F.numel() == cache.frames && (!counts || counts_R.numel() == rows),
         "stamps_F, counts_R: expected one for each frame, and for each row or none");
   check(batch > evictable && batch <= std::numeric_limits<int32_t>::max(), "batch: expected one after `evictable`");
-  std::vector<int64_t> missing;
-  int64_t hits = 0;
+  const Use use{data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"), counts, static_cast<int32_t>(batch),
+                static_cast<int32_t>(std::max<int64_t>(evictable, -1))};
+  const int64_t N = rows_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
+  std::vector<std::vector<int64_t>> missing(team), moves(team);
+  std::vector<int64_t> hits(team), unique(team);
   with_rows(rows_N, rows, [&](const auto* from) {
-    hits = stamp(cache, from, rows_N.numel(), static_cast<int32_t>(batch), stamps, counts, missing);
+    parallel(team, [&](int64_t c) { hits[c] = stamp(cache, use, from, N * c / team, N * (c + 1) / team, missing[c]); });
   });
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  if (counts)
-    for (int64_t row : missing) counts[row] += counts[row] < 255;
-  std::vector<int64_t> moves;
-  for (int64_t row : missing) {
-    const int64_t first = cache.first_way(row);
-    int64_t frame = -1;
-    bool is_free = false;
-    for (int64_t f = first; f < first + kWays && !is_free; ++f) {
-      const int32_t tag = cache.tags[f];
-      is_free = tag < 0;
-      if (is_free) {
-        frame = f;
-      } else if (stamps[f] <= evictable) {
-        const auto key = [&](int64_t of) {
-          const uint64_t count = counts ? counts[cache.tags[of]] : 0;
-          return std::make_tuple(count, stamps[of], cache.tags[of]);
-        };
-        if (frame < 0 || key(f) < key(frame)) frame = f;
-      }
+  parallel(team, [&](int64_t c) {  // each with sets of its own
+    const int64_t first = cache.sets * c / team * kWays, last = cache.sets * (c + 1) / team * kWays;
+    std::vector<int64_t> mine;
+    for (const auto& part : missing)
+      for (int64_t row : part)
+        if (team == 1 || (cache.first_way(row) >= first && cache.first_way(row) < last)) mine.push_back(row);
+    std::sort(mine.begin(), mine.end());
+    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+    unique[c] = static_cast<int64_t>(mine.size());
+    for (int64_t row : mine) use.count(row);
+    for (int64_t row : mine) {
+      const int64_t frame = way_for(cache, use, row);
+      if (frame < 0) continue;
+      moves[c].insert(moves[c].end(), {frame, row, cache.tags[frame]});
+      cache.tags[frame] = static_cast<int32_t>(row);
+      use.stamps[frame] = use.batch;
     }
-    if (frame < 0 || (!is_free && counts && counts[row] <= counts[cache.tags[frame]])) continue;
-    moves.insert(moves.end(), {frame, row, cache.tags[frame]});
-    cache.tags[frame] = static_cast<int32_t>(row);
-    stamps[frame] = static_cast<int32_t>(batch);
+  });
+  int64_t total = 0, found[2] = {0, 0};
+  for (int64_t c = 0; c < team; ++c) {
+    total += static_cast<int64_t>(moves[c].size());
+    found[0] += hits[c];
+    found[1] += hits[c] + unique[c];
   }
-  Tensor moves_L3 = empty({static_cast<int64_t>(moves.size()) / 3, 3}, ScalarType::Long);
-  std::copy(moves.begin(), moves.end(), static_cast<int64_t*>(moves_L3.data_ptr()));
-  Tensor found_2 = empty({2}, ScalarType::Long);
-  static_cast<int64_t*>(found_2.data_ptr())[0] = hits;
-  static_cast<int64_t*>(found_2.data_ptr())[1] = hits + static_cast<int64_t>(missing.size());
+  Tensor moves_L3 = empty({total / 3, 3}, ScalarType::Long), found_2 = empty({2}, ScalarType::Long);
+  int64_t* to = static_cast<int64_t*>(moves_L3.data_ptr());
+  for (const auto& part : moves) to = std::copy(part.begin(), part.end(), to);
+  std::copy(found, found + 2, static_cast<int64_t*>(found_2.data_ptr()));
   return {moves_L3, found_2};
 }
 

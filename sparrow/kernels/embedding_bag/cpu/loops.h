@@ -439,7 +439,12 @@ void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
 // Rows copied from level to level, in the format of each; what is rounded takes the number of the row's last update.
 void move(const Copies& m) {
   const Table& table = *m.table;
+  constexpr int64_t kAhead = 6;
   for (int64_t i = m.begin; i < m.end; ++i) {
+    if (i + kAhead < m.end) {
+      prefetch_target(table, m.from[i + kAhead]);
+      prefetch_target(table, m.to[i + kAhead]);
+    }
     const Level &from = table.level_of(m.from[i]), &to = table.level_of(m.to[i]);
     const int64_t source = m.from[i] - from.first, target = m.to[i] - to.first;
     float* state[kFields];
