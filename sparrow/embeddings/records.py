@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.store import At, RowStore, new_store
 from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Table
-from sparrow.kernels.rounding import noise
+from sparrow.kernels.rounding import noise, state_to_bf16
 
 BLOCK = 1 << 16  # rows that are made at a time
 
@@ -67,18 +67,41 @@ class RowRecords(nn.Module):
             last = min(first + BLOCK, self.rows)
             values = torch.empty(last - first, self.dim)
             philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
-            made = self._encoded(values, torch.arange(first, last))
+            made = self._encoded(values, torch.arange(first, last), self.columns)
             for name, field in component.fields_of(self.dim).items():
                 if name not in made:
                     made[name] = torch.full(field.shape(last - first), field.first, dtype=field.dtype)
             self.store.write(slice(first, last), made)
 
-    def _encoded(self, values_UD: Tensor, rows_U: Tensor, n: int = 0) -> dict[str, Tensor]:
-        """Returns the fields of some rows with these values. n: the number of the update that made them."""
+    def _encoded(self, values_UD: Tensor, rows_U: Tensor, columns: tuple[int, int]) -> dict[str, Tensor]:
+        """Returns the fields of some rows with these values, as update 0 stores them. columns: those of the values."""
         noise_UD = None
         if self.component.format.rounding == "stochastic":
-            noise_UD = noise(self._key, 0, rows_U + self.first_row, self.columns, n)
+            noise_UD = noise(self._key, 0, rows_U + self.first_row, columns, 0)
         return self.component.format.encode(values_UD, noise_UD)
+
+    def _converted(
+        self, theirs: dict[str, Tensor], of: Component, rows_U: Tensor, columns: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Returns the fields of some rows as this component stores them.
+
+        Args:
+            theirs: the fields as `of` stores them.
+            of: a component with the same rule.
+            rows_U: the rows here.
+            columns: the first column and the one after the last.
+        """
+        ours, dim = self.component, columns[1] - columns[0]
+        made = dict(theirs)
+        if type(of.format) is not type(ours.format):
+            made = {name: tensor for name, tensor in theirs.items() if name not in of.format.fields(dim)}
+            made |= self._encoded(of.format.exact(theirs, dim), rows_U, columns)
+        for number, name in enumerate(ours.rule.fields(dim), 1):
+            if of.state != ours.state:
+                made[name] = made[name].float()
+            if of.state != ours.state == "bf16":
+                made[name] = state_to_bf16(made[name], self._key, number, rows_U + self.first_row, columns, 0)
+        return made
 
     @property
     def name(self) -> str:
@@ -142,18 +165,30 @@ class RowRecords(nn.Module):
         )
         return self._put(chunk, here, there, max(high - low, 0))
 
-    def load_rows(self, chunk: Chunk, to_N: Tensor) -> int:
-        """Like `load_chunk`, but rows of the chunk may become other rows. Returns how many values that were.
+    @torch.no_grad()
+    def load_rows(self, chunk: Chunk, to_N: Tensor, of: Component) -> int:
+        """Like `load_chunk`, but rows of the chunk may become other rows, and may be stored otherwise.
+
+        Returns how many values that were.
 
         Args:
             chunk: the row records.
             to_N: for each row of the chunk the component's row that it becomes, or less than 0 for none: int64 [N].
+            of: what the chunk was saved of, with the same rule. Other formats are rounded as this component says.
 
         Raises:
-            UserError: when range or fields do not fit the component.
+            UserError: when range or fields do not fit `of`, or its columns do not fit the component.
         """
+        self._check(chunk, of)
         here_N = (to_N >= self.first_row) & (to_N < self.first_row + self.rows)
-        return self._put(chunk, to_N[here_N] - self.first_row, here_N, int(here_N.sum()))
+        found = 0
+        for there_U in here_N.nonzero()[:, 0].split(BLOCK):  # in parts: random numbers are wider than rows
+            here_U = to_N[there_U] - self.first_row
+            theirs = {name: tensor[there_U] for name, tensor in chunk.fields.items()}
+            fields = self._converted(theirs, of, here_U, chunk.columns)
+            part = replace(chunk, rows=(0, len(here_U)), fields=fields)
+            found += self._put(part, here_U, slice(None), len(here_U))
+        return found
 
     @torch.no_grad()
     def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:
@@ -162,7 +197,7 @@ class RowRecords(nn.Module):
         Raises:
             UserError: when range or fields do not fit the component.
         """
-        self._check(chunk)
+        self._check(chunk, self.component)
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:
             return 0
@@ -190,13 +225,13 @@ class RowRecords(nn.Module):
             if field.across == "max":
                 theirs[name] = torch.where(before == 0, mine, torch.maximum(ours[name], mine))
             elif field.across == "mean":
-                mean = ours[name] + (mine - ours[name]) * (width / (before + width))
-                theirs[name] = torch.where(before == 0, mine, mean)
+                mean = torch.lerp(ours[name].float(), mine.float(), width / (before + width))
+                theirs[name] = torch.where(before == 0, mine, mean.to(mine.dtype))
         self._seen_R[here] = (self._seen_R[here] + width) % self.dim
         self._seen_R = self._seen_R if self._seen_R.any() else None
 
-    def _check(self, chunk: Chunk) -> None:
-        component, fields = self.component, self.component.fields
+    def _check(self, chunk: Chunk, component: Component) -> None:
+        fields = component.fields
         place = f"table {chunk.table!r}"
         if set(chunk.fields) != set(fields):
             raise UserError(
@@ -208,13 +243,17 @@ class RowRecords(nn.Module):
             raise UserError(
                 f"{place}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}; cut it to the table"
             )
-        parts = (chunk.columns, self.columns) != ((0, dim), (0, dim))
+        here = self.columns if component is self.component else (0, dim)
+        parts = (chunk.columns, here) != ((0, dim), (0, dim))
         for name, field in fields.items():
             if chunk.fields[name].dtype != field.dtype:
                 kinds = f"{chunk.fields[name].dtype} where {field.dtype} is kept"
                 raise UserError(f"{place}: {name} is {kinds}; use the row format it was saved with")
             if field.across == "whole" and parts:
-                raise UserError(f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns")
+                remedy = "choose a row format that can be cut, such as fp16"
+                raise UserError(
+                    f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns; {remedy}"
+                )
 
 
 def empty_gradients(record: RowRecords) -> RowGradients:
