@@ -74,12 +74,21 @@ class Checkpoint:
                 place = {"table": entry["table"], "rows": tuple(rows), "columns": tuple(columns)}
                 yield Chunk(**place, fields=fields, is_cache=entry["is_cache"])
 
-    def check(self, identity: Mapping[str, Any]) -> None:
-        """Raise UserError when this is a checkpoint of another model; it names the first difference."""
+    def check(self, identity: Mapping[str, Any], remedies: Mapping[str, str] | None = None) -> None:
+        """Check that this is a checkpoint of a model.
+
+        Args:
+            identity: what the model is, as `save` was given it.
+            remedies: the last part of a setting's name -> what to do about it other than to restore it.
+
+        Raises:
+            UserError: names the first difference.
+        """
         for key, ours, theirs in differences(identity, self.identity):
+            remedy = (remedies or {}).get(key.rpartition(".")[2], "choose another run_dir")
             raise UserError(
                 f"{self.path}: checkpoint of another model: {key} is {theirs!r} there and {ours!r} here; restore the "
-                "setting or choose another run_dir"
+                f"setting or {remedy}"
             )
 
     def _read(self, file: str) -> dict[str, Tensor]:

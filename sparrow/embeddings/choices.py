@@ -81,11 +81,11 @@ class TableChoices:
     """How tables are addressed, stored and trained.
 
     addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
-    format: how a row is stored. rule: how a row learns, with its learning rate. state: how what
-    the rule keeps of a row is stored; bf16 is rounded stochastically. cache: fp32 copies of the rows that
-    are used most. init_scale: rows begin uniform in
-    +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default.
-    overrides: for some tables, see `Override`; a later one changes what an earlier one made.
+    format: how a row is stored. rule: how a row learns, with its learning rate. state: how what the rule keeps of a row
+    is stored, "fp32" or "bf16" (2 bytes a number, rounded stochastically). cache: fp32 copies of the rows that are used
+    most. init_scale: rows begin uniform in +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed:
+    of the first rows, the run's by default. overrides: for some tables, see `Override`; a later one changes what an
+    earlier one made.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.store import At, RowStore
 from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Table
-from sparrow.kernels.rounding import noise, to_bf16
+from sparrow.kernels.rounding import noise, state_to_bf16
 
 BLOCK = 1 << 16  # rows that are made at a time
 
@@ -69,18 +69,49 @@ class RowRecords(nn.Module):
             last = min(first + BLOCK, self.rows)
             values = torch.empty(last - first, self.dim)
             philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
-            made = self._encoded(values, torch.arange(first, last))
+            made = self._encoded(values, torch.arange(first, last), self.columns)
             for name, field in component.fields_of(self.dim).items():
                 if name not in made:
                     made[name] = torch.full(field.shape(last - first), field.first, dtype=field.dtype)
             self.store.write(slice(first, last), made)
 
-    def _encoded(self, values_UD: Tensor, rows_U: Tensor, n: int = 0) -> dict[str, Tensor]:
-        """Returns the fields of some rows with these values. n: the number of the update that made them."""
+    def _encoded(
+        self, values_UD: Tensor, rows_U: Tensor, columns: tuple[int, int], n_U: Tensor | int = 0
+    ) -> dict[str, Tensor]:
+        """Returns the fields of some rows with these values. n_U: as which update stores them. columns: the values'."""
         noise_UD = None
         if self.component.format.rounding == "stochastic":
-            noise_UD = noise(self._key, 0, rows_U + self.first_row, self.columns, n)
+            noise_UD = noise(self._key, 0, rows_U + self.first_row, columns, n_U)
         return self.component.format.encode(values_UD, noise_UD)
+
+    def _converted(
+        self,
+        theirs: dict[str, Tensor],
+        of: Component,
+        rows_U: Tensor,
+        columns: tuple[int, int],
+        n_U: Tensor | int = 0,
+    ) -> dict[str, Tensor]:
+        """Returns the fields of some rows as this component stores them.
+
+        Args:
+            theirs: the fields as `of` stores them.
+            of: a component with the same rule.
+            rows_U: the rows here.
+            columns: the first column and the one after the last.
+            n_U: the number of the update for which they are rounded.
+        """
+        ours, dim = self.component, columns[1] - columns[0]
+        made = dict(theirs)
+        if type(of.format) is not type(ours.format):
+            made = {name: tensor for name, tensor in theirs.items() if name not in of.format.fields(dim)}
+            made |= self._encoded(of.format.exact(theirs, dim), rows_U, columns, n_U)
+        for number, name in enumerate(ours.rule.fields(dim), 1):
+            if of.state != ours.state:
+                made[name] = made[name].float()
+            if of.state != ours.state == "bf16":
+                made[name] = state_to_bf16(made[name], self._key, number, rows_U + self.first_row, columns, n_U)
+        return made
 
     @property
     def name(self) -> str:
@@ -159,21 +190,33 @@ class RowRecords(nn.Module):
         )
         return self._put(chunk, here, there, max(high - low, 0))
 
-    def load_rows(self, chunk: Chunk, to_N: Tensor) -> int:
-        """Like `load_chunk`, but rows of the chunk may become other rows. Returns how many values that were.
+    @torch.no_grad()
+    def load_rows(self, chunk: Chunk, to_N: Tensor, of: Component) -> int:
+        """Like `load_chunk`, but rows of the chunk may become other rows, and may be stored otherwise.
+
+        Returns how many values that were.
 
         Args:
             chunk: the row records.
             to_N: for each row of the chunk the component's row that it becomes, or less than 0 for none: int64 [N].
+            of: what the chunk was saved of, with the same rule. Other formats are rounded as this component says.
 
         Raises:
-            UserError: when range or fields do not fit the component.
+            UserError: when range or fields do not fit `of`, or its columns do not fit the component.
         """
         if chunk.is_cache:
             self._put_frames(chunk, to_N[chunk.fields["row"] - chunk.rows[0]])
             return 0
+        self._check(chunk, of)
         here_N = (to_N >= self.first_row) & (to_N < self.first_row + self.rows)
-        return self._put(chunk, to_N[here_N] - self.first_row, here_N, int(here_N.sum()))
+        found = 0
+        for there_U in here_N.nonzero()[:, 0].split(BLOCK):  # in parts: random numbers are wider than rows
+            here_U = to_N[there_U] - self.first_row
+            theirs = {name: tensor[there_U] for name, tensor in chunk.fields.items()}
+            fields = self._converted(theirs, of, here_U, chunk.columns)
+            part = replace(chunk, rows=(0, len(here_U)), fields=fields)
+            found += self._put(part, here_U, slice(None), len(here_U))
+        return found
 
     @torch.no_grad()
     def _put_frames(self, chunk: Chunk, rows_U: Tensor) -> None:
@@ -200,27 +243,10 @@ class RowRecords(nn.Module):
             return
         self.rounded += int(out_V.sum())
         rows_V, fields = rows_V[out_V], {name: fields[name][out_V] for name in (*names, "changed")}
-        theirs = self._stored(fields, rows_V, (left, right), fields["changed"].long())
+        theirs = self._converted(fields, self.component.in_frames, rows_V, (left, right), fields.pop("changed").long())
         if right - left < self.dim:
             self._merge(theirs, rows_V, right - left)
         self.store.write(rows_V, theirs, slice(left - self.columns[0], right - self.columns[0]))
-
-    def _stored(
-        self, fields: Mapping[str, Tensor], rows_U: Tensor, columns: tuple[int, int], n_U: Tensor
-    ) -> dict[str, Tensor]:
-        """Returns rows of a cache as they are stored beneath it. n_U: the number of the last update of each."""
-        component, rows_U = self.component, rows_U + self.first_row
-        noise_UD = None
-        if component.format.rounding == "stochastic":
-            noise_UD = noise(self._key, 0, rows_U, columns, n_U)
-        found = {**component.format.encode(fields["weight"], noise_UD), "touched": fields["touched"]}
-        for number, (name, field) in enumerate(component.rule.fields(columns[1] - columns[0]).items(), 1):
-            found[name] = fields[name]
-            if component.state == "bf16":
-                wide_UC = fields[name].view(len(rows_U), -1)
-                place = columns if field.width is not None else (0, 1)
-                found[name] = to_bf16(wide_UC, noise(self._key, number, rows_U, place, n_U)).view_as(fields[name])
-        return found
 
     @torch.no_grad()
     def _put(self, chunk: Chunk, here: At, there: At, count: int) -> int:
@@ -229,7 +255,7 @@ class RowRecords(nn.Module):
         Raises:
             UserError: when range or fields do not fit the component.
         """
-        self._check(chunk)
+        self._check(chunk, self.component)
         left, right = max(chunk.columns[0], self.columns[0]), min(chunk.columns[1], self.columns[1])
         if not count or left >= right:
             return 0
@@ -257,13 +283,13 @@ class RowRecords(nn.Module):
             if field.across == "max":
                 theirs[name] = torch.where(before == 0, mine, torch.maximum(ours[name], mine))
             elif field.across == "mean":
-                mean = ours[name] + (mine - ours[name]) * (width / (before + width))
-                theirs[name] = torch.where(before == 0, mine, mean)
+                mean = torch.lerp(ours[name].float(), mine.float(), width / (before + width))
+                theirs[name] = torch.where(before == 0, mine, mean.to(mine.dtype))
         self._seen_R[here] = (self._seen_R[here] + width) % self.dim
         self._seen_R = self._seen_R if self._seen_R.any() else None
 
-    def _check(self, chunk: Chunk) -> None:
-        component, fields = self.component, self.component.fields
+    def _check(self, chunk: Chunk, component: Component) -> None:
+        fields = component.fields
         place = f"table {chunk.table!r}"
         if set(chunk.fields) != set(fields):
             raise UserError(
@@ -275,13 +301,17 @@ class RowRecords(nn.Module):
             raise UserError(
                 f"{place}: chunk {chunk.rows} x {chunk.columns} lies outside {rows} x {dim}; cut it to the table"
             )
-        parts = (chunk.columns, self.columns) != ((0, dim), (0, dim))
+        here = self.columns if component is self.component else (0, dim)
+        parts = (chunk.columns, here) != ((0, dim), (0, dim))
         for name, field in fields.items():
             if chunk.fields[name].dtype != field.dtype:
                 kinds = f"{chunk.fields[name].dtype} where {field.dtype} is kept"
                 raise UserError(f"{place}: {name} is {kinds}; use the row format it was saved with")
             if field.across == "whole" and parts:
-                raise UserError(f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns")
+                remedy = "choose a row format that can be cut, such as fp16"
+                raise UserError(
+                    f"{place}: {name} is of a whole row, and the chunk or the table is cut by columns; {remedy}"
+                )
 
 
 def empty_gradients(record: RowRecords) -> RowGradients:

@@ -69,3 +69,17 @@ def to_bf16(x: Tensor, noise: Tensor | None) -> Tensor:
     size = torch.where(size.isinf(), size, size.clamp(max=torch.finfo(torch.bfloat16).max))
     dropped = ((size.view(torch.int32) + (noise >> 16).int()) & ~0xFFFF).view(torch.float32)
     return torch.where(size.isfinite(), dropped, size).copysign(x).bfloat16()
+
+
+def state_to_bf16(
+    state: Tensor, key: int, field: int, rows_U: Tensor, columns: tuple[int, int], n: Tensor | int
+) -> Tensor:
+    """Returns what a rule keeps of some rows as bfloat16, rounded stochastically.
+
+    Args:
+        state: float32 [U], or [U, columns].
+        key, field, rows_U, columns, n: of the random numbers, see `noise`. A single number of a row has column 0.
+    """
+    is_wide = state.dim() == 2
+    random = noise(key, field, rows_U, columns if is_wide else (0, 1), n)
+    return to_bf16(state, random if is_wide else random[:, 0])

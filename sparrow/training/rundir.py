@@ -141,7 +141,8 @@ class RunDir:
             UserError: when it is of others.
         """
         check_schema(Schema.load(self.path / "schema.toml"), dataset.schema, dataset.path)
-        saved.check(identity)
+        convert = f"begin another run_dir with --init_from {self.path}, which converts table rows"
+        saved.check(identity, {"format": convert, "state": convert})
         if saved.state.get("data") != dataset.fingerprint:
             raise UserError(
                 f"{dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch.optim import Optimizer
 
 from sparrow.core import UserError
+from sparrow.core.config import Family
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
-from sparrow.embeddings import TableSpec
+from sparrow.embeddings import Component, TableSpec
 from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import identity, load_optimizer, tables_of
@@ -30,10 +32,10 @@ def warm_start(
     """Give the model and its optimizers what the run `run.init_from` ended with: its best checkpoint, else the last.
 
     An id takes its table row with it. Rows are matched by id where the two logs number ids differently, and new ids
-    begin as in any run. Dense weights, the offset and the state of both optimizers come along. Schedule and steps begin
-    anew. The log's own base rate does not count, because what the model has learned says more. Where the two logs kept
-    other shares of their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the
-    same.
+    begin as in any run. Table rows and the state of their rules are converted where they were stored in other formats.
+    Dense weights, the offset and the state of both optimizers come along. Schedule and steps begin anew. The log's own
+    base rate does not count, because what the model has learned says more. Where the two logs kept other shares of
+    their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
 
     Args:
         model: is changed.
@@ -44,7 +46,8 @@ def warm_start(
         world: the ranks; by default one.
 
     Raises:
-        UserError: when there is no such run, or it has another model, other columns or other optimizers.
+        UserError: when there is no such run, or it has another model, other columns, other rules of tables or another
+            dense optimizer.
     """
     place, world = Path(str(run.init_from)), world or World()
 
@@ -62,16 +65,14 @@ def warm_start(
         if ours[name] != theirs[name]:
             raise UserError(f"init_from: {place} has {name} {theirs[name]} and this run {ours[name]}; use the same")
     for name in [name for name in ours["tables"] if name in theirs["tables"]]:
-        for what in ("rule", "format"):
-            mine, its = ours["tables"][name][what], theirs["tables"][name][what]
-            if mine != its:
-                raise UserError(
-                    f"init_from: {place} has {what} {its} for table {name!r} and this run {mine}; use the same"
-                )
+        mine, its = ours["tables"][name]["rule"], theirs["tables"][name]["rule"]
+        if mine != its:
+            raise UserError(f"init_from: {place} has rule {its} for table {name!r} and this run {mine}; use the same")
     moves: dict[str, torch.Tensor] = {}
-    for tables in tables_of(model):
-        for spec in tables.specs:
-            moves |= _moved_rows(spec, old, then, dataset.transforms)
+    were: dict[str, Component] = {}
+    for spec in [spec for tables in tables_of(model) for spec in tables.specs]:
+        moves |= _moved_rows(spec, old, then, dataset.transforms)
+        were |= _stored_before(spec, old, then, moves, say)
     saved = RunDir(place).best(world)
     model.load_state_dict(saved.part("dense"))
     _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
@@ -80,7 +81,7 @@ def warm_start(
     for chunk in saved.chunks():
         for record in records:
             if record.component.name == chunk.table:
-                record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)])
+                record.load_rows(chunk, moves[chunk.table][slice(*chunk.rows)], were[chunk.table])
     for tables in tables_of(model):
         tables.changed()
     rows = sum(component.rows for tables in tables_of(model) for spec in tables.specs for component in spec.components)
@@ -99,6 +100,19 @@ def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) ->
     if then != now:
         model.offset_T.add_(math.log(then / now))
         say(f"{now:g} of the negatives are kept, {then:g} were there: logits move by {math.log(then / now):+.3f}")
+
+
+def _stored_before(
+    spec: TableSpec, old: Run, then: Transforms, moves: dict[str, torch.Tensor], say: Callable[[str], None]
+) -> dict[str, Component]:
+    """Returns the components of a table as the earlier run had them, and says what is stored otherwise now."""
+    chosen = old.tables.of(spec.name, then.schema.encodings[spec.name].rows or 0)
+    one, other = (Family("sparrow.kernels.formats").name_of(has.format) for has in (chosen, spec))
+    parts = (("rows", one, other), ("state", chosen.state, spec.state))
+    if told := [f"{part} converted from {one} to {other}" for part, one, other in parts if one != other]:
+        say(f"{spec.name}: {' and '.join(told)}")
+    were = replace(spec, format=chosen.format, state=chosen.state).components
+    return {component.name: replace(component, rows=len(moves[component.name])) for component in were}
 
 
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:

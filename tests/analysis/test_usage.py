@@ -11,7 +11,12 @@ import pytest
 
 from sparrow import data
 from sparrow.analysis.usage import usage
+from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.kernels.formats import int4, int8
+from sparrow.kernels.rules import adam
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.runs import small_run
@@ -60,3 +65,18 @@ def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
     assert used["item"]["test"].untrained == 0
     assert (used["h"]["test"].missing, used["h"]["test"].ids) == (half // 2, half)
     assert used["h"]["test"].untrained == half // 2
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [TableChoices(format=int8.Config(), state="bf16"), TableChoices(format=int4.Config(), rule=adam.Config(lr=0.01))],
+)
+def test_bytes_are_those_of_the_tensors(prepared: Path, tmp_path: Path, choices: TableChoices) -> None:
+    train(small_run(prepared, tmp_path, tables=choices, loop=Loop(max_steps=2)))
+    found = restore(tmp_path)
+    records = {record.name: record for tables in tables_of(found.model) for record in tables.all_records()}
+    uses, _ = usage(found, data.open(prepared), (), lambda what, done, total: None)
+    assert {t.name for t in uses} == set(records)
+    for t in uses:
+        sizes = {name: tensor.nbytes for name, tensor in records[t.name].fields.items()}
+        assert (t.bytes_weight, t.bytes_state) == (sizes.pop("weight"), sum(sizes.values()))

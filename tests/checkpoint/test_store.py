@@ -66,6 +66,8 @@ def test_another_model(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with pytest.raises(UserError, match=r"checkpoint of another model: model.dim is 16 there and 32 here"):
         checkpoint.load(tmp_path).check({"model": {"name": "dlrm", "dim": 32}})
+    with pytest.raises(UserError, match=r"16 there and 32 here; restore the setting or grow$"):
+        checkpoint.load(tmp_path).check({"model": {"name": "dlrm", "dim": 32}}, {"dim": "grow"})
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
@@ -98,7 +100,7 @@ def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
 def test_a_newer_format(tmp_path: Path) -> None:
     path = save(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 9}))
-    with pytest.raises(UserError, match="checkpoint format 9, this Sparrow reads 2"):
+    with pytest.raises(UserError, match="checkpoint format 9, this Sparrow reads 3"):
         checkpoint.load(tmp_path)
 
 

@@ -423,12 +423,15 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
 
 def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path) -> None:
     train(run_of(prepared, tmp_path / "run", TableChoices()))
-    with pytest.raises(
-        UserError, match=r"checkpoint of another model: tables\.\w+\.format is 'fp32' there and 'fp16' here"
-    ):
-        train(run_of(prepared, tmp_path / "run", TableChoices(format=fp16.Config())), resume=True)
-    with pytest.raises(UserError, match=r"has format fp32 for table '\w+' and this run fp16; use the same"):
-        train(run_of(prepared, tmp_path / "warm", TableChoices(format=fp16.Config()), init_from=str(tmp_path / "run")))
+    others = {"format": (TableChoices(format=fp16.Config()), "fp16"), "state": (TableChoices(state="bf16"), "bf16")}
+    for setting, (choices, name) in others.items():
+        told = (
+            rf"tables\.\w+\.{setting} is 'fp32' there and '{name}' here; restore the setting or begin another run_dir"
+        )
+        with pytest.raises(UserError, match=rf"{told} with --init_from .*run, which converts table rows$") as error:
+            train(run_of(prepared, tmp_path / "run", choices), resume=True)
+        assert "\n" not in str(error.value)
+        train(run_of(prepared, tmp_path / name, choices, init_from=str(tmp_path / "run")))
 
 
 def test_a_table_that_nobody_holds_is_freed_at_once() -> None:

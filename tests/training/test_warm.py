@@ -16,10 +16,14 @@ from sparrow import checkpoint, data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.choices import Override
 from sparrow.features.hashing import hash_ids
 from sparrow.features.rows import batches
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.features.transforms import Transforms
+from sparrow.kernels.formats import int8
+from sparrow.kernels.philox import key_of
+from sparrow.kernels.rounding import noise, to_bf16
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.models import dcnv2, dlrm
 from sparrow.optimizers import adam
@@ -278,6 +282,93 @@ def test_resumed_it_does_not_begin_again(world: World, tmp_path: Path) -> None:
     assert one[0].step == two[0].step
     assert all(same(one[1][table], two[1][table]) for table in one[1])
     assert same(one[0].part("dense"), two[0].part("dense"))
+
+
+# -- other formats --------------------------------------------------------------------------------------------------
+
+
+def choices(**stored: Any) -> TableChoices:
+    return TableChoices(rule=rowwise_adagrad.Config(lr=0.1), **stored)
+
+
+@pytest.mark.parametrize("log", ["grown", "own"])
+def test_rows_are_converted_to_another_format(world: World, tmp_path: Path, log: str) -> None:
+    """fp32 to int8 and state to bf16, as update 0 rounds the rows that ids have now; then back, to what is decoded."""
+    stored = choices(overrides=(Override(names=("user", "item"), format={"name": "int8"}, state="bf16"),))
+    trainer, said = world.begun(log, tmp_path / "warm", tables=stored)
+    converted = "rows converted from fp32 to int8 and state converted from fp32 to bf16"
+    assert said[:2] == [f"user: {converted}", f"item: {converted}"]
+    assert not any("converted" in text for text in said[2:])
+    _, old = saved(world.first_run)
+    got, then, now = held(trainer), Transforms.load(world.first_run), trainer.dataset.transforms
+    key = key_of(trainer.run.seed, "user")
+    was, rows = (torch.from_numpy(users(t, range(30, 60))) for t in (then, now))
+    values_UD = old["user"]["weight"][was]
+    encoded = int8.Config().encode(values_UD, noise(key, 0, rows, (0, 4), 0))["weight"]
+    assert torch.equal(got["user"]["weight"][rows], encoded)
+    sums_U1 = to_bf16(old["user"]["sum"][was][:, None], noise(key, 1, rows, (0, 1), 0))
+    assert torch.equal(got["user"]["sum"][rows], sums_U1[:, 0])
+    assert torch.equal(got["user"]["touched"][rows], old["user"]["touched"][was])
+    assert same(got["page"], old["page"])
+    record = trainer.tables[0].record("user")
+    step_U1 = (values_UD.amax(1, keepdim=True) - values_UD.amin(1, keepdim=True)) / 255
+    assert ((record.weight[rows] - values_UD).abs() <= step_U1 * 1.001).all()
+
+
+def test_rows_are_decoded_where_fp32_follows(world: World, tmp_path: Path) -> None:
+    """A run in int8 with its state in bf16 is followed by one in fp32 on the same log and on one numbered otherwise."""
+    narrow = choices(format=int8.Config(), state="bf16")
+    train(world.run("first", tmp_path / "narrow", tables=narrow, loop=Loop(max_steps=8)))
+    _, old = saved(tmp_path / "narrow")
+    for log in ("first", "own"):
+        trainer, said = world.begun(log, tmp_path / log, init_from=str(tmp_path / "narrow"))
+        assert said[0] == "user: rows converted from int8 to fp32 and state converted from bf16 to fp32"
+        got = held(trainer)
+        was, rows = (
+            users(t, range(30, 60)) for t in (Transforms.load(tmp_path / "narrow"), trainer.dataset.transforms)
+        )
+        assert torch.equal(got["user"]["weight"][rows], int8.Config().decode(old["user"], 4)[was])
+        assert torch.equal(got["user"]["sum"][rows], old["user"]["sum"][was].float())
+        assert old["user"]["sum"].dtype == torch.bfloat16
+    raw = pq.read_table(world.root / "one.parquet")
+    trainer, _ = world.begun("first", tmp_path / "again", init_from=str(tmp_path / "narrow"))
+    table = trainer.dataset.transforms.transform(raw, training=False)
+    with torch.no_grad():
+        found = torch.cat([trainer.score(b) for b in batches(trainer.dataset.schema, table, 8192)])
+    torch.testing.assert_close(found.numpy(), restore(tmp_path / "narrow").score_rows(raw), rtol=0, atol=0)
+
+
+def test_a_run_goes_on_in_another_format(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command line: the converted run trains, and its first steps are no worse than those of a fresh one."""
+    command = [
+        "train",
+        str(world.root / "grown"),
+        "--data.batch_size",
+        "128",
+        "--model.name",
+        "dlrm",
+        "--model.dim",
+        "4",
+    ]
+    command += ["--model.bottom", "[8]", "--model.top", "[8]", "--tables.format.name", "int8", "--tables.state", "bf16"]
+    assert main([*command, "--run_dir", str(tmp_path / "warm"), "--init_from", str(world.first_run)]) == 0
+    printed = capsys.readouterr()
+    assert "age: rows converted from fp32 to int8 and state converted" in " ".join((printed.out + printed.err).split())
+    other = ["--run_dir", str(tmp_path / "warm"), "--resume", "--tables.format.name", "fp16"]
+    assert main([*command[:-4], *other]) == 2
+    told = capsys.readouterr().err
+    assert ".format is 'int8' there and 'fp16' here; restore the setting or begin another run_dir" in told
+
+
+def test_a_log_with_fewer_ids_than_the_one_before(world: World, tmp_path: Path) -> None:
+    three = day(tmp_path / "three.parquet", range(50, 60), range(100, 120), 2)
+    data.prepare([three], tmp_path / "few", schema=SCHEMA)
+    trainer, _ = world.begun(str(tmp_path / "few"), tmp_path / "warm")
+    then, now = Transforms.load(world.first_run), trainer.dataset.transforms
+    assert now.vocabularies["user"].rows < then.vocabularies["user"].rows
+    _, old = saved(world.first_run)
+    was, rows = users(then, range(50, 60)), users(now, range(50, 60))
+    assert same(of_rows(held(trainer)["user"], rows), of_rows(old["user"], was))
 
 
 # -- refused --------------------------------------------------------------------------------------------------------

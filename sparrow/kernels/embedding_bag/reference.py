@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
-from sparrow.kernels.rounding import noise, to_bf16
+from sparrow.kernels.rounding import noise, state_to_bf16
 from sparrow.kernels.rules import learns, regularized_update
 
 
@@ -134,9 +134,7 @@ def _write(
     for number, (name, tensor) in enumerate(level.state.items(), 1):
         new = state[name]
         if tensor.dtype == torch.bfloat16:
-            wide = new.view(len(rows_V), -1)
-            place = columns if tensor.dim() == 2 else (0, 1)
-            new = to_bf16(wide, noise(table.key, number, rows_V + first_row, place, n)).view_as(new)
+            new = state_to_bf16(new, table.key, number, rows_V + first_row, columns, n)
         tensor[rows_V] = new
 
 

@@ -12,7 +12,10 @@ from sparrow.kernels.rounding import to_bf16
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A row is bfloat16, 2 bytes a column: fp32 with 16 bits fewer (arXiv 1905.12322)."""
+    """A row is bfloat16, 2 bytes a column: fp32 with 16 bits fewer (arXiv 1905.12322).
+
+    rounding: "stochastic", whose mean is the number itself, or "nearest".
+    """
 
     rounding: Rounding = "stochastic"
 

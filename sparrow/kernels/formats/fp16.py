@@ -12,7 +12,11 @@ from sparrow.kernels.rounding import to_fp16
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A row is float16, 2 bytes a column. Above 65,504 numbers become infinite, or stay there if stochastic."""
+    """A row is float16, 2 bytes a column.
+
+    rounding: "stochastic", whose mean is the number itself, or "nearest". Numbers above 65,504 become 65,504, or
+    infinite to nearest.
+    """
 
     rounding: Rounding = "stochastic"
 

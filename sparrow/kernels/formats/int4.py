@@ -16,9 +16,10 @@ META = 4  # bytes of scale and bias
 class Config:
     """A row is four bits a column, the low half of a byte first, then scale and bias in float16: ceil(D/2) + 4 bytes.
 
-    A value is code * scale + bias (arXiv 2010.11305). Rounded to nearest, rows are FBGEMM's fused 4-bit rows to the
-    byte. Their scale and bias are rounded to nearest too, which cuts off an end of half of all rows. Rounded
-    stochastically, the bias is rounded down and the scale up, so that no value lies outside the codes.
+    A value is code * scale + bias (arXiv 2010.11305). The table cannot be cut by columns. rounding: "stochastic", whose
+    mean is the number itself: the bias is rounded down and the scale up, so that no value lies outside the codes. Or
+    "nearest", whose rows are FBGEMM's fused 4-bit rows to the byte: scale and bias are rounded to nearest too, which
+    cuts off an end of most rows.
     """
 
     rounding: Rounding = "stochastic"

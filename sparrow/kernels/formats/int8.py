@@ -16,7 +16,8 @@ META = 8  # bytes of scale and bias
 class Config:
     """A row is a byte a column, then scale and bias in float32: D + 8 bytes (arXiv 2010.11305).
 
-    A value is code * scale + bias. Rounded to nearest, rows are FBGEMM's fused 8-bit rows to the byte.
+    A value is code * scale + bias. The table cannot be cut by columns. rounding: "stochastic", whose mean is the number
+    itself, or "nearest", whose rows are FBGEMM's fused 8-bit rows to the byte.
     """
 
     rounding: Rounding = "stochastic"

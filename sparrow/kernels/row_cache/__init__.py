@@ -53,7 +53,7 @@ class Frames:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moves:
-    """What enters with a batch: rows_L into frames_L, int64 [L], where old_L was before, -1 for none. Their order means nothing.
+    """What enters with a batch: rows_L into frames_L, int64 [L], where old_L was before, -1 for none, in any order.
 
     hits, unique: how many of the batch's different rows were in before, and how many there are.
     """

@@ -62,6 +62,14 @@ def test_every_shape(shape: str, format: RowFormat) -> None:
     assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), shape)
 
 
+@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+def test_state_of_no_row(impl: Any) -> None:
+    """As of a table that a batch does not use."""
+    call = build(SHAPES["empty batch"], [6], adam.Config(), state=torch.bfloat16)
+    before = call.copied().content()
+    assert_same({k: v for k, v in updated(call, impl).items() if k in before}, before, "nothing was looked up")
+
+
 @built
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)

@@ -1,0 +1,57 @@
+"""What a component takes, and the page that tells it: docs/formats.md."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow.core.config import Family, from_dict
+from sparrow.embeddings import TableChoices
+from sparrow.embeddings.spec import STATES, Component
+
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+FAMILY = Family("sparrow.kernels.formats")
+DIMS = (16, 64, 128, 256)
+
+
+def test_the_page_has_the_bytes_of_every_row() -> None:
+    cells = r"\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$"
+    told = re.findall(rf"^\| `(\w+)` \| `(\w+)` {cells}", PAGE, re.MULTILINE)
+    found = {
+        (
+            name,
+            state,
+            *(str(Component(name="t", rows=1, dim=dim, format=make(name), state=state).bytes_row) for dim in DIMS),
+        )
+        for name in FAMILY.names()
+        for state in STATES
+    }
+    assert set(told) == found
+    assert len(told) == len(found)
+
+
+def make(name: str) -> Any:
+    return FAMILY.config(name)()
+
+
+@pytest.mark.parametrize("name", FAMILY.names())
+def test_the_page_says_how_many_bytes_and_which_can_be_cut(name: str) -> None:
+    (line,) = re.findall(rf"^\| `{name}` \| ([^|]+) \| [^|]+ \| (yes|no) \|$", PAGE, re.MULTILINE)
+    fields = make(name).fields(17)
+    told = {"4 D": 68, "2 D": 34, "D + 8": 25, "D / 2 rounded up, + 4": 13}
+    assert told[line[0].split(", of which")[0]] == sum(field.bytes_row for field in fields.values())
+    assert (line[1] == "yes") == all(field.across == "cut" for field in fields.values())
+
+
+def test_the_settings_of_the_page() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    choices = from_dict(TableChoices, tomllib.loads(block)["tables"])
+    kinds = [
+        (FAMILY.name_of(one.format), one.state) for one in (choices, choices.of("a", 5), choices.of("item", 10**6))
+    ]
+    assert kinds == [("int8", "bf16"), ("fp32", "bf16"), ("bf16", "fp32")]
+    assert choices.of("item", 10**6).format.rounding == "nearest"
