@@ -14,6 +14,7 @@ EXCEPTIONS = {  # what they test has no file of its own
     "embeddings/test_members.py": "each choice of a table with a second member, through all that knows tables",
     "embeddings/test_tables_gpu.py": "test_tables.py on a GPU",
     "kernels/embedding_bag/test_compile.py": "what torch.compile must know of all operators",
+    "kernels/embedding_bag/test_formats.py": "rows of every format through every operator",
     "kernels/embedding_bag/test_programs.py": "any sequence of calls of all operators",
     "models/test_definitions.py": "models against the formulas of their papers",
     "training/test_threads.py": "threads, through preflight, loop and command line",

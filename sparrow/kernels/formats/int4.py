@@ -41,7 +41,7 @@ class Config:
                 cut = bias_U1.float() + 15.0 * scale_U1.float() < high_U1
                 scale_U1 = torch.where(cut, _next(scale_U1), scale_U1)
             codes_UD = to_whole(((values_UD - bias_U1.float()) / scale_U1.float()).clamp(0.0, 15.0), noise_UD)
-        codes_UD = codes_UD.clamp(0, 15).to(torch.uint8)
+        codes_UD = codes_UD.nan_to_num(0.0).clamp(0, 15).to(torch.uint8)
         if codes_UD.shape[1] % 2:
             codes_UD = torch.cat([codes_UD, torch.zeros_like(codes_UD[:, :1])], 1)
         pairs = codes_UD[:, ::2] | codes_UD[:, 1::2] << 4

@@ -333,15 +333,10 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    const V<W> x = load<W>(from + at) - begin;
-    I<W> made;
-    if (noise.on) {
-      const V<W> steps = x / step;
-      made = whole<W>(steps < 15.0f ? steps : V<W>{} + 15.0f, noise.template at<W>(at));
-    } else {
-      const V<W> steps = x * inverse, most = steps < 15.0f ? steps : V<W>{} + 15.0f;
-      made = nearest<W>(most > 0.0f ? most : V<W>{});
-    }
+    const V<W> x = load<W>(from + at) - begin, steps = noise.on ? x / step : x * inverse;
+    const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
+    const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
+    const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
     store_as(codes + at, converted<B<W>, W>(made));
   });
   codes[dim] = 0;
