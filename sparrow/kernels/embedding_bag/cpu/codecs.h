@@ -3,6 +3,9 @@
 //
 // To add a format: a `Format` (loop_types.h), a row of `known_formats` (arguments.cpp), a reader and its case in
 // FOR_FORMAT, and its cases in `decode` and `encode`.
+//
+// Work is done on LANES lanes at a time, as many as this processor has. Of wider ones the compiler does conversions and
+// choices number by number.
 
 template <int W>
 struct LanesOf {
@@ -60,8 +63,19 @@ INLINE V<W> from_bf16(const H<W>& h) {
   return bits_as<V<W>>(I<W>(converted<I<W>, W>(h) << 16));
 }
 
+#ifdef HAS_F16C
+typedef int16_t EightHalves __attribute__((vector_size(16)));
+typedef int16_t SixteenHalves __attribute__((vector_size(32)));
+#endif
+
 template <int W>
 INLINE V<W> from_fp16(const H<W>& h) {
+#ifdef HAS_F16C
+  if constexpr (W == 8) return __builtin_ia32_vcvtph2ps256(bits_as<EightHalves>(h));
+#if LANES == 16
+  if constexpr (W == 16) return __builtin_ia32_vcvtph2ps512_mask(bits_as<SixteenHalves>(h), V<W>{}, -1, 4);
+#endif
+#endif
   const I<W> wide = converted<I<W>, W>(h);
   const I<W> size = (wide & 0x7fff) << 13, exponent = size & 0x0f800000;
   const I<W> normal = size + ((127 - 15) << 23);
@@ -72,41 +86,45 @@ INLINE V<W> from_fp16(const H<W>& h) {
   return bits_as<V<W>>(I<W>(made | ((wide & 0x8000) << 16)));
 }
 
-// A reader gives the lanes of a row from column `at` on.
-
-template <int W>
+// A reader of a row gives its lanes from a column on, LANES at most.
 struct Fp32 {
   const uint8_t* row;
   INLINE Fp32(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return load_as<V<W>>(row + at * 4); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return load_as<V<W>>(row + at * 4);
+  }
 };
 
-template <int W>
 struct Fp16 {
   const uint8_t* row;
   INLINE Fp16(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return from_fp16<W>(load_as<H<W>>(row + at * 2)); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return from_fp16<W>(load_as<H<W>>(row + at * 2));
+  }
 };
 
-template <int W>
 struct Bf16 {
   const uint8_t* row;
   INLINE Bf16(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return from_bf16<W>(load_as<H<W>>(row + at * 2)); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return from_bf16<W>(load_as<H<W>>(row + at * 2));
+  }
 };
 
-template <int W>
 struct Int8 {
   const uint8_t* row;
   const float scale, bias;
   INLINE Int8(const uint8_t* row, int64_t dim)
       : row(row), scale(load_as<float>(row + dim)), bias(load_as<float>(row + dim + 4)) {}
-  INLINE V<W> operator()(int64_t at) const {
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
     return converted<V<W>, W>(converted<I<W>, W>(load_as<B<W>>(row + at))) * scale + bias;
   }
 };
 
-template <int W>
 struct Int4 {
   const uint8_t* row;
   const float scale, bias;
@@ -114,7 +132,11 @@ struct Int4 {
       : row(row),
         scale(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2))),
         bias(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2 + 2))) {}
-  INLINE V<W> operator()(int64_t at) const { return converted<V<W>, W>(codes(at)) * scale + bias; }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return converted<V<W>, W>(codes<W>(at)) * scale + bias;
+  }
+  template <int W>
   INLINE I<W> codes(int64_t at) const {
     const uint8_t* const from = row + at / 2;
     if constexpr (W == 1) {
@@ -124,32 +146,36 @@ struct Int4 {
       uint64_t packed = 0;
       __builtin_memcpy(&packed, from, W / 2);
       if (at % 2) packed = packed >> 4 | static_cast<uint64_t>(from[W / 2]) << (W * 4 - 4);
-      B<W> bytes;
-      if constexpr (W == 16) {
-        const uint64_t low = spread(packed & 0xffffffff), high = spread(packed >> 32);
-        __builtin_memcpy(&bytes, &low, 8);
-        __builtin_memcpy(reinterpret_cast<char*>(&bytes) + 8, &high, 8);
-      } else {
-        const uint64_t all = spread(packed);
-        __builtin_memcpy(&bytes, &all, W);
-      }
-      return converted<I<W>, W>(bytes);
+      static constexpr uint32_t shift[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+      static constexpr int32_t in_low[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+      const U<W> low = U<W>{} + static_cast<uint32_t>(packed), high = U<W>{} + static_cast<uint32_t>(packed >> 32);
+      const U<W> words = W <= 8 ? low : load_as<I<W>>(in_low) ? low : high;
+      return bits_as<I<W>>(U<W>(words >> load_as<U<W>>(shift) & 15u));
     }
-  }
-  // Eight codes of four bits, each in a byte.
-  static INLINE uint64_t spread(uint64_t x) {
-    x = (x | x << 16) & 0x0000ffff0000ffffull;
-    x = (x | x << 8) & 0x00ff00ff00ff00ffull;
-    return (x | x << 4) & 0x0f0f0f0f0f0f0f0full;
   }
 };
 
-// Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
 template <int W>
 struct Lanes {
   static constexpr int width = W;
 };
 
+// W lanes of a reader.
+template <int W, class Reader>
+INLINE V<W> values(const Reader& reader, int64_t at) {
+  if constexpr (W <= LANES) {
+    return reader.template at<W>(at);
+  } else {
+    V<W> all;
+    for (int part = 0; part < W; part += LANES) {
+      const V<LANES> some = reader.template at<LANES>(at + part);
+      __builtin_memcpy(reinterpret_cast<char*>(&all) + part * 4, &some, sizeof some);
+    }
+    return all;
+  }
+}
+
+// Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
 template <int W, class F>
 INLINE void each_of(int64_t dim, const F& f) {
   for (int64_t at = 0; at + W <= dim; at += W) f(Lanes<W>{}, at);
@@ -158,17 +184,18 @@ INLINE void each_of(int64_t dim, const F& f) {
 
 template <class F>
 INLINE void each(int64_t dim, const F& f) {
-  if (dim >= 16) each_of<16>(dim, f);
-  else if (dim >= 8) each_of<8>(dim, f);
+  if (LANES >= 16 && dim >= 16) each_of<LANES>(dim, f);
+  else if (LANES >= 8 && dim >= 8) each_of<8>(dim, f);
   else if (dim >= 4) each_of<4>(dim, f);
   else each_of<1>(dim, f);
 }
 
-template <template <int> class Reader>
+template <class Reader>
 void decode_by(const uint8_t* row, int64_t dim, float* to) {
+  const Reader reader(row, dim);
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    store<W>(to + at, Reader<W>(row, dim)(at));
+    store<W>(to + at, reader.template at<W>(at));
   });
 }
 
@@ -261,6 +288,14 @@ INLINE H<W> to_bf16(const V<W>& x, const Noise& noise, int64_t at) {
 
 template <int W>
 INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
+#ifdef HAS_F16C
+  if constexpr (W == 8)
+    if (!noise.on) return bits_as<H<W>>(__builtin_ia32_vcvtps2ph256(x, 0));
+#if LANES == 16
+  if constexpr (W == 16)
+    if (!noise.on) return bits_as<H<W>>(__builtin_ia32_vcvtps2ph512_mask(x, 0, SixteenHalves{}, -1));
+#endif
+#endif
   constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
   const I<W> bits = bits_as<I<W>>(x), sign = (bits >> 16) & 0x8000;
   I<W> size = bits & 0x7fffffff, normal, small;
@@ -279,18 +314,28 @@ INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
   return converted<H<W>, W>(I<W>(made | sign));
 }
 
-// The least and the largest number of a row.
+// The least and the largest number of a row; zeros are positive.
 INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
   low = high = row[0];
-  each(dim, [&](auto lanes, int64_t at) {
+  const auto by = [&](auto lanes) {
     constexpr int W = decltype(lanes)::width;
-    float v[W];
-    store<W>(v, load<W>(row + at));
+    V<W> least = load<W>(row), most = least;
+    each_of<W>(dim, [&](auto, int64_t at) {
+      const V<W> v = load<W>(row + at);
+      least = v < least ? v : least;
+      most = v > most ? v : most;
+    });
+    float lows[W], highs[W];
+    store<W>(lows, least);
+    store<W>(highs, most);
     for (int w = 0; w < W; ++w) {
-      low = v[w] < low ? v[w] : low;
-      high = v[w] > high ? v[w] : high;
+      low = lows[w] < low ? lows[w] : low;
+      high = highs[w] > high ? highs[w] : high;
     }
-  });
+  };
+  dim >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
+  low += 0.0f;
+  high += 0.0f;
 }
 
 INLINE uint16_t half_of(float x) { return to_fp16<1>(x, Noise(), 0); }
@@ -341,7 +386,14 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   });
   codes[dim] = 0;
   const int64_t pairs = (dim + 1) / 2;
-  for (int64_t p = 0; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
+  int64_t p = 0;
+  for (; p + 4 <= pairs; p += 4) {  // eight codes at a time
+    uint64_t x = load_as<uint64_t>(codes + 2 * p);
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffull;
+    x = (x | x >> 8) & 0x0000ffff0000ffffull;
+    store_as(to + p, static_cast<uint32_t>(x | x >> 16));
+  }
+  for (; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   store_as(to + pairs, scale);
   store_as(to + pairs + 2, bias);
 }

@@ -280,7 +280,7 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   const bool far = p.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(p.bytes, far);
@@ -292,12 +292,12 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const uint8_t* const* const last = row + length; row < last; ++row) {
       if (row + ahead < end) prefetch(row[ahead], p.bytes, far);
-      const Reader<W> values(*row, shape.dim);
+      const Reader reader(*row, shape.dim);
       if (p.weights) {
         const float weight = p.weights[row - p.rows];
-        EACH(k) sum[k] += values(shape.at(k)) * weight;
+        EACH(k) sum[k] += values<W>(reader, shape.at(k)) * weight;
       } else {
-        EACH(k) sum[k] += values(shape.at(k));
+        EACH(k) sum[k] += values<W>(reader, shape.at(k));
       }
     }
     if (p.mean && length > 1) {
@@ -308,27 +308,27 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   }
 }
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
   const bool far = p.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(p.bytes, far);
   for (int64_t n = 0; n < p.count; ++n) {
     if (n + ahead < p.count) prefetch(p.rows[n + ahead], p.bytes, far);
-    const Reader<W> values(p.rows[n], shape.dim);
+    const Reader reader(p.rows[n], shape.dim);
     const float weight = p.weights ? p.weights[n] : 1.0f;
-    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values(shape.at(k)) * weight);
+    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values<W>(reader, shape.at(k)) * weight);
   }
 }
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
   const bool far = d.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(d.bytes, far);
   for (int64_t n = 0; n < d.count; ++n) {
     if (n + ahead < d.count) prefetch(d.rows[n + ahead], d.bytes, far);
-    const Reader<W> values(d.rows[n], shape.dim);
-    EACH(k) a[k] = values(shape.at(k));
+    const Reader reader(d.rows[n], shape.dim);
+    EACH(k) a[k] = values<W>(reader, shape.at(k));
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
   }

@@ -13,31 +13,39 @@
 namespace sparrow::embedding_bag {
 namespace {
 
+#define LANES 4  // floats that the processor handles at a time
 namespace portable {
 #include "loops.h"
 }
+#undef LANES
 
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,f16c")
 #endif
+#define HAS_F16C  // instructions between fp16 and fp32
+#define LANES 8
 namespace avx2 {
 #include "loops.h"
 }
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,f16c"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq")
+#pragma GCC target("avx512f,avx512vl,avx512dq,f16c")
 #endif
+#undef LANES
+#define LANES 16
 namespace avx512 {
 #include "loops.h"
 }
+#undef LANES
+#undef HAS_F16C
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -56,8 +64,9 @@ const std::vector<Processor>& processors() {
   __builtin_cpu_init();
   static const std::vector<Processor> all{
       {"avx512", &avx512::loops,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")},
-      {"avx2", &avx2::loops, static_cast<bool>(__builtin_cpu_supports("avx2"))},
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("f16c")},
+      {"avx2", &avx2::loops, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")},
       {"portable", &portable::loops, true}};
 #else
   static const std::vector<Processor> all{{"portable", &portable::loops, true}};
