@@ -4,8 +4,8 @@
 // To add a format: a `Format` (loop_types.h), a row of `known_formats` (arguments.cpp), a reader and its case in
 // FOR_FORMAT, and its cases in `decode` and `encode`.
 //
-// Work is done on LANES lanes at a time, as many as this processor has. Of wider ones the compiler does conversions and
-// choices number by number.
+// Work is done on LANES lanes at a time, as many as this processor has: 16 with AVX-512, 8 with AVX2 and F16C, else 4.
+// With wider ones the compiler does choices number by number, and so it does conversions that skip a width.
 
 template <int W>
 struct LanesOf {
@@ -56,27 +56,47 @@ INLINE To converted(const From& from) {
   else return __builtin_convertvector(from, To);
 }
 
+template <int W>
+INLINE I<W> widened(const H<W>& h) {
+#if LANES >= 8
+  if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu16_epi32(bits_as<__m128i>(h)));
+#endif
+  return converted<I<W>, W>(h);
+}
+
+template <int W>
+INLINE I<W> widened(const B<W>& b) {
+#if LANES >= 8
+  if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits_as<int64_t>(b))));
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<I<W>>(_mm512_cvtepu8_epi32(bits_as<__m128i>(b)));
+#endif
+  return converted<I<W>, W>(converted<H<W>, W>(b));
+}
+
+template <int W>
+INLINE B<W> narrowed(const I<W>& i) {
+  return converted<B<W>, W>(converted<H<W>, W>(i));
+}
+
 // -- decoding --------------------------------------------------------------------------------------------------------
 
 template <int W>
 INLINE V<W> from_bf16(const H<W>& h) {
-  return bits_as<V<W>>(I<W>(converted<I<W>, W>(h) << 16));
+  return bits_as<V<W>>(I<W>(widened<W>(h) << 16));
 }
-
-#ifdef HAS_F16C
-typedef int16_t EightHalves __attribute__((vector_size(16)));
-typedef int16_t SixteenHalves __attribute__((vector_size(32)));
-#endif
 
 template <int W>
 INLINE V<W> from_fp16(const H<W>& h) {
-#ifdef HAS_F16C
-  if constexpr (W == 8) return __builtin_ia32_vcvtph2ps256(bits_as<EightHalves>(h));
+#if LANES >= 8
+  if constexpr (W == 1) return _cvtsh_ss(h);
+  if constexpr (W == 8) return bits_as<V<W>>(_mm256_cvtph_ps(bits_as<__m128i>(h)));
+#endif
 #if LANES == 16
-  if constexpr (W == 16) return __builtin_ia32_vcvtph2ps512_mask(bits_as<SixteenHalves>(h), V<W>{}, -1, 4);
+  if constexpr (W == 16) return bits_as<V<W>>(_mm512_cvtph_ps(bits_as<__m256i>(h)));
 #endif
-#endif
-  const I<W> wide = converted<I<W>, W>(h);
+  const I<W> wide = widened<W>(h);
   const I<W> size = (wide & 0x7fff) << 13, exponent = size & 0x0f800000;
   const I<W> normal = size + ((127 - 15) << 23);
   const I<W> infinite = normal + ((255 - 31 - (127 - 15)) << 23);  // infinities and NaN
@@ -121,7 +141,7 @@ struct Int8 {
       : row(row), scale(load_as<float>(row + dim)), bias(load_as<float>(row + dim + 4)) {}
   template <int W>
   INLINE V<W> at(int64_t at) const {
-    return converted<V<W>, W>(converted<I<W>, W>(load_as<B<W>>(row + at))) * scale + bias;
+    return converted<V<W>, W>(widened<W>(load_as<B<W>>(row + at))) * scale + bias;
   }
 };
 
@@ -213,8 +233,8 @@ void decode(const Level& level, int64_t row, int64_t dim, float* to) {
   const uint8_t* const low = level.low + row * dim * 2;
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    const I<W> high = converted<I<W>, W>(load_as<H<W>>(from + at * 2)) << 16;
-    store<W>(to + at, bits_as<V<W>>(I<W>(high | converted<I<W>, W>(load_as<H<W>>(low + at * 2)))));
+    const I<W> high = widened<W>(load_as<H<W>>(from + at * 2)) << 16;
+    store<W>(to + at, bits_as<V<W>>(I<W>(high | widened<W>(load_as<H<W>>(low + at * 2)))));
   });
 }
 
@@ -288,13 +308,15 @@ INLINE H<W> to_bf16(const V<W>& x, const Noise& noise, int64_t at) {
 
 template <int W>
 INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
-#ifdef HAS_F16C
+#if LANES >= 8
+  if constexpr (W == 1)
+    if (!noise.on) return _cvtss_sh(x, 0);
   if constexpr (W == 8)
-    if (!noise.on) return bits_as<H<W>>(__builtin_ia32_vcvtps2ph256(x, 0));
+    if (!noise.on) return bits_as<H<W>>(_mm256_cvtps_ph(bits_as<__m256>(x), 0));
+#endif
 #if LANES == 16
   if constexpr (W == 16)
-    if (!noise.on) return bits_as<H<W>>(__builtin_ia32_vcvtps2ph512_mask(x, 0, SixteenHalves{}, -1));
-#endif
+    if (!noise.on) return bits_as<H<W>>(_mm512_cvtps_ph(bits_as<__m512>(x), 0));
 #endif
   constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
   const I<W> bits = bits_as<I<W>>(x), sign = (bits >> 16) & 0x8000;
@@ -355,7 +377,7 @@ void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     } else {
       codes = nearest<W>(x * inverse);
     }
-    store_as(to + at, converted<B<W>, W>(codes > 255 ? I<W>{} + 255 : codes));
+    store_as(to + at, narrowed<W>(codes > 255 ? I<W>{} + 255 : codes));
   });
   store_as(to + dim, scale);
   store_as(to + dim + 4, low);
@@ -382,7 +404,7 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
     const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
     const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
-    store_as(codes + at, converted<B<W>, W>(made));
+    store_as(codes + at, narrowed<W>(made));
   });
   codes[dim] = 0;
   const int64_t pairs = (dim + 1) / 2;

@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace sparrow::embedding_bag {
 namespace {
 
@@ -26,7 +30,6 @@ namespace portable {
 #pragma GCC push_options
 #pragma GCC target("avx2,f16c")
 #endif
-#define HAS_F16C  // instructions between fp16 and fp32
 #define LANES 8
 namespace avx2 {
 #include "loops.h"
@@ -45,7 +48,6 @@ namespace avx512 {
 #include "loops.h"
 }
 #undef LANES
-#undef HAS_F16C
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
