@@ -4,8 +4,7 @@
 // To add a format: a `Format` (loop_types.h), a row of `known_formats` (arguments.cpp), a reader and its case in
 // FOR_FORMAT, and its cases in `decode` and `encode`.
 //
-// Work is done on LANES lanes at a time, as many as this processor has: 16 with AVX-512, 8 with AVX2 and F16C, else 4.
-// With wider ones the compiler does choices number by number, and so it does conversions that skip a width.
+// Work is done on LANES lanes at a time. The compiler converts number by number where a conversion skips a width.
 
 template <int W>
 struct LanesOf {
@@ -183,16 +182,8 @@ struct Lanes {
 // W lanes of a reader.
 template <int W, class Reader>
 INLINE V<W> values(const Reader& reader, int64_t at) {
-  if constexpr (W <= LANES) {
-    return reader.template at<W>(at);
-  } else {
-    V<W> all;
-    for (int part = 0; part < W; part += LANES) {
-      const V<LANES> some = reader.template at<LANES>(at + part);
-      __builtin_memcpy(reinterpret_cast<char*>(&all) + part * 4, &some, sizeof some);
-    }
-    return all;
-  }
+  if constexpr (W > LANES) return {values<W / 2>(reader, at), values<W / 2>(reader, at + W / 2)};
+  else return reader.template at<W>(at);
 }
 
 // Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
@@ -204,10 +195,12 @@ INLINE void each_of(int64_t dim, const F& f) {
 
 template <class F>
 INLINE void each(int64_t dim, const F& f) {
-  if (LANES >= 16 && dim >= 16) each_of<LANES>(dim, f);
-  else if (LANES >= 8 && dim >= 8) each_of<8>(dim, f);
-  else if (dim >= 4) each_of<4>(dim, f);
-  else each_of<1>(dim, f);
+  if (dim >= LANES) return each_of<LANES>(dim, f);
+  if constexpr (LANES > 8)
+    if (dim >= 8) return each_of<8>(dim, f);
+  if constexpr (LANES > 4)
+    if (dim >= 4) return each_of<4>(dim, f);
+  each_of<1>(dim, f);
 }
 
 template <class Reader>

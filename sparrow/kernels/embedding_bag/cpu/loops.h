@@ -8,27 +8,63 @@
 // A row of D floats is K vectors of W lanes, the last one shifted back so that it ends with the row: where W does not
 // divide D, some lanes stand in two vectors with the same value, and no loop has a remainder.
 
-template <int W>
+// LANES are as many floats as the processor handles at a time: 16 with AVX-512, 8 with AVX2, else 4. Vectors with more
+// are two of half as many: the compiler would keep them in memory.
+
+template <int W, bool wide = (W > LANES)>
 struct VectorOf {
   typedef float type __attribute__((vector_size(W * 4)));
 };
 template <>
-struct VectorOf<1> {
+struct VectorOf<1, false> {
   typedef float type;
 };
 template <int W>
 using V = typename VectorOf<W>::type;
 
+#define OPERATOR(op)                                                                                                \
+  friend INLINE Halves operator op(const Halves& a, const Halves& b) { return {a.low op b.low, a.high op b.high}; } \
+  friend INLINE Halves operator op(const Halves& a, float b) { return {a.low op b, a.high op b}; }                  \
+  friend INLINE Halves operator op(float a, const Halves& b) { return {a op b.low, a op b.high}; }                  \
+  template <class Other>                                                                                            \
+  INLINE Halves& operator op##=(const Other & b) {                                                                  \
+    return *this = *this op b;                                                                                      \
+  }
+
+template <int W>
+struct Halves {
+  V<W / 2> low, high;
+  OPERATOR(+)
+  OPERATOR(-)
+  OPERATOR(*)
+  OPERATOR(/)
+};
+#undef OPERATOR
+
+template <int W>
+struct VectorOf<W, true> {
+  typedef Halves<W> type;
+};
+
 template <int W>
 INLINE V<W> load(const float* from) {
-  V<W> v;
-  __builtin_memcpy(&v, from, sizeof v);
-  return v;
+  if constexpr (W > LANES) {
+    return {load<W / 2>(from), load<W / 2>(from + W / 2)};
+  } else {
+    V<W> v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+  }
 }
 
 template <int W>
 INLINE void store(float* to, const V<W>& v) {
-  __builtin_memcpy(to, &v, sizeof v);
+  if constexpr (W > LANES) {
+    store<W / 2>(to, v.low);
+    store<W / 2>(to + W / 2, v.high);
+  } else {
+    __builtin_memcpy(to, &v, sizeof v);
+  }
 }
 
 // K = 0 (long or unusual rows): counted at run time, vectors in scratch instead of registers.
@@ -57,9 +93,11 @@ template <int W>
 INLINE float sum_of(const V<W>& v) {
   if constexpr (W == 1) {
     return v;
+  } else if constexpr (W > LANES) {
+    return sum_of<W / 2>(v.low + v.high);
   } else {
     float lanes[W];
-    __builtin_memcpy(lanes, &v, sizeof v);
+    store<W>(lanes, v);
     return sum_of<W / 2>(load<W / 2>(lanes) + load<W / 2>(lanes + W / 2));
   }
 }
@@ -71,9 +109,9 @@ INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors
   V<W> total = a[last] * b[last];
   if (const int64_t repeated = shape.repeated(); W > 1 && repeated > 0) {
     float lanes[W];
-    __builtin_memcpy(lanes, &total, sizeof lanes);
+    store<W>(lanes, total);
     for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
-    __builtin_memcpy(&total, lanes, sizeof lanes);
+    total = load<W>(lanes);
   }
   EACH(k)
     if (k < last) total += a[k] * b[k];
@@ -91,12 +129,11 @@ INLINE void write(const Shape<W, K>& shape, const Vectors<W, K>& from, float* to
 }
 
 template <int W>
-INLINE V<W> square_root(V<W> v) {
+INLINE V<W> square_root(const V<W>& v) {
   float lanes[W];
-  __builtin_memcpy(lanes, &v, sizeof v);
+  store<W>(lanes, v);
   for (int j = 0; j < W; ++j) lanes[j] = __builtin_sqrtf(lanes[j]);
-  __builtin_memcpy(&v, lanes, sizeof v);
-  return v;
+  return load<W>(lanes);
 }
 
 INLINE void prefetch(const void* row, int64_t bytes, bool far) {

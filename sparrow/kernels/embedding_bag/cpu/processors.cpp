@@ -17,7 +17,7 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-#define LANES 4  // floats that the processor handles at a time
+#define LANES 4
 namespace portable {
 #include "loops.h"
 }
