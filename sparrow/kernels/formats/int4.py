@@ -30,7 +30,7 @@ class Config:
 
     def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""
-        low_U1, high_U1 = values_UD.amin(1, keepdim=True), values_UD.amax(1, keepdim=True)
+        low_U1, high_U1 = values_UD.amin(1, keepdim=True) + 0.0, values_UD.amax(1, keepdim=True) + 0.0  # no -0
         bias_U1 = low_U1.half() if noise_UD is None else _below(low_U1)
         range_U1 = high_U1 - bias_U1.float()
         scale_U1 = (torch.where(range_U1 == 0, 15.0, range_U1) / 15.0).half()
@@ -42,7 +42,7 @@ class Config:
                 cut = bias_U1.float() + 15.0 * scale_U1.float() < high_U1
                 scale_U1 = torch.where(cut, _next(scale_U1), scale_U1)
             codes_UD = to_whole(((values_UD - bias_U1.float()) / scale_U1.float()).clamp(0.0, 15.0), noise_UD)
-        codes_UD = codes_UD.clamp(0, 15).to(torch.uint8)
+        codes_UD = codes_UD.nan_to_num(0.0).clamp(0, 15).to(torch.uint8)
         if codes_UD.shape[1] % 2:
             codes_UD = torch.cat([codes_UD, torch.zeros_like(codes_UD[:, :1])], 1)
         pairs = codes_UD[:, ::2] | codes_UD[:, 1::2] << 4

@@ -28,7 +28,7 @@ class Config:
 
     def encode(self, values_UD: Tensor, noise_UD: Tensor | None) -> dict[str, Tensor]:
         """See `RowFormat.encode`."""
-        low_U1, high_U1 = values_UD.amin(1, keepdim=True), values_UD.amax(1, keepdim=True)
+        low_U1, high_U1 = values_UD.amin(1, keepdim=True) + 0.0, values_UD.amax(1, keepdim=True) + 0.0  # no -0
         range_U1 = high_U1 - low_U1
         scale_U1 = range_U1 / 255.0
         if noise_UD is None:

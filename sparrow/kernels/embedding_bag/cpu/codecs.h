@@ -3,6 +3,8 @@
 //
 // To add a format: a `Format` (loop_types.h), a row of `known_formats` (arguments.cpp), a reader and its case in
 // FOR_FORMAT, and its cases in `decode` and `encode`.
+//
+// Work is done on LANES lanes at a time. The compiler converts number by number where a conversion skips a width.
 
 template <int W>
 struct LanesOf {
@@ -53,16 +55,47 @@ INLINE To converted(const From& from) {
   else return __builtin_convertvector(from, To);
 }
 
+template <int W>
+INLINE I<W> widened(const H<W>& h) {
+#if LANES >= 8
+  if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu16_epi32(bits_as<__m128i>(h)));
+#endif
+  return converted<I<W>, W>(h);
+}
+
+template <int W>
+INLINE I<W> widened(const B<W>& b) {
+#if LANES >= 8
+  if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits_as<int64_t>(b))));
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<I<W>>(_mm512_cvtepu8_epi32(bits_as<__m128i>(b)));
+#endif
+  return converted<I<W>, W>(converted<H<W>, W>(b));
+}
+
+template <int W>
+INLINE B<W> narrowed(const I<W>& i) {
+  return converted<B<W>, W>(converted<H<W>, W>(i));
+}
+
 // -- decoding --------------------------------------------------------------------------------------------------------
 
 template <int W>
 INLINE V<W> from_bf16(const H<W>& h) {
-  return bits_as<V<W>>(I<W>(converted<I<W>, W>(h) << 16));
+  return bits_as<V<W>>(I<W>(widened<W>(h) << 16));
 }
 
 template <int W>
 INLINE V<W> from_fp16(const H<W>& h) {
-  const I<W> wide = converted<I<W>, W>(h);
+#if LANES >= 8
+  if constexpr (W == 1) return _cvtsh_ss(h);
+  if constexpr (W == 8) return bits_as<V<W>>(_mm256_cvtph_ps(bits_as<__m128i>(h)));
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<V<W>>(_mm512_cvtph_ps(bits_as<__m256i>(h)));
+#endif
+  const I<W> wide = widened<W>(h);
   const I<W> size = (wide & 0x7fff) << 13, exponent = size & 0x0f800000;
   const I<W> normal = size + ((127 - 15) << 23);
   const I<W> infinite = normal + ((255 - 31 - (127 - 15)) << 23);  // infinities and NaN
@@ -72,41 +105,45 @@ INLINE V<W> from_fp16(const H<W>& h) {
   return bits_as<V<W>>(I<W>(made | ((wide & 0x8000) << 16)));
 }
 
-// A reader gives the lanes of a row from column `at` on.
-
-template <int W>
+// A reader of a row gives its lanes from a column on, LANES at most.
 struct Fp32 {
   const uint8_t* row;
   INLINE Fp32(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return load_as<V<W>>(row + at * 4); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return load_as<V<W>>(row + at * 4);
+  }
 };
 
-template <int W>
 struct Fp16 {
   const uint8_t* row;
   INLINE Fp16(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return from_fp16<W>(load_as<H<W>>(row + at * 2)); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return from_fp16<W>(load_as<H<W>>(row + at * 2));
+  }
 };
 
-template <int W>
 struct Bf16 {
   const uint8_t* row;
   INLINE Bf16(const uint8_t* row, int64_t) : row(row) {}
-  INLINE V<W> operator()(int64_t at) const { return from_bf16<W>(load_as<H<W>>(row + at * 2)); }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return from_bf16<W>(load_as<H<W>>(row + at * 2));
+  }
 };
 
-template <int W>
 struct Int8 {
   const uint8_t* row;
   const float scale, bias;
   INLINE Int8(const uint8_t* row, int64_t dim)
       : row(row), scale(load_as<float>(row + dim)), bias(load_as<float>(row + dim + 4)) {}
-  INLINE V<W> operator()(int64_t at) const {
-    return converted<V<W>, W>(converted<I<W>, W>(load_as<B<W>>(row + at))) * scale + bias;
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return converted<V<W>, W>(widened<W>(load_as<B<W>>(row + at))) * scale + bias;
   }
 };
 
-template <int W>
 struct Int4 {
   const uint8_t* row;
   const float scale, bias;
@@ -114,7 +151,11 @@ struct Int4 {
       : row(row),
         scale(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2))),
         bias(from_fp16<1>(load_as<uint16_t>(row + (dim + 1) / 2 + 2))) {}
-  INLINE V<W> operator()(int64_t at) const { return converted<V<W>, W>(codes(at)) * scale + bias; }
+  template <int W>
+  INLINE V<W> at(int64_t at) const {
+    return converted<V<W>, W>(codes<W>(at)) * scale + bias;
+  }
+  template <int W>
   INLINE I<W> codes(int64_t at) const {
     const uint8_t* const from = row + at / 2;
     if constexpr (W == 1) {
@@ -124,23 +165,12 @@ struct Int4 {
       uint64_t packed = 0;
       __builtin_memcpy(&packed, from, W / 2);
       if (at % 2) packed = packed >> 4 | static_cast<uint64_t>(from[W / 2]) << (W * 4 - 4);
-      B<W> bytes;
-      if constexpr (W == 16) {
-        const uint64_t low = spread(packed & 0xffffffff), high = spread(packed >> 32);
-        __builtin_memcpy(&bytes, &low, 8);
-        __builtin_memcpy(reinterpret_cast<char*>(&bytes) + 8, &high, 8);
-      } else {
-        const uint64_t all = spread(packed);
-        __builtin_memcpy(&bytes, &all, W);
-      }
-      return converted<I<W>, W>(bytes);
+      static constexpr uint32_t shift[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+      static constexpr int32_t in_low[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+      const U<W> low = U<W>{} + static_cast<uint32_t>(packed), high = U<W>{} + static_cast<uint32_t>(packed >> 32);
+      const U<W> words = W <= 8 ? low : load_as<I<W>>(in_low) ? low : high;
+      return bits_as<I<W>>(U<W>(words >> load_as<U<W>>(shift) & 15u));
     }
-  }
-  // Eight codes of four bits, each in a byte.
-  static INLINE uint64_t spread(uint64_t x) {
-    x = (x | x << 16) & 0x0000ffff0000ffffull;
-    x = (x | x << 8) & 0x00ff00ff00ff00ffull;
-    return (x | x << 4) & 0x0f0f0f0f0f0f0f0full;
   }
 };
 
@@ -149,25 +179,32 @@ INLINE const uint8_t* address_of(const uint8_t* row) {
 }
 
 // Rows of which some are fp32: see `Places`.
-template <template <int> class Other>
+template <class Other>
 struct Mixed {
+  const bool is_frame;
+  const uint8_t* row;
+  const int64_t dim;
+  INLINE Mixed(const uint8_t* row, int64_t dim)
+      : is_frame(reinterpret_cast<uintptr_t>(row) & kFrame), row(address_of(row)), dim(dim) {}
   template <int W>
-  struct Reader {
-    const bool is_frame;
-    const uint8_t* row;
-    const int64_t dim;
-    INLINE Reader(const uint8_t* row, int64_t dim)
-        : is_frame(reinterpret_cast<uintptr_t>(row) & kFrame), row(address_of(row)), dim(dim) {}
-    INLINE V<W> operator()(int64_t at) const { return is_frame ? Fp32<W>(row, dim)(at) : Other<W>(row, dim)(at); }
-  };
+  INLINE V<W> at(int64_t at) const {
+    return is_frame ? Fp32(row, dim).at<W>(at) : Other(row, dim).template at<W>(at);
+  }
 };
 
-// Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
 template <int W>
 struct Lanes {
   static constexpr int width = W;
 };
 
+// W lanes of a reader.
+template <int W, class Reader>
+INLINE V<W> values(const Reader& reader, int64_t at) {
+  if constexpr (W > LANES) return {values<W / 2>(reader, at), values<W / 2>(reader, at + W / 2)};
+  else return reader.template at<W>(at);
+}
+
+// Calls f(lanes, at) for all columns of a row, the last lanes shifted back where they would pass its end.
 template <int W, class F>
 INLINE void each_of(int64_t dim, const F& f) {
   for (int64_t at = 0; at + W <= dim; at += W) f(Lanes<W>{}, at);
@@ -176,17 +213,20 @@ INLINE void each_of(int64_t dim, const F& f) {
 
 template <class F>
 INLINE void each(int64_t dim, const F& f) {
-  if (dim >= 16) each_of<16>(dim, f);
-  else if (dim >= 8) each_of<8>(dim, f);
-  else if (dim >= 4) each_of<4>(dim, f);
-  else each_of<1>(dim, f);
+  if (dim >= LANES) return each_of<LANES>(dim, f);
+  if constexpr (LANES > 8)
+    if (dim >= 8) return each_of<8>(dim, f);
+  if constexpr (LANES > 4)
+    if (dim >= 4) return each_of<4>(dim, f);
+  each_of<1>(dim, f);
 }
 
-template <template <int> class Reader>
+template <class Reader>
 void decode_by(const uint8_t* row, int64_t dim, float* to) {
+  const Reader reader(row, dim);
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    store<W>(to + at, Reader<W>(row, dim)(at));
+    store<W>(to + at, reader.template at<W>(at));
   });
 }
 
@@ -204,8 +244,8 @@ void decode(const Level& level, int64_t row, int64_t dim, float* to) {
   const uint8_t* const low = level.low + row * dim * 2;
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    const I<W> high = converted<I<W>, W>(load_as<H<W>>(from + at * 2)) << 16;
-    store<W>(to + at, bits_as<V<W>>(I<W>(high | converted<I<W>, W>(load_as<H<W>>(low + at * 2)))));
+    const I<W> high = widened<W>(load_as<H<W>>(from + at * 2)) << 16;
+    store<W>(to + at, bits_as<V<W>>(I<W>(high | widened<W>(load_as<H<W>>(low + at * 2)))));
   });
 }
 
@@ -279,6 +319,16 @@ INLINE H<W> to_bf16(const V<W>& x, const Noise& noise, int64_t at) {
 
 template <int W>
 INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
+#if LANES >= 8
+  if constexpr (W == 1)
+    if (!noise.on) return _cvtss_sh(x, 0);
+  if constexpr (W == 8)
+    if (!noise.on) return bits_as<H<W>>(_mm256_cvtps_ph(bits_as<__m256>(x), 0));
+#endif
+#if LANES == 16
+  if constexpr (W == 16)
+    if (!noise.on) return bits_as<H<W>>(_mm512_cvtps_ph(bits_as<__m512>(x), 0));
+#endif
   constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
   const I<W> bits = bits_as<I<W>>(x), sign = (bits >> 16) & 0x8000;
   I<W> size = bits & 0x7fffffff, normal, small;
@@ -297,18 +347,28 @@ INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
   return converted<H<W>, W>(I<W>(made | sign));
 }
 
-// The least and the largest number of a row.
+// The least and the largest number of a row; zeros are positive.
 INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
   low = high = row[0];
-  each(dim, [&](auto lanes, int64_t at) {
+  const auto by = [&](auto lanes) {
     constexpr int W = decltype(lanes)::width;
-    float v[W];
-    store<W>(v, load<W>(row + at));
+    V<W> least = load<W>(row), most = least;
+    each_of<W>(dim, [&](auto, int64_t at) {
+      const V<W> v = load<W>(row + at);
+      least = v < least ? v : least;
+      most = v > most ? v : most;
+    });
+    float lows[W], highs[W];
+    store<W>(lows, least);
+    store<W>(highs, most);
     for (int w = 0; w < W; ++w) {
-      low = v[w] < low ? v[w] : low;
-      high = v[w] > high ? v[w] : high;
+      low = lows[w] < low ? lows[w] : low;
+      high = highs[w] > high ? highs[w] : high;
     }
-  });
+  };
+  dim >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
+  low += 0.0f;
+  high += 0.0f;
 }
 
 INLINE uint16_t half_of(float x) { return to_fp16<1>(x, Noise(), 0); }
@@ -328,7 +388,7 @@ void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     } else {
       codes = nearest<W>(x * inverse);
     }
-    store_as(to + at, converted<B<W>, W>(codes > 255 ? I<W>{} + 255 : codes));
+    store_as(to + at, narrowed<W>(codes > 255 ? I<W>{} + 255 : codes));
   });
   store_as(to + dim, scale);
   store_as(to + dim + 4, low);
@@ -351,20 +411,22 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    const V<W> x = load<W>(from + at) - begin;
-    I<W> made;
-    if (noise.on) {
-      const V<W> steps = x / step;
-      made = whole<W>(steps < 15.0f ? steps : V<W>{} + 15.0f, noise.template at<W>(at));
-    } else {
-      const V<W> steps = x * inverse, most = steps < 15.0f ? steps : V<W>{} + 15.0f;
-      made = nearest<W>(most > 0.0f ? most : V<W>{});
-    }
-    store_as(codes + at, converted<B<W>, W>(made));
+    const V<W> x = load<W>(from + at) - begin, steps = noise.on ? x / step : x * inverse;
+    const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
+    const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
+    const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
+    store_as(codes + at, narrowed<W>(made));
   });
   codes[dim] = 0;
   const int64_t pairs = (dim + 1) / 2;
-  for (int64_t p = 0; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
+  int64_t p = 0;
+  for (; p + 4 <= pairs; p += 4) {  // eight codes at a time
+    uint64_t x = load_as<uint64_t>(codes + 2 * p);
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffull;
+    x = (x | x >> 8) & 0x0000ffff0000ffffull;
+    store_as(to + p, static_cast<uint32_t>(x | x >> 16));
+  }
+  for (; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   store_as(to + pairs, scale);
   store_as(to + pairs + 2, bias);
 }

@@ -8,27 +8,63 @@
 // A row of D floats is K vectors of W lanes, the last one shifted back so that it ends with the row: where W does not
 // divide D, some lanes stand in two vectors with the same value, and no loop has a remainder.
 
-template <int W>
+// LANES are as many floats as the processor handles at a time: 16 with AVX-512, 8 with AVX2, else 4. Vectors with more
+// are two of half as many: the compiler would keep them in memory.
+
+template <int W, bool wide = (W > LANES)>
 struct VectorOf {
   typedef float type __attribute__((vector_size(W * 4)));
 };
 template <>
-struct VectorOf<1> {
+struct VectorOf<1, false> {
   typedef float type;
 };
 template <int W>
 using V = typename VectorOf<W>::type;
 
+#define OPERATOR(op)                                                                                                \
+  friend INLINE Halves operator op(const Halves& a, const Halves& b) { return {a.low op b.low, a.high op b.high}; } \
+  friend INLINE Halves operator op(const Halves& a, float b) { return {a.low op b, a.high op b}; }                  \
+  friend INLINE Halves operator op(float a, const Halves& b) { return {a op b.low, a op b.high}; }                  \
+  template <class Other>                                                                                            \
+  INLINE Halves& operator op##=(const Other & b) {                                                                  \
+    return *this = *this op b;                                                                                      \
+  }
+
+template <int W>
+struct Halves {
+  V<W / 2> low, high;
+  OPERATOR(+)
+  OPERATOR(-)
+  OPERATOR(*)
+  OPERATOR(/)
+};
+#undef OPERATOR
+
+template <int W>
+struct VectorOf<W, true> {
+  typedef Halves<W> type;
+};
+
 template <int W>
 INLINE V<W> load(const float* from) {
-  V<W> v;
-  __builtin_memcpy(&v, from, sizeof v);
-  return v;
+  if constexpr (W > LANES) {
+    return {load<W / 2>(from), load<W / 2>(from + W / 2)};
+  } else {
+    V<W> v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+  }
 }
 
 template <int W>
 INLINE void store(float* to, const V<W>& v) {
-  __builtin_memcpy(to, &v, sizeof v);
+  if constexpr (W > LANES) {
+    store<W / 2>(to, v.low);
+    store<W / 2>(to + W / 2, v.high);
+  } else {
+    __builtin_memcpy(to, &v, sizeof v);
+  }
 }
 
 // K = 0 (long or unusual rows): counted at run time, vectors in scratch instead of registers.
@@ -57,9 +93,11 @@ template <int W>
 INLINE float sum_of(const V<W>& v) {
   if constexpr (W == 1) {
     return v;
+  } else if constexpr (W > LANES) {
+    return sum_of<W / 2>(v.low + v.high);
   } else {
     float lanes[W];
-    __builtin_memcpy(lanes, &v, sizeof v);
+    store<W>(lanes, v);
     return sum_of<W / 2>(load<W / 2>(lanes) + load<W / 2>(lanes + W / 2));
   }
 }
@@ -71,9 +109,9 @@ INLINE float dot(const Shape<W, K>& shape, const Vectors<W, K>& a, const Vectors
   V<W> total = a[last] * b[last];
   if (const int64_t repeated = shape.repeated(); W > 1 && repeated > 0) {
     float lanes[W];
-    __builtin_memcpy(lanes, &total, sizeof lanes);
+    store<W>(lanes, total);
     for (int64_t j = 0; j < W; ++j) lanes[j] = j < repeated ? 0.0f : lanes[j];
-    __builtin_memcpy(&total, lanes, sizeof lanes);
+    total = load<W>(lanes);
   }
   EACH(k)
     if (k < last) total += a[k] * b[k];
@@ -91,12 +129,11 @@ INLINE void write(const Shape<W, K>& shape, const Vectors<W, K>& from, float* to
 }
 
 template <int W>
-INLINE V<W> square_root(V<W> v) {
+INLINE V<W> square_root(const V<W>& v) {
   float lanes[W];
-  __builtin_memcpy(lanes, &v, sizeof v);
+  store<W>(lanes, v);
   for (int j = 0; j < W; ++j) lanes[j] = __builtin_sqrtf(lanes[j]);
-  __builtin_memcpy(&v, lanes, sizeof v);
-  return v;
+  return load<W>(lanes);
 }
 
 INLINE void prefetch(const void* row, int64_t bytes, bool far) {
@@ -281,7 +318,7 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   const bool far = p.at.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(p.at.bytes, far);
@@ -293,12 +330,12 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const uint8_t* const* const last = row + length; row < last; ++row) {
       if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes, far);
-      const Reader<W> values(*row, shape.dim);
+      const Reader reader(*row, shape.dim);
       if (p.weights) {
         const float weight = p.weights[row - p.at.rows];
-        EACH(k) sum[k] += values(shape.at(k)) * weight;
+        EACH(k) sum[k] += values<W>(reader, shape.at(k)) * weight;
       } else {
-        EACH(k) sum[k] += values(shape.at(k));
+        EACH(k) sum[k] += values<W>(reader, shape.at(k));
       }
     }
     if (p.mean && length > 1) {
@@ -309,27 +346,27 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   }
 }
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
   const bool far = p.at.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(p.at.bytes, far);
   for (int64_t n = 0; n < p.count; ++n) {
     if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes, far);
-    const Reader<W> values(p.at.rows[n], shape.dim);
+    const Reader reader(p.at.rows[n], shape.dim);
     const float weight = p.weights ? p.weights[n] : 1.0f;
-    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values(shape.at(k)) * weight);
+    EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values<W>(reader, shape.at(k)) * weight);
   }
 }
 
-template <template <int> class Reader, int W, int K>
+template <class Reader, int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
   const bool far = d.at.bytes >= kFarLookup;
   const int64_t ahead = ahead_of(d.at.bytes, far);
   for (int64_t n = 0; n < d.count; ++n) {
     if (n + ahead < d.count) prefetch(address_of(d.at.rows[n + ahead]), d.at.bytes, far);
-    const Reader<W> values(d.at.rows[n], shape.dim);
-    EACH(k) a[k] = values(shape.at(k));
+    const Reader reader(d.at.rows[n], shape.dim);
+    EACH(k) a[k] = values<W>(reader, shape.at(k));
     read(shape, d.grad, b);
     d.out[n] += dot(shape, a, b) * d.scale;
   }
@@ -424,10 +461,10 @@ INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
     case kInt8: EITHER(F, Int8, arguments)                   \
     case kInt4: EITHER(F, Int4, arguments)                   \
   }
-#define EITHER(F, Codec, arguments)                                            \
-  if (arguments.at.mixed) {                                                    \
-    FOR_FEW_SHAPES(F<Mixed<Codec>::template Reader>, arguments, arguments.dim) \
-  }                                                                            \
+#define EITHER(F, Codec, arguments)                           \
+  if (arguments.at.mixed) {                                   \
+    FOR_FEW_SHAPES(F<Mixed<Codec>>, arguments, arguments.dim) \
+  }                                                           \
   FOR_FEW_SHAPES(F<Codec>, arguments, arguments.dim)
 
 void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }

@@ -5,15 +5,18 @@
 #include <algorithm>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 namespace sparrow::embedding_bag {
 namespace {
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,f16c")
 #endif
+#define LANES 8
 namespace avx2 {
 #include "loops.h"
 }  // namespace avx2

@@ -7,6 +7,7 @@
 namespace sparrow::embedding_bag {
 namespace {
 
+#define LANES 4
 namespace portable {
 #include "loops.h"
 }  // namespace portable

@@ -24,8 +24,9 @@ const std::vector<Processor>& processors() {
   __builtin_cpu_init();
   static const std::vector<Processor> all{
       {"avx512", avx512_loops(),
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")},
-      {"avx2", avx2_loops(), static_cast<bool>(__builtin_cpu_supports("avx2"))},
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("f16c")},
+      {"avx2", avx2_loops(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")},
       {"portable", portable_loops(), true}};
 #else
   static const std::vector<Processor> all{{"portable", portable_loops(), true}};
