@@ -18,6 +18,36 @@ T* data(const Tensor& tensor, ScalarType type, const char* name) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// A number for each way of a set, in vectors that processors have. Choices are made by masks: the compiler makes those
+// of `?:` number by number.
+constexpr int64_t kVectors = 4;
+typedef int32_t Eight __attribute__((vector_size(32)));
+struct Ways {
+  Eight v[kVectors];
+};
+
+INLINE Ways load(const int32_t* from) {
+  Ways w;
+  __builtin_memcpy(&w, from, sizeof w);
+  return w;
+}
+
+INLINE Eight chosen(const Eight& mask, const Eight& one, const Eight& other) { return (mask & one) | (~mask & other); }
+
+// The least number of those that may be taken, by their masks; the most that there is where none may.
+INLINE int32_t least(const Ways& of, const Ways& may) {
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  Eight most = Eight{} + kMost, found = most;
+  for (int64_t k = 0; k < kVectors; ++k) {
+    const Eight taken = chosen(may.v[k], of.v[k], most);
+    found = chosen(taken < found, taken, found);
+  }
+  int32_t lanes[8], least = kMost;
+  __builtin_memcpy(lanes, &found, sizeof found);
+  for (int32_t lane : lanes) least = lane < least ? lane : least;
+  return least;
+}
+
 struct Cache {
   int32_t* tags;
   int64_t frames, rows, multiplier, sets;
@@ -31,21 +61,23 @@ struct Cache {
     check(rows >= 1 && rows <= std::numeric_limits<int32_t>::max() && multiplier >= 1 && multiplier <= 2 * rows,
           "rows: expected less than 2**31, and a multiplier of about as many");
   }
-  INLINE int64_t first_way(int64_t row) const { return row * multiplier % rows % sets * kWays; }
-  // The row's frame, or -1.
-  INLINE int64_t find(int64_t row) const {
-    const int64_t first = first_way(row);
-    const int32_t wanted = static_cast<int32_t>(row);
-    int32_t way = -1;
-    for (int32_t w = 0; w < kWays; ++w) way = tags[first + w] == wanted ? w : way;
-    return way < 0 ? -1 : first + way;
+  INLINE int64_t set_of(int64_t row) const { return row * multiplier % rows % sets; }
+  // The row's frame in a set, or -1.
+  INLINE int64_t find(int64_t row, int64_t set) const {
+    const Ways ways = load(tags + set * kWays);
+    Eight place{1, 2, 3, 4, 5, 6, 7, 8}, found{};
+    for (int64_t k = 0; k < kVectors; ++k, place += 8) found |= (ways.v[k] == static_cast<int32_t>(row)) & place;
+    int64_t lanes[4];
+    __builtin_memcpy(lanes, &found, sizeof found);
+    const int64_t both = lanes[0] | lanes[1] | lanes[2] | lanes[3], way = (both | both >> 32) & 0xff;
+    return way ? set * kWays + way - 1 : -1;
   }
 };
 
 template <class Row>
 FOR_PROCESSORS void slots(const Cache& cache, const Row* rows, int64_t begin, int64_t end, int64_t* to) {
   for (int64_t n = begin; n < end; ++n) {
-    const int64_t frame = cache.find(rows[n]);
+    const int64_t frame = cache.find(rows[n], cache.set_of(rows[n]));
     to[n] = frame < 0 ? cache.frames + rows[n] : frame;
   }
 }
@@ -90,15 +122,16 @@ struct Use {
   }
 };
 
-// Stamps the rows [begin, end) that are in, and counts each once. Returns how many; those that are out go to `missing`.
+// Stamps the rows [begin, end) that are in, and counts each once. Returns how many; those that are out go to `missing`,
+// behind the number of their set.
 template <class Row>
 FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows, int64_t begin, int64_t end,
-                             std::vector<int64_t>& missing) {
+                             std::vector<uint64_t>& missing) {
   int64_t hits = 0;
   for (int64_t n = begin; n < end; ++n) {
-    const int64_t frame = cache.find(rows[n]);
+    const int64_t set = cache.set_of(rows[n]), frame = cache.find(rows[n], set);
     if (frame < 0) {
-      missing.push_back(rows[n]);
+      missing.push_back(static_cast<uint64_t>(set) << 32 | static_cast<uint32_t>(rows[n]));
     } else if (__atomic_exchange_n(use.stamps + frame, use.batch, __ATOMIC_RELAXED) != use.batch) {
       use.count(rows[n]);  // no other thread was first
       ++hits;
@@ -107,25 +140,39 @@ FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows
   return hits;
 }
 
-// Where a row that is out shall enter, or -1.
-INLINE int64_t way_for(const Cache& cache, const Use& use, int64_t row) {
-  constexpr uint64_t kNone = ~uint64_t{0};
-  const int64_t first = cache.first_way(row);
-  uint64_t best = kNone;
-  int64_t frame = -1;
-  uint8_t least = 0;
-  for (int64_t f = first; f < first + kWays; ++f) {
-    const int32_t tag = cache.tags[f], stamp = use.stamps[f];
-    if (tag < 0) return f;
-    if (stamp > use.evictable) continue;
-    const uint64_t key = static_cast<uint64_t>(stamp) << 32 | static_cast<uint32_t>(tag);
-    const uint8_t count = use.counts ? use.counts[tag] : 0;
-    if (frame >= 0 && (count > least || (count == least && key > best))) continue;
-    best = key;
-    least = count;
-    frame = f;
+// Where a row that is out shall enter its set, or -1.
+INLINE int64_t way_for(const Cache& cache, const Use& use, int64_t row, int64_t set) {
+  const int64_t first = set * kWays;
+  const Ways tags = load(cache.tags + first), stamps = load(use.stamps + first);
+  Ways rank = stamps, may;
+  for (int64_t k = 0; k < kVectors; ++k) may.v[k] = stamps.v[k] <= use.evictable;
+  Ways free;
+  for (int64_t k = 0; k < kVectors; ++k) free.v[k] = tags.v[k] < 0;
+  if (least(tags, free) < 0) return std::find(cache.tags + first, cache.tags + first + kWays, -1) - cache.tags;
+  if (use.counts) {
+    int32_t counts[kWays];
+    for (int64_t way = 0; way < kWays; ++way) counts[way] = use.counts[cache.tags[first + way]];
+    rank = load(counts);
   }
-  return frame >= 0 && use.counts && use.counts[row] <= least ? -1 : frame;
+  // the least rank of those that may leave, then the least stamp, then the least row
+  const int32_t of_victim = least(rank, may);
+  if (of_victim == std::numeric_limits<int32_t>::max() || (use.counts && use.counts[row] <= of_victim)) return -1;
+  for (int64_t k = 0; k < kVectors; ++k) may.v[k] &= rank.v[k] == of_victim;
+  const int32_t stamp = least(stamps, may);
+  for (int64_t k = 0; k < kVectors; ++k) may.v[k] &= stamps.v[k] == stamp;
+  return cache.find(least(tags, may), set);
+}
+
+// Lets rows in. They are behind the number of their set, in ascending order, and none is twice.
+FOR_PROCESSORS void enter(const Cache& cache, const Use& use, const std::vector<uint64_t>& rows,
+                          std::vector<int64_t>& moves) {
+  for (uint64_t key : rows) {
+    const int64_t row = key & 0xffffffff, frame = way_for(cache, use, row, key >> 32);
+    if (frame < 0) continue;
+    moves.insert(moves.end(), {frame, row, cache.tags[frame]});
+    cache.tags[frame] = static_cast<int32_t>(row);
+    use.stamps[frame] = use.batch;
+  }
 }
 
 std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor counts_R, const Tensor& rows_N, int64_t rows,
@@ -138,28 +185,23 @@ std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor count
   const Use use{data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"), counts, static_cast<int32_t>(batch),
                 static_cast<int32_t>(std::max<int64_t>(evictable, -1))};
   const int64_t N = rows_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
-  std::vector<std::vector<int64_t>> missing(team), moves(team);
+  std::vector<std::vector<uint64_t>> missing(team);
+  std::vector<std::vector<int64_t>> moves(team);
   std::vector<int64_t> hits(team), unique(team);
   with_rows(rows_N, rows, [&](const auto* from) {
     parallel(team, [&](int64_t c) { hits[c] = stamp(cache, use, from, N * c / team, N * (c + 1) / team, missing[c]); });
   });
   parallel(team, [&](int64_t c) {  // each with sets of its own
-    const int64_t first = cache.sets * c / team * kWays, last = cache.sets * (c + 1) / team * kWays;
-    std::vector<int64_t> mine;
+    const uint64_t first = cache.sets * c / team, last = cache.sets * (c + 1) / team;
+    std::vector<uint64_t> mine;
     for (const auto& part : missing)
-      for (int64_t row : part)
-        if (team == 1 || (cache.first_way(row) >= first && cache.first_way(row) < last)) mine.push_back(row);
+      std::copy_if(part.begin(), part.end(), std::back_inserter(mine),
+                   [&](uint64_t key) { return key >> 32 >= first && key >> 32 < last; });
     std::sort(mine.begin(), mine.end());
     mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     unique[c] = static_cast<int64_t>(mine.size());
-    for (int64_t row : mine) use.count(row);
-    for (int64_t row : mine) {
-      const int64_t frame = way_for(cache, use, row);
-      if (frame < 0) continue;
-      moves[c].insert(moves[c].end(), {frame, row, cache.tags[frame]});
-      cache.tags[frame] = static_cast<int32_t>(row);
-      use.stamps[frame] = use.batch;
-    }
+    for (uint64_t key : mine) use.count(key & 0xffffffff);
+    enter(cache, use, mine, moves[c]);
   });
   int64_t total = 0, found[2] = {0, 0};
   for (int64_t c = 0; c < team; ++c) {
