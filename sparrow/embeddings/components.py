@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 
 Mode = Literal["fused", "deferred", "off"]
+_NOT_MAPPED: tuple[Callable[[], Bags | None], Bags | None] = (lambda: None, None)
 
 
 @dataclass(eq=False)
@@ -70,9 +72,10 @@ class ComponentTables(nn.Module):
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         self._tables: Tables | None = None
+        self._mapped = _NOT_MAPPED
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "door"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("door", "_mapped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -247,6 +250,7 @@ class ComponentTables(nn.Module):
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch. In training its rows enter their caches first."""
+        self._mapped = _NOT_MAPPED
         if self.training and self.mode != "off" and not self._slots_are_rows:
             records = list(self.all_records())
             for number, rows_N in self._rows_of(bags).items():
@@ -295,14 +299,19 @@ class ComponentTables(nn.Module):
         return self.door(handle.bags)
 
     def _in_slots(self, bags: Bags) -> Bags:
-        """Returns the same bags with slots in the place of rows."""
+        """Returns the same bags with slots in the place of rows. Backward asks for those of the last lookup again."""
         if self._slots_are_rows:
             return bags
+        of, mapped = self._mapped
+        if of() is bags and mapped is not None:
+            return mapped
         stores = [record.store for record in self.all_records()]
         of_key = {f.key: stores[f.table] for f in bags.lookups}
         parts = bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)])
         slots = [of_key[k].slots_of(part_N) if k in of_key else part_N for k, part_N in enumerate(parts)]
-        return replace(bags, slots_N=torch.cat(slots))
+        mapped = replace(bags, slots_N=torch.cat(slots))
+        self._mapped = weakref.ref(bags), mapped
+        return mapped
 
     def _rows_of(self, bags: Bags) -> dict[int, Tensor]:
         """Returns number of a record -> the rows that a batch uses of it, for those with slots that are not rows."""

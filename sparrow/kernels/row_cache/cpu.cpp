@@ -48,20 +48,34 @@ INLINE int32_t least(const Ways& of, const Ways& may) {
   return least;
 }
 
+// Remainders of numbers below 2^63, without a division.
+struct Divisor {
+  uint64_t by, inverse;
+  explicit Divisor(uint64_t by) : by(by), inverse(~uint64_t{0} / by) {}
+  INLINE uint64_t remainder(uint64_t x) const {
+    const uint64_t about = static_cast<uint64_t>(static_cast<unsigned __int128>(x) * inverse >> 64);
+    const uint64_t rest = x - about * by;  // `about` is the quotient or one less
+    return rest < by ? rest : rest - by;
+  }
+};
+
 struct Cache {
   int32_t* tags;
   int64_t frames, rows, multiplier, sets;
+  Divisor all, of_sets;
   Cache(const Tensor& tags_F, int64_t rows, int64_t multiplier)
       : tags(data<int32_t>(tags_F, ScalarType::Int, "tags_F")),
         frames(tags_F.numel()),
         rows(rows),
         multiplier(multiplier),
-        sets(frames / kWays) {
+        sets(frames / kWays),
+        all(std::max<int64_t>(rows, 1)),
+        of_sets(std::max<int64_t>(sets, 1)) {
     check(frames >= kWays && frames % kWays == 0, "tags_F: expected ", kWays, " frames a set");
     check(rows >= 1 && rows <= std::numeric_limits<int32_t>::max() && multiplier >= 1 && multiplier <= 2 * rows,
           "rows: expected less than 2**31, and a multiplier of about as many");
   }
-  INLINE int64_t set_of(int64_t row) const { return row * multiplier % rows % sets; }
+  INLINE int64_t set_of(int64_t row) const { return of_sets.remainder(all.remainder(row * multiplier)); }
   // The row's frame in a set, or -1.
   INLINE int64_t find(int64_t row, int64_t set) const {
     const Ways ways = load(tags + set * kWays);
@@ -163,16 +177,36 @@ INLINE int64_t way_for(const Cache& cache, const Use& use, int64_t row, int64_t 
   return cache.find(least(tags, may), set);
 }
 
-// Lets rows in. They are behind the number of their set, in ascending order, and none is twice.
-FOR_PROCESSORS void enter(const Cache& cache, const Use& use, const std::vector<uint64_t>& rows,
-                          std::vector<int64_t>& moves) {
-  for (uint64_t key : rows) {
-    const int64_t row = key & 0xffffffff, frame = way_for(cache, use, row, key >> 32);
-    if (frame < 0) continue;
-    moves.insert(moves.end(), {frame, row, cache.tags[frame]});
-    cache.tags[frame] = static_cast<int32_t>(row);
-    use.stamps[frame] = use.batch;
+// Lets rows into some sets, each set's in ascending order. `missing` holds them behind the number of their set, some of
+// them more than once. Returns how many there are.
+FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vector<std::vector<uint64_t>>& missing,
+                             uint64_t first, uint64_t last, std::vector<int64_t>& moves) {
+  std::vector<int64_t> ends(last - first + 1);
+  for (const auto& part : missing)
+    for (uint64_t key : part)
+      if (key >> 32 >= first && key >> 32 < last) ++ends[(key >> 32) - first + 1];
+  for (size_t set = 1; set < ends.size(); ++set) ends[set] += ends[set - 1];
+  std::vector<uint32_t> rows(ends.back());
+  std::vector<int64_t> at(ends);
+  for (const auto& part : missing)
+    for (uint64_t key : part)
+      if (key >> 32 >= first && key >> 32 < last) rows[at[(key >> 32) - first]++] = static_cast<uint32_t>(key);
+  int64_t unique = 0;
+  for (uint64_t set = first; set < last; ++set) {
+    const auto begin = rows.begin() + ends[set - first], end = rows.begin() + ends[set - first + 1];
+    std::sort(begin, end);
+    const auto stop = std::unique(begin, end);
+    unique += stop - begin;
+    for (auto row = begin; row < stop; ++row) use.count(*row);
+    for (auto row = begin; row < stop; ++row) {
+      const int64_t frame = way_for(cache, use, *row, set);
+      if (frame < 0) continue;
+      moves.insert(moves.end(), {frame, *row, cache.tags[frame]});
+      cache.tags[frame] = static_cast<int32_t>(*row);
+      use.stamps[frame] = use.batch;
+    }
   }
+  return unique;
 }
 
 std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor counts_R, const Tensor& rows_N, int64_t rows,
@@ -192,16 +226,7 @@ std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor count
     parallel(team, [&](int64_t c) { hits[c] = stamp(cache, use, from, N * c / team, N * (c + 1) / team, missing[c]); });
   });
   parallel(team, [&](int64_t c) {  // each with sets of its own
-    const uint64_t first = cache.sets * c / team, last = cache.sets * (c + 1) / team;
-    std::vector<uint64_t> mine;
-    for (const auto& part : missing)
-      std::copy_if(part.begin(), part.end(), std::back_inserter(mine),
-                   [&](uint64_t key) { return key >> 32 >= first && key >> 32 < last; });
-    std::sort(mine.begin(), mine.end());
-    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-    unique[c] = static_cast<int64_t>(mine.size());
-    for (uint64_t key : mine) use.count(key & 0xffffffff);
-    enter(cache, use, mine, moves[c]);
+    unique[c] = enter(cache, use, missing, cache.sets * c / team, cache.sets * (c + 1) / team, moves[c]);
   });
   int64_t total = 0, found[2] = {0, 0};
   for (int64_t c = 0; c < team; ++c) {
