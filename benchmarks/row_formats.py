@@ -37,7 +37,7 @@ from sparrow.kernels.rules import init_state, sgd
 
 BATCH, POOLING = 2048, 20
 BATCHES = 64  # their rows are more than the caches hold
-BYTES_FP32 = int(1.25e9)  # of an fp32 table beyond the caches
+BYTES_FP32 = max(int(1.25e9), 16 * bytes_last_level_cache())  # of a table that is beyond the caches in any format
 TILE = 1 << 16  # rows that a table repeats
 TURN_MS = 20
 FORMATS = ("fp16", "bf16", "split_bf16", "int8", "int4")

@@ -33,7 +33,7 @@ class Config:
         low_U1, high_U1 = values_UD.amin(1, keepdim=True) + 0.0, values_UD.amax(1, keepdim=True) + 0.0  # no -0
         bias_U1 = low_U1.half() if noise_UD is None else _below(low_U1)
         range_U1 = high_U1 - bias_U1.float()
-        scale_U1 = (torch.where(range_U1 == 0, 15.0, range_U1) / 15.0).half()
+        scale_U1 = (torch.where(range_U1 == 0, 15.0, range_U1) / torch.full_like(range_U1, 15.0)).half()
         if noise_UD is None:
             scale_U1 = torch.where((scale_U1 == 0) | (1.0 / scale_U1.float()).isinf(), 1.0, scale_U1)
             codes_UD = ((values_UD - bias_U1.float()) * (1.0 / scale_U1.float())).round()

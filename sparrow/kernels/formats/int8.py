@@ -30,9 +30,9 @@ class Config:
         """See `RowFormat.encode`."""
         low_U1, high_U1 = values_UD.amin(1, keepdim=True) + 0.0, values_UD.amax(1, keepdim=True) + 0.0  # no -0
         range_U1 = high_U1 - low_U1
-        scale_U1 = range_U1 / 255.0
+        scale_U1 = range_U1 / torch.full_like(range_U1, 255.0)  # by a number torch may take its reciprocal
         if noise_UD is None:
-            codes_UD = ((values_UD - low_U1) * (255.0 / (range_U1 + 1e-8))).round()
+            codes_UD = ((values_UD - low_U1) * (torch.full_like(range_U1, 255.0) / (range_U1 + 1e-8))).round()
         else:
             steps_UD = (values_UD - low_U1) / torch.where(scale_U1 > 0, scale_U1, 1.0)
             codes_UD = to_whole(steps_UD.clamp(max=255.0), noise_UD)

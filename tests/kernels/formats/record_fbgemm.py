@@ -19,7 +19,7 @@ DIMS = (1, 2, 3, 4, 5, 8, 16, 33, 36, 64, 130)
 
 
 def rows(dim: int) -> Tensor:
-    """Rows of many kinds, [24, dim]."""
+    """Rows of many kinds, [24 to 28, dim]."""
     random = torch.Generator().manual_seed(dim)
     some = torch.randn(17, dim, generator=random)
     some[:8] *= 10.0 ** -torch.arange(8.0)[:, None]
@@ -30,7 +30,15 @@ def rows(dim: int) -> Tensor:
     some[15:, 0], some[15:, -1] = 0.0, torch.tensor([255.0, 15.0])
     some[16].clamp_(max=15.0)
     same = torch.tensor([0.0, 0.5, -1e-3, 1e-7, -1e-7, 3.3, 65_504.0])[:, None].expand(-1, dim)
-    return torch.cat([some, same])
+    return torch.cat([some, same, close(dim, random)])
+
+
+def close(dim: int, random: torch.Generator) -> Tensor:
+    """Up to four rows whose codes change if 255 is multiplied by a reciprocal instead of being divided."""
+    drawn = torch.randn(20_000, dim, generator=random)
+    above, range_1 = drawn - drawn.amin(1, keepdim=True), drawn.amax(1, keepdim=True) - drawn.amin(1, keepdim=True)
+    codes = [(above * by).round() for by in (torch.tensor(255.0) / range_1, range_1.reciprocal() * 255.0)]
+    return drawn[(codes[0] != codes[1]).any(1)][:4]
 
 
 def main() -> None:

@@ -74,9 +74,40 @@ INLINE I<W> widened(const B<W>& b) {
   return converted<I<W>, W>(converted<H<W>, W>(b));
 }
 
+// Of numbers from 0 to 65535.
 template <int W>
-INLINE B<W> narrowed(const I<W>& i) {
+INLINE H<W> halves_of(const I<W>& i) {
+#if LANES >= 8
+  if constexpr (W == 8) {
+    const __m256i all = bits_as<__m256i>(i);
+    return bits_as<H<W>>(_mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+  }
+#endif
+  return converted<H<W>, W>(i);
+}
+
+// Of numbers from 0 to 255.
+template <int W>
+INLINE B<W> bytes_of(const I<W>& i) {
+#if LANES >= 8
+  if constexpr (W == 8) {
+    const __m128i all = bits_as<__m128i>(halves_of<W>(i));
+    return bits_as<B<W>>(_mm_cvtsi128_si64(_mm_packus_epi16(all, all)));
+  }
+#endif
   return converted<B<W>, W>(converted<H<W>, W>(i));
+}
+
+// Whether any lane is set, or not known.
+template <int W>
+INLINE bool some(const I<W>& mask) {
+#if LANES >= 8
+  if constexpr (W == 8) return _mm256_movemask_ps(bits_as<__m256>(mask));
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return _mm512_movepi32_mask(bits_as<__m512i>(mask));
+#endif
+  return true;
 }
 
 // -- decoding --------------------------------------------------------------------------------------------------------
@@ -304,47 +335,50 @@ INLINE I<W> nearest(const V<W>& x) {
 template <int W>
 INLINE H<W> to_bf16(const V<W>& x, const Noise& noise, int64_t at) {
   const I<W> bits = bits_as<I<W>>(x), size = bits & 0x7fffffff;
-  const I<W> quiet = size > 0x7f800000 ? (size | 0x00400000) : size;  // NaN stays NaN
   I<W> made;
   if (noise.on) {
-    const I<W> finite = size < 0x7f7f0000 ? size : quiet < 0x7f800000 ? I<W>{} + 0x7f7f0000 : quiet;
-    const I<W> random = bits_as<I<W>>(U<W>(noise.template at<W>(at) >> 16));
-    made = size < 0x7f800000 ? finite + random : finite;
+    const I<W> finite = size < 0x7f7f0000 ? size : I<W>{} + 0x7f7f0000;
+    made = finite + bits_as<I<W>>(U<W>(noise.template at<W>(at) >> 16));
   } else {
-    made = size < 0x7f800000 ? size + 0x7fff + ((size >> 16) & 1) : quiet;
+    made = size + 0x7fff + ((size >> 16) & 1);
   }
-  const I<W> high = ((made >> 16) & 0x7fff) | ((bits >> 16) & 0x8000);
-  return converted<H<W>, W>(high);
+  made = size < 0x7f800000 ? made : size == 0x7f800000 ? size : (size | 0x00400000);  // NaN stays NaN
+  return halves_of<W>(bits_as<I<W>>(U<W>(bits_as<U<W>>(I<W>(made | (bits & (-0x7fffffff - 1)))) >> 16)));
+}
+
+template <int W>
+INLINE H<W> nearest_fp16(const V<W>& x) {
+#if LANES >= 8
+  if constexpr (W == 1) return _cvtss_sh(x, 0);
+  if constexpr (W == 8) return bits_as<H<W>>(_mm256_cvtps_ph(bits_as<__m256>(x), 0));
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<H<W>>(_mm512_cvtps_ph(bits_as<__m512>(x), 0));
+#endif
+  constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23;  // 2^-14
+  const I<W> bits = bits_as<I<W>>(x), size = bits & 0x7fffffff;
+  const I<W> normal = (size + 0xfff + ((size >> 13) & 1) - kOne) >> 13;
+  const I<W> small = nearest<W>(bits_as<V<W>>(size < kLeast ? size : I<W>{}) * 0x1p24f);
+  I<W> made = size < kLeast ? small : normal > 0x7c00 ? I<W>{} + 0x7c00 : normal;
+  made = size > 0x7f800000 ? I<W>{} + 0x7e00 : size == 0x7f800000 ? I<W>{} + 0x7c00 : made;
+  return halves_of<W>(I<W>(made | ((bits >> 16) & 0x8000)));
 }
 
 template <int W>
 INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
-#if LANES >= 8
-  if constexpr (W == 1)
-    if (!noise.on) return _cvtss_sh(x, 0);
-  if constexpr (W == 8)
-    if (!noise.on) return bits_as<H<W>>(_mm256_cvtps_ph(bits_as<__m256>(x), 0));
-#endif
-#if LANES == 16
-  if constexpr (W == 16)
-    if (!noise.on) return bits_as<H<W>>(_mm512_cvtps_ph(bits_as<__m512>(x), 0));
-#endif
-  constexpr int32_t kOne = (127 - 15) << 23, kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
-  const I<W> bits = bits_as<I<W>>(x), sign = (bits >> 16) & 0x8000;
-  I<W> size = bits & 0x7fffffff, normal, small;
-  if (noise.on) {
-    size = size > kMost && size < 0x7f800000 ? I<W>{} + kMost : size;
-    const U<W> random = noise.template at<W>(at);
-    normal = (size + bits_as<I<W>>(U<W>(random >> 19)) - kOne) >> 13;
-    small = whole<W>(bits_as<V<W>>(size < kLeast ? size : I<W>{}) * 0x1p24f, random);
-  } else {
-    normal = (size + 0xfff + ((size >> 13) & 1) - kOne) >> 13;
-    normal = normal > 0x7c00 ? I<W>{} + 0x7c00 : normal;
-    small = nearest<W>(bits_as<V<W>>(size < kLeast ? size : I<W>{}) * 0x1p24f);
+  if (!noise.on) return nearest_fp16<W>(x);
+  constexpr int32_t kLeast = (127 - 14) << 23, kMost = 0x477fe000;  // 2^-14 and 65504
+  const I<W> bits = bits_as<I<W>>(x), size = bits & 0x7fffffff;
+  const U<W> random = noise.template at<W>(at);
+  // a float that fp16 has: it has 13 bits fewer, and below 2^-14 steps of 2^-24
+  I<W> made = ((size < kMost ? size : I<W>{} + kMost) + bits_as<I<W>>(U<W>(random >> 19))) & ~0x1fff;
+  const I<W> is_small = size < kLeast;
+  if (some<W>(is_small)) {
+    const I<W> steps = whole<W>(bits_as<V<W>>(is_small ? size : I<W>{}) * 0x1p24f, random);
+    made = is_small ? bits_as<I<W>>(V<W>(converted<V<W>, W>(steps) * 0x1p-24f)) : made;
   }
-  I<W> made = size < kLeast ? small : normal;
-  made = size > 0x7f800000 ? I<W>{} + 0x7e00 : size == 0x7f800000 ? I<W>{} + 0x7c00 : made;
-  return converted<H<W>, W>(I<W>(made | sign));
+  made = size < 0x7f800000 ? made : size;
+  return nearest_fp16<W>(bits_as<V<W>>(I<W>(made | (bits & (-0x7fffffff - 1)))));
 }
 
 // The least and the largest number of a row; zeros are positive.
@@ -388,7 +422,7 @@ void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     } else {
       codes = nearest<W>(x * inverse);
     }
-    store_as(to + at, narrowed<W>(codes > 255 ? I<W>{} + 255 : codes));
+    store_as(to + at, bytes_of<W>(codes > 255 ? I<W>{} + 255 : codes));
   });
   store_as(to + dim, scale);
   store_as(to + dim + 4, low);
@@ -415,7 +449,7 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
     const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
     const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
-    store_as(codes + at, narrowed<W>(made));
+    store_as(codes + at, bytes_of<W>(made));
   });
   codes[dim] = 0;
   const int64_t pairs = (dim + 1) / 2;
@@ -455,8 +489,8 @@ void encode(const Level& level, int64_t row, int64_t dim, const Rounding& roundi
   each(dim, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     const I<W> bits = load_as<I<W>>(from + at);
-    store_as(to + at * 2, converted<H<W>, W>(I<W>((bits >> 16) & 0xffff)));
-    store_as(low + at * 2, converted<H<W>, W>(I<W>(bits & 0xffff)));
+    store_as(to + at * 2, halves_of<W>((bits >> 16) & 0xffff));
+    store_as(low + at * 2, halves_of<W>(bits & 0xffff));
   });
 }
 

@@ -77,7 +77,7 @@ struct Shape {
   INLINE int64_t repeated() const { return count() * W - dim; }
 };
 
-#define EACH(k) _Pragma("GCC unroll 16") for (int64_t k = 0; k < shape.count(); ++k)
+#define EACH(k) _Pragma("GCC unroll 16") for (int64_t k = 0, each_count = shape.count(); k < each_count; ++k)
 
 template <int W, int K>
 struct Vectors {
