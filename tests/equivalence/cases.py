@@ -432,9 +432,9 @@ def save(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
     out = flat(sharded(ids(world.rank, 6, 4, False)))
     torch.as_tensor(sum(v.square().sum() for v in out.values())).backward()
     sharded.update()
-    chunks = list(sharded.chunks())
+    chunks, dense = list(sharded.chunks()), torch.nn.ModuleList([sharded]).state_dict()
     checkpoint.save(
-        Path(directory), 1, identity={}, state={}, parts={"dense": {}}, chunks=chunks,
+        Path(directory), 1, identity={}, state={}, parts={"dense": dense}, chunks=chunks,
         team=checkpoint.Team(rank=world.rank, ranks=world.size, all_written=lambda: world.barrier("checkpoint")),
     )  # fmt: skip
     world.barrier("checkpoint")
@@ -447,9 +447,7 @@ def load(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
         whole = tables(rule, ("sum", "mean", "sum", "none"), "fused")
     shard(whole, plan, world, Codecs())
     sharded = whole
-    model = torch.nn.ModuleList([sharded])
-    model.load_state_dict({})
-    load_weights(model, checkpoint.load(Path(directory)))
+    load_weights(torch.nn.ModuleList([sharded]), checkpoint.load(Path(directory)))
     return plain(sharded.chunks())
 
 
