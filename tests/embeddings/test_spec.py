@@ -11,7 +11,7 @@ import pytest
 
 from sparrow.core.config import Family, from_dict
 from sparrow.embeddings import TableChoices
-from sparrow.embeddings.spec import STATES, Component
+from sparrow.embeddings.spec import STATES, Cache, Component
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 FAMILY = Family("sparrow.kernels.formats")
@@ -48,10 +48,26 @@ def test_the_page_says_how_many_bytes_and_which_can_be_cut(name: str) -> None:
 
 
 def test_the_settings_of_the_page() -> None:
-    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    block, of_cache = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    cached = from_dict(TableChoices, tomllib.loads(of_cache)["tables"])
+    assert cached.cache == Cache(fraction=0.05, policy="lru", protect=2)
     choices = from_dict(TableChoices, tomllib.loads(block)["tables"])
     kinds = [
         (FAMILY.name_of(one.format), one.state) for one in (choices, choices.of("a", 5), choices.of("item", 10**6))
     ]
     assert kinds == [("int8", "bf16"), ("fp32", "bf16"), ("bf16", "fp32")]
     assert choices.of("item", 10**6).format.rounding == "nearest"
+
+
+def test_the_page_has_the_bytes_of_cached_tables() -> None:
+    rows = 32 * 100_000
+    told = re.findall(r"^\| `(\w+)`, (0\.\d+) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert len(told) == 2
+    for name, fraction, cells in told:
+        for dim, cell in zip(DIMS, cells.split(" | "), strict=True):
+            component = Component(
+                name="t", rows=rows, dim=dim, format=make(name), cache=Cache(fraction=float(fraction))
+            )
+            whole = Component(name="t", rows=rows, dim=dim).bytes_row
+            each = component.bytes_of(rows, dim) / rows
+            assert cell == f"{each:.1f} ({whole / each:.2f})"
