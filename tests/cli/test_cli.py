@@ -621,3 +621,16 @@ def test_a_raw_log_is_not_a_run(here: Path, capsys: pytest.CaptureFixture[str]) 
     Path("raw.csv").write_text("label,x\n1,2\n")
     assert main(["train", "raw.csv"]) == 2
     assert "sparrow prepare raw.csv" in capsys.readouterr().err
+
+
+def test_prepare_works_without_torch(tmp_path: Path) -> None:
+    """Loading torch would take longer than preparing a small log, and 150 MB."""
+    lines = [f"{row % 2},{row / 7},{row % 5}" for row in range(200)]
+    (tmp_path / "log.csv").write_text("\n".join(["label,number,id", *lines]))
+    code = (
+        "import sys; from sparrow.cli import main;"
+        f"sys.argv = ['sparrow', 'prepare', {str(tmp_path / 'log.csv')!r}, '--out', {str(tmp_path / 'out')!r}];"
+        "main(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False"), done.stdout

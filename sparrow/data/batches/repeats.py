@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparrow.core.arrays import Bools
 from sparrow.core.errors import UserError
-from sparrow.data.batches.dataset import Dataset
 from sparrow.data.batches.parts import opened, read_groups
 from sparrow.features.runs import begins, bits
 from sparrow.features.transforms import weights_of
+
+if TYPE_CHECKING:  # it imports torch, which `sparrow prepare` does without
+    from sparrow.data.batches.dataset import Dataset
 
 PROPOSED = 1.5  # rows for a run of equal ones, from which on a group is worth a line in a schema (RecD)
 TOGETHER = 1.25  # a feature joins a group when that makes at most so many more runs of either

@@ -44,7 +44,10 @@ each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMA
 
 @built
 @each_format
-@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(
+    "dim",
+    [dim if dim in (1, 2, 5, 8, 17, 33, 64, 129, 256) else pytest.param(dim, marks=pytest.mark.slow) for dim in DIMS],
+)
 def test_every_dim(dim: int, format: RowFormat) -> None:
     call = build(SHAPES["everything"], [dim] * 3, sgd.Config(lr=0.1), format=format, levels=2)
     assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), f"dim {dim}")
@@ -72,7 +75,9 @@ def test_state_of_no_row(impl: Any) -> None:
 
 @built
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [rule if rule.endswith(("plain", "all")) else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
+)
 @each_format
 def test_every_rule(format: RowFormat, rule: str, state: torch.dtype) -> None:
     """The kernels differ in the last bit before they round, so that a number in some thousands is rounded otherwise."""
