@@ -48,7 +48,7 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
     return _numbers(_raw(x_N, column), lambda x: f"{x:.4g}")
 
 
-def _ids(values: pa.ChunkedInt64s, decode: Callable[[int], str]) -> tuple[list[str], Int64s]:
+def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[str], Int64s]:
     ids_N = np.maximum(values.to_numpy(), 0)  # rows without a group have numbers of their own, below 0
     distinct, at_N, counts = np.unique(ids_N, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")

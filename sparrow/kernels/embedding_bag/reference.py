@@ -92,11 +92,10 @@ def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
     first = 0
     for level in table.levels:
         here_U = (from_U >= first) & (from_U < first + level.count)
-        n_V = torch.zeros(int(here_U.sum()), dtype=torch.int64)
         rows_V = from_U[here_U] - first
         values_VD = level.format.exact({name: t[rows_V] for name, t in level.payload.items()}, table.dim)
         state = {name: t[rows_V].float() for name, t in level.state.items()}
-        n_V = n_V if level.changed_R is None else level.changed_R[rows_V].long()
+        n_V = torch.zeros_like(rows_V) if level.changed_R is None else level.changed_R[rows_V].long()
         before = 0
         for target in table.levels:
             into_V = (to_U[here_U] >= before) & (to_U[here_U] < before + target.count)
