@@ -115,15 +115,19 @@ def fused_update(
 
 
 @torch.no_grad()
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor, *, impl: Impl = "auto") -> None:
-    """Copy row records of a table to other slots, in the format of their level. No slot is both left and entered.
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor, *, impl: Impl = "auto") -> None:
+    """Let rows of a table into its frames, and put back those that were there if they were updated there.
+
+    A row that is put back is rounded with the number of its last update. One that was not updated is not written.
 
     Args:
-        tables: one table.
-        from_U, to_U: slots, int64 [U]; none of `to_U` twice.
+        tables: one table, whose first level are frames.
+        frames_L: frames, int64 [L], none of them twice.
+        rows_L: the rows that enter them.
+        old_L: the rows that were there, -1 for none. Rows count on the levels beneath the frames.
         impl: see `sparrow.kernels`.
     """
-    _implementation(impl, from_U, tables).copy_rows(tables, from_U, to_U)
+    _implementation(impl, frames_L, tables).replace_rows(tables, frames_L, rows_L, old_L)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
@@ -148,11 +152,11 @@ __all__ = [
     "Table",
     "Tables",
     "bags_of",
-    "copy_rows",
     "count_outside",
     "fp32_table",
     "fused_update",
     "lookup",
+    "replace_rows",
     "row_gradients",
     "tables_of",
     "update_rows",

@@ -46,9 +46,9 @@ def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tens
     ops.fused_update(*_records(tables), sides, *batch, *_rules(tables, lr_T, n))
 
 
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
-    """See `reference.copy_rows`."""
-    ops.copy_rows(*_records(tables), from_U, to_U, *_rules(tables, torch.zeros(1), 0))
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
+    """See `reference.replace_rows`."""
+    ops.replace_rows(*_records(tables), frames_L, rows_L, old_L, *_rules(tables, torch.zeros(1), 0))
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:

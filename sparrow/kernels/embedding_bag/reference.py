@@ -86,9 +86,18 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
             first += count
 
 
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
-    """The record in slot from_u to slot to_u of the one table; what is rounded takes the number of its last update."""
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
+    """Copy what was updated from the frames to the levels beneath, then the rows that enter into the frames."""
     (table,) = tables
+    frames = table.levels[0]
+    assert frames.changed_R is not None
+    leaves_L = (old_L >= 0) & (frames.changed_R[frames_L] > 0)
+    _copy_rows(table, frames_L[leaves_L], frames.count + old_L[leaves_L])
+    _copy_rows(table, frames.count + rows_L, frames_L)
+
+
+def _copy_rows(table: Table, from_U: Tensor, to_U: Tensor) -> None:
+    """The record in slot from_u to slot to_u; what is rounded takes the number of its last update."""
     first = 0
     for level in table.levels:
         here_U = (from_U >= first) & (from_U < first + level.count)

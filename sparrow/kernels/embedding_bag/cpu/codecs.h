@@ -302,9 +302,10 @@ struct Noise {
   }
   template <int W>
   INLINE U<W> at(int64_t from) const {
-    static constexpr uint32_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    U<W> x = load_as<U<W>>(count) + static_cast<uint32_t>(column + from);
-    x = x * 0x9E3779B9u + low;
+    constexpr uint32_t G = 0x9E3779B9;
+    static constexpr uint32_t times[16] = {0,     1 * G, 2 * G,  3 * G,  4 * G,  5 * G,  6 * G,  7 * G,
+                                           8 * G, 9 * G, 10 * G, 11 * G, 12 * G, 13 * G, 14 * G, 15 * G};
+    U<W> x = load_as<U<W>>(times) + (static_cast<uint32_t>(column + from) * G + low);
     x = (x ^ x >> 16) * 0x21F0AAADu;
     x = x ^ high;
     x = (x ^ x >> 15) * 0x735A2D97u;
@@ -496,14 +497,24 @@ void encode(const Level& level, int64_t row, int64_t dim, const Rounding& roundi
 
 // -- state in bf16 ---------------------------------------------------------------------------------------------------
 
-INLINE void decode_state(const uint16_t* from, int64_t count, float* to) {
+// A field of a row's state: where it is kept, or decoded into `scratch`.
+INLINE float* state_of(const Level& level, const Rule& rule, int field, int64_t row, int64_t dim, float* scratch) {
+  const int64_t count = rule.wide[field] ? dim : 1;
+  if (!level.narrow) return static_cast<float*>(level.state[field]) + row * count;
+  const uint16_t* const from = static_cast<const uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    store<W>(to + at, from_bf16<W>(load_as<H<W>>(from + at)));
+    store<W>(scratch + at, from_bf16<W>(load_as<H<W>>(from + at)));
   });
+  return scratch;
 }
 
-INLINE void encode_state(const float* from, int64_t count, const Noise& noise, uint16_t* to) {
+// The same of a level whose state is bf16, back to where it is kept.
+INLINE void encode_state(const Level& level, const Rule& rule, const Rounding& rounding, int field, int64_t row,
+                         int64_t dim, const float* from) {
+  const int64_t count = rule.wide[field] ? dim : 1;
+  const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
+  uint16_t* const to = static_cast<uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     store_as(to + at, to_bf16<W>(load<W>(from + at), noise, at));
