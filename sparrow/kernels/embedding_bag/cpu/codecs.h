@@ -60,6 +60,9 @@ INLINE I<W> widened(const H<W>& h) {
 #if LANES >= 8
   if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu16_epi32(bits_as<__m128i>(h)));
 #endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<I<W>>(_mm512_cvtepu16_epi32(bits_as<__m256i>(h)));
+#endif
   return converted<I<W>, W>(h);
 }
 
@@ -83,6 +86,9 @@ INLINE H<W> halves_of(const I<W>& i) {
     return bits_as<H<W>>(_mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
   }
 #endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<H<W>>(_mm512_cvtepi32_epi16(bits_as<__m512i>(i)));
+#endif
   return converted<H<W>, W>(i);
 }
 
@@ -94,6 +100,9 @@ INLINE B<W> bytes_of(const I<W>& i) {
     const __m128i all = bits_as<__m128i>(halves_of<W>(i));
     return bits_as<B<W>>(_mm_cvtsi128_si64(_mm_packus_epi16(all, all)));
   }
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<B<W>>(_mm512_cvtepi32_epi8(bits_as<__m512i>(i)));
 #endif
   return converted<B<W>, W>(converted<H<W>, W>(i));
 }
@@ -384,7 +393,6 @@ INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
 
 // The least and the largest number of a row; zeros are positive.
 INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
-  low = high = row[0];
   const auto by = [&](auto lanes) {
     constexpr int W = decltype(lanes)::width;
     V<W> least = load<W>(row), most = least;
@@ -393,17 +401,10 @@ INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
       least = v < least ? v : least;
       most = v > most ? v : most;
     });
-    float lows[W], highs[W];
-    store<W>(lows, least);
-    store<W>(highs, most);
-    for (int w = 0; w < W; ++w) {
-      low = lows[w] < low ? lows[w] : low;
-      high = highs[w] > high ? highs[w] : high;
-    }
+    low = folded<W>(least, [](const auto& a, const auto& b) { return a < b ? a : b; }) + 0.0f;
+    high = folded<W>(most, [](const auto& a, const auto& b) { return a > b ? a : b; }) + 0.0f;
   };
   dim >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
-  low += 0.0f;
-  high += 0.0f;
 }
 
 INLINE uint16_t half_of(float x) { return to_fp16<1>(x, Noise(), 0); }
@@ -429,6 +430,18 @@ void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   store_as(to + dim + 4, low);
 }
 
+// Two codes of four bits a byte, the first one low.
+INLINE void store_pairs(uint8_t* to, const I<LANES>& codes) {
+  typedef uint64_t Pairs __attribute__((vector_size(LANES * 4)));
+  Pairs pairs = bits_as<Pairs>(codes);
+  pairs |= pairs >> 28;  // in the low byte of each
+#if LANES == 16
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi8(bits_as<__m512i>(pairs)));
+#else
+  for (int p = 0; p < LANES / 2; ++p) to[p] = static_cast<uint8_t>(pairs[p]);
+#endif
+}
+
 void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise, float* scratch) {
   float low, high;
   ends(from, dim, low, high);
@@ -443,25 +456,23 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     scale = 0x3c00;  // 1
   }
   const float step = from_fp16<1>(scale), inverse = 1.0f / step;
-  uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
-  each(dim, [&](auto lanes, int64_t at) {
+  const auto codes_at = [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     const V<W> x = load<W>(from + at) - begin, steps = noise.on ? x / step : x * inverse;
     const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
     const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
-    const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
-    store_as(codes + at, bytes_of<W>(made));
-  });
-  codes[dim] = 0;
+    return noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
+  };
   const int64_t pairs = (dim + 1) / 2;
-  int64_t p = 0;
-  for (; p + 4 <= pairs; p += 4) {  // eight codes at a time
-    uint64_t x = load_as<uint64_t>(codes + 2 * p);
-    x = (x | x >> 4) & 0x00ff00ff00ff00ffull;
-    x = (x | x >> 8) & 0x0000ffff0000ffffull;
-    store_as(to + p, static_cast<uint32_t>(x | x >> 16));
+  if (dim % 2 == 0 && dim >= LANES) {
+    each_of<LANES>(dim, [&](auto lanes, int64_t at) { store_pairs(to + at / 2, codes_at(lanes, at)); });
+  } else {
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
+    each(dim,
+         [&](auto lanes, int64_t at) { store_as(codes + at, bytes_of<decltype(lanes)::width>(codes_at(lanes, at))); });
+    codes[dim] = 0;
+    for (int64_t p = 0; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   }
-  for (; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   store_as(to + pairs, scale);
   store_as(to + pairs + 2, bias);
 }

@@ -88,18 +88,50 @@ struct Vectors {
   INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
 };
 
-// A vector's sum, halves onto halves.
 template <int W>
-INLINE float sum_of(const V<W>& v) {
-  if constexpr (W == 1) {
-    return v;
-  } else if constexpr (W > LANES) {
-    return sum_of<W / 2>(v.low + v.high);
-  } else {
+struct Two {
+  V<W / 2> low, high;
+};
+
+// The halves of a vector.
+template <int W>
+INLINE Two<W> halved(const V<W>& v) {
+  if constexpr (W > LANES) return {v.low, v.high};
+#if LANES >= 8  // without these the compiler goes through memory
+  if constexpr (W == 8 && W <= LANES) {
+    const __m256 all = reinterpret_cast<const __m256&>(v);
+    return {(V<4>)_mm256_castps256_ps128(all), (V<4>)_mm256_extractf128_ps(all, 1)};
+  }
+#endif
+#if LANES == 16
+  if constexpr (W == 16) {
+    const __m512 all = reinterpret_cast<const __m512&>(v);
+    return {(V<8>)_mm512_castps512_ps256(all), (V<8>)_mm512_extractf32x8_ps(all, 1)};
+  }
+#endif
+  if constexpr (W <= LANES) {
     float lanes[W];
     store<W>(lanes, v);
-    return sum_of<W / 2>(load<W / 2>(lanes) + load<W / 2>(lanes + W / 2));
+    return {load<W / 2>(lanes), load<W / 2>(lanes + W / 2)};
   }
+}
+
+// All lanes of a vector in one, by `f`, halves onto halves.
+template <int W, class F>
+INLINE float folded(const V<W>& v, const F& f) {
+  if constexpr (W == 1) {
+    return v;
+  } else if constexpr (W == 4) {
+    return f(f(v[0], v[2]), f(v[1], v[3]));
+  } else {
+    const Two<W> two = halved<W>(v);
+    return folded<W / 2>(f(two.low, two.high), f);
+  }
+}
+
+template <int W>
+INLINE float sum_of(const V<W>& v) {
+  return folded<W>(v, [](const auto& a, const auto& b) { return a + b; });
 }
 
 // The sum of a[k] * b[k] over the row, in lanes: the same on every processor and at any number of threads.
