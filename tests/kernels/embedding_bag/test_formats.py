@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparrow.core.config import Family
 from sparrow.kernels import embedding_bag
-from sparrow.kernels.embedding_bag import Tables, bags_of
+from sparrow.kernels.embedding_bag import Rows, Tables, bags_of
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
@@ -215,3 +216,50 @@ def test_wrong_rows_are_refused() -> None:
     level = replace(table.levels[0], format=fp32.Config())
     with pytest.raises(ValueError, match="weight_RD: expected a contiguous tensor"):
         embedding_bag.lookup(Tables([replace(table, levels=(level,))]), call.bags, impl="cpp")
+
+
+@built
+@each_format
+@pytest.mark.parametrize("dim", [1, 5, 16, 31, 64])
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: RowFormat) -> None:
+    """A row that leaves is rounded with the number of its own last update; a clean one is not written."""
+    for rule in (rowwise_adagrad.Config(), adam.Config()):
+        call = build(Shape(keys=([1] * 40,), rows=(200,)), [dim], rule, format=format, state=state)
+        (table,) = call.tables
+        random = torch.Generator().manual_seed(5)
+        frames = Rows(
+            format=fp32.Config(),
+            payload={"weight": torch.randn(64, dim, generator=random)},
+            state={n: torch.rand(64, *t.shape[1:], generator=random) for n, t in table.levels[0].state.items()},
+            touched_R=torch.randint(0, 2, (64,), dtype=torch.uint8, generator=random),
+            changed_R=torch.randint(0, 4, (64,), dtype=torch.int32, generator=random),
+        )
+        frames_L, rows_L = torch.randperm(64, generator=random)[:40], torch.randperm(200, generator=random)[:40]
+        others = torch.tensor(sorted(set(range(200)) - set(rows_L.tolist())))
+        old_L = torch.where(torch.arange(40) % 5 > 0, others[torch.randperm(160, generator=random)[:40]], -1)
+        found = []
+        for impl in ("cpp", "reference"):
+            levels = tuple(copied(level) for level in (frames, *table.levels))
+            made = Tables([replace(table, levels=levels)])
+            embedding_bag.replace_rows(made, frames_L, rows_L, old_L, impl=impl)  # type: ignore[arg-type]
+            found.append(levels)
+        for mine, its, before in zip(*found, (frames, *table.levels), strict=True):
+            for name, tensor in all_of(mine).items():
+                assert torch.equal(tensor, all_of(its)[name]), (name, rule)
+            assert not torch.equal(mine.touched_R, before.touched_R)
+        clean_R = old_L[(old_L >= 0) & (frames.changed_R[frames_L] == 0)]  # type: ignore[index]
+        assert len(clean_R)
+        for name, tensor in found[0][1].payload.items():
+            assert torch.equal(tensor[clean_R], table.levels[0].payload[name][clean_R])
+
+
+def all_of(level: Rows) -> dict[str, Tensor]:
+    found = {**level.payload, **level.state, "touched": level.touched_R}
+    return found if level.changed_R is None else {**found, "changed": level.changed_R}
+
+
+def copied(level: Rows) -> Rows:
+    own = {name: {n: t.clone() for n, t in getattr(level, name).items()} for name in ("payload", "state")}
+    changed_R = None if level.changed_R is None else level.changed_R.clone()
+    return replace(level, **own, touched_R=level.touched_R.clone(), changed_R=changed_R)
