@@ -29,7 +29,7 @@ FORMATS: dict[str, RowFormat] = {
     "int8": int8.Config(),
     "int4": int4.Config(),
 }
-LRU, LFU = (Cache(fraction=0.13, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
+LRU, LFU = (Cache(fraction=0.128, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
 
 
 def tables_of(
@@ -245,6 +245,14 @@ def test_bytes_are_what_is_allocated() -> None:
         assert component.bytes_of(ROWS, DIM) == sum(buffer.nbytes for buffer in store.buffers())
 
 
+@pytest.mark.parametrize("rows", [1, 31, 33, 42, 425, 500])
+def test_a_fraction_of_one_has_a_frame_for_each_row_and_bytes_are_a_bound(rows: int) -> None:
+    assert rows <= Cache(fraction=1.0).frames(rows, 65) < rows + 32
+    for count in (32, 33, 95, 96):
+        assert Cache(bytes=count * 65).frames(1000, 65) == count // 32 * 32
+    assert Cache(bytes=1).frames(rows, 65) == Cache(fraction=1e-9).frames(rows, 65) == 32
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -268,7 +276,7 @@ class Model(RuleBasedStateMachine):
     def begin(self, name: str, policy: Any, protect: int) -> None:
         self.format = FORMATS[name]
         self.make = lambda: tables_of(
-            self.format, Cache(fraction=0.13, policy=policy, protect=protect), mode="deferred"
+            self.format, Cache(fraction=0.128, policy=policy, protect=protect), mode="deferred"
         )
         self.tables = self.make()
         self.values = dict(enumerate(self.tables.record("t").weight.clone()))

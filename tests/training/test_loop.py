@@ -21,7 +21,9 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Schema, Split
+from sparrow.kernels.formats import int8
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
@@ -80,6 +82,7 @@ VARIANTS = {
     "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
     "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
+    "cached": {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))},
 }
 
 
