@@ -89,7 +89,9 @@ def cell(log: Path, setting: Setting, seed: int, settings: dict[str, Any]) -> di
         changes = {"data.path": str(log), "run_dir": folder, "model.dim": 64, "seed": seed, "threads": 1}
         changes |= {"log.tensorboard": False, "checkpoint.every": 1_000_000, **settings, **setting.leaves}
         trainer = Trainer(Run.load(RECIPES / "globo.toml", changes))
-        last = trainer.fit()["progressive"][-1]
+        results = trainer.fit()
+    assert results["stopped_by"] is None, "stopped by a signal: the rest of the stream was not seen"
+    last = results["progressive"][-1]
     records = [record for tables in trainer.tables for record in tables.all_records()]
     size = sum(t.nbytes for record in records for t in record.store.buffers())  # type: ignore[attr-defined]
     closed = sum(record.component.bytes_of(record.rows, record.dim) for record in records)

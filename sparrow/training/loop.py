@@ -310,6 +310,8 @@ class Trainer:
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
         values |= self.seen.line() | self.stored.line()
+        for text in self.stored.crowded():
+            self._say(text)
         self.log.write("train", self.step, values)
         self.listen("progress", {"step": self.step, "total": self.total_steps, **values})
 

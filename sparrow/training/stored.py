@@ -27,7 +27,10 @@ class Stored:
         self._records = [record for of_features in tables for record in of_features.all_records()]
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
-        self._cached = [c.name for c in components if c.cache.is_on]
+        self._cached = [c for c in components if c.cache.is_on]
+        self._judged = False
+        numbers = {c.name: number for number, c in enumerate(self._cached)}
+        self._stores = [(numbers[r.component.name], r.store) for r in self._records if isinstance(r.store, CachedStore)]
         self._before_C2 = torch.zeros(len(self._cached), 2, dtype=torch.int64)  # hits and rows of the run so far
         self._line_C2 = self._before_C2.clone()  # and at the last line of the run log
 
@@ -40,12 +43,29 @@ class Stored:
         self._line_C2 = counts_C2
         return {"hit_rate": hits / rows} if rows else {}
 
+    def crowded(self) -> list[str]:
+        """Returns a line for each cache with fewer frames than its protected batches have rows; [] but for once."""
+        if self._judged or not self._cached:
+            return []
+        self._judged = True
+        counts_C2 = torch.zeros_like(self._before_C2)  # frames, different rows of a batch
+        for number, store in self._stores:
+            counts_C2[number] += torch.tensor([len(store.frame("tag")), store.most])
+        self._world.all_sum("rows and frames", counts_C2)
+        return [
+            f"table {one.name!r}: its cache has {frames:,} frames, and {one.cache.protect} batches may use "
+            f"{most * one.cache.protect:,} rows, so that many find none; raise tables.cache.fraction, or lower "
+            "tables.cache.protect or data.batch_size"
+            for one, (frames, most) in zip(self._cached, counts_C2.tolist(), strict=True)
+            if frames < min(most * one.cache.protect, one.rows)
+        ]
+
     def results(self) -> dict[str, Any]:
         """Returns the bytes of all tensors of tables, and the hit rate of each cache over the whole run."""
         mine = sum(tensor.nbytes for record in self._records for tensor in record.buffers())
         size = int(self._world.all_sum("bytes of tables", torch.tensor([mine])))
         counts = zip(self._cached, self._counts().tolist(), strict=True)
-        return {"bytes": size, "hit_rate": {name: hits / rows for name, (hits, rows) in counts if rows}}
+        return {"bytes": size, "hit_rate": {one.name: hits / rows for one, (hits, rows) in counts if rows}}
 
     def rounded(self) -> str:
         """Returns which rows of loaded caches found no frame, for a person; "" if none."""
@@ -69,8 +89,6 @@ class Stored:
     def _counts(self) -> Tensor:
         """Returns hits and rows of each cache on all ranks: int64 [C, 2]."""
         mine_C2 = torch.zeros_like(self._before_C2)
-        for record in self._records:
-            if isinstance(record.store, CachedStore):
-                counted = torch.tensor([record.store.hits, record.store.used])
-                mine_C2[self._cached.index(record.component.name)] += counted
+        for number, store in self._stores:
+            mine_C2[number] += torch.tensor([store.hits, store.used])
         return self._before_C2 + self._world.all_sum("hits of caches", mine_C2)

@@ -245,6 +245,37 @@ def test_bytes_are_what_is_allocated() -> None:
         assert component.bytes_of(ROWS, DIM) == sum(buffer.nbytes for buffer in store.buffers())
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize("name", ["int8", "int4", "bf16"])
+def test_gradients_that_are_not_finite_spoil_no_row_and_lose_none(name: str, mode: str, impl: Impl) -> None:
+    """Their rows keep their bits, in frames and beneath; the others learn; later batches push them out."""
+    cached = tables_of(FORMATS[name], LRU, mode=mode, of=rowwise_adagrad.Config(lr=0.1), impl=impl)
+    for seed in range(10):
+        step(cached, seed)
+    store, record, ids = store_of(cached), cached.record("t"), batch(10)
+    found = cached(ids)["a"]
+    entered, before = content(cached), record.weight.clone()
+    up = torch.zeros_like(found)  # type: ignore[arg-type]
+    up[:8], up[8:16], up[16:] = torch.nan, torch.inf, 1.0
+    found.backward(up)  # type: ignore[union-attr]
+    cached.update()
+    a = ids["a"]
+    bag_N = torch.arange(len(a.lengths_B)).repeat_interleave(a.lengths_B)
+    bad = a.values_N[bag_N < 16].unique()
+    good = [row for row in a.values_N[bag_N >= 16].unique().tolist() if row not in bad.tolist()]
+    assert len(bad) > 5 and len(good) > 5
+    slots = store.slots_of(bad)
+    assert bool((slots < len(store.frame("tag"))).any()) and bool((slots >= len(store.frame("tag"))).any())
+    assert torch.equal(record.weight[bad], before[bad])
+    assert int((record.weight[good] != before[good]).any(1).sum()) > len(good) // 2
+    assert torch.equal(content(cached)["frames' row"], entered["frames' row"])
+    for seed in range(11, 40):
+        step(cached, seed)
+    assert all(bool(t.isfinite().all()) for t in content(cached).values() if t.is_floating_point())
+    assert bool(record.weight.isfinite().all())
+
+
 @pytest.mark.parametrize("rows", [1, 31, 33, 42, 425, 500])
 def test_a_fraction_of_one_has_a_frame_for_each_row_and_bytes_are_a_bound(rows: int) -> None:
     assert rows <= Cache(fraction=1.0).frames(rows, 65) < rows + 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,26 @@ def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -
     said.clear()
     train(replace(run, loop=Loop(max_steps=2)), resume=True, listener=hear)  # the same layout: each has its frame
     assert said and not any("no frame" in text for text in said)
+
+
+def test_frames_too_few_for_the_batches_in_flight_are_told_once(prepared: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def hear(event: str, values: dict[str, Any]) -> None:
+        said.extend([values["text"]] if event == "note" else [])
+
+    few = TableChoices(format=int8.Config(), cache=Cache(fraction=0.01, protect=3))
+    run = small_run(prepared, tmp_path / "few", tables=few, loop=Loop(max_steps=9))
+    trainer = Trainer(replace(run, data=replace(run.data, id_dropout={})), listener=hear)
+    trainer.fit()
+    told = [text for text in said if "frames" in text]
+    rows = [0] + [counted(trainer, steps)["cat_2"][0] for steps in (1, 2, 3)]  # a line of the log is of three steps
+    most = max(later - before for before, later in pairwise(rows))
+    assert told[-1] == (
+        f"table 'cat_2': its cache has 32 frames, and 3 batches may use {3 * most} rows, so that many find "
+        "none; raise tables.cache.fraction, or lower tables.cache.protect or data.batch_size"
+    )
+    assert not any("\n" in text for text in told) and len(told) == len(set(told)) < len(counted(trainer, 1))
+    said.clear()
+    train(small_run(prepared, tmp_path / "all", tables=ALL, loop=Loop(max_steps=9)), listener=hear)
+    assert not any("frames" in text for text in said)
