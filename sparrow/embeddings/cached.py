@@ -47,6 +47,7 @@ class CachedStore(nn.Module):
         self.settled = 0  # the last batch from which the rows have learnt
         self.hits = 0  # different rows of batches that were in
         self.used = 0  # and those that batches had
+        self.most = 0  # different rows of a batch
 
     def frame(self, name: str) -> Tensor:
         """Returns a field of all frames."""
@@ -77,6 +78,7 @@ class CachedStore(nn.Module):
         moves = row_cache.admit(self.frames, rows_N, self.batch, evictable)
         self.hits += moves.hits
         self.used += moves.unique
+        self.most = max(self.most, moves.unique)
         if len(moves.rows_L):
             embedding_bag.replace_rows(Tables([table]), moves.frames_L, moves.rows_L, moves.old_L)
         return moves.slots_N
