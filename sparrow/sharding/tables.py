@@ -16,6 +16,7 @@ from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode
 from sparrow.kernels import Impl
+from sparrow.kernels.expand import expand
 from sparrow.sharding import copies
 from sparrow.sharding.exchange import Codecs, Exchange, InFlight
 from sparrow.sharding.layout import Layout
@@ -141,12 +142,12 @@ class ShardedTables(nn.Module):
             vectors = self._exchanged(handle)
             pooled, sequences = vectors[: len(routes.widths)], vectors[len(routes.widths) :]
             for group, inverse_B in enumerate(ids.inverse_B.values(), 1):
-                pooled[group] = pooled[group].index_select(0, inverse_B)
+                pooled[group] = expand(pooled[group], inverse_B)
             for number, feature in enumerate(self.sharded):
                 if feature.pooling == "none":
                     at = ids[feature.name]
                     found[feature.name] = Jagged(
-                        values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B
+                        values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B, host=at.host
                     )
                 else:
                     found[feature.name] = pooled[routes.groups[number]][:, routes.columns_of(number)]

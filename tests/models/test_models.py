@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.core.config import Family
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.features.schema import Column, Encoding, Schema
@@ -300,7 +300,7 @@ def test_a_transformer_reads_each_sample_of_a_history(dim: int) -> None:
         assert torch.equal(found[name], looked_up[name])
     lists, (reader,) = looked_up["history"], model.ids.readers
     for i, (low, high) in enumerate(itertools.pairwise(lists.offsets_B1.tolist())):
-        alone = reader(lists.values_N[low:high], torch.tensor([0, high - low]))[0]
+        alone = reader(Jagged(values_N=lists.values_N[low:high], offsets_B1=torch.tensor([0, high - low])))[0]
         torch.testing.assert_close(found["history"][i], alone)
 
 
