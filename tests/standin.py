@@ -1,8 +1,8 @@
 """A stand-in for a GPU, so that the paths of a device run where there is none.
 
-A tensor on it has its numbers in host memory. It says that it is on "cuda:0", autograd takes it for one of a device, and
-what it is computed with is checked as CUDA would: an operator whose tensors lie on both sides raises. Every operator that
-would let the host wait for a GPU is counted, and every one that would add in no fixed order there.
+A tensor on it has its numbers in host memory. It says that it is on "cuda:0", and autograd takes it for one of a
+device. An operator whose tensors lie on both sides raises, as CUDA does. Every operator that would let the host wait
+for a GPU is counted, and every one that would add in no fixed order there.
 
 The operators of `embedding_bag` run on the numbers in host memory, and none of their waits is counted.
 """
@@ -81,6 +81,9 @@ class OnDevice(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDevice({self.held})"
 
+    def record_stream(self, stream: Any) -> None:
+        stream.kept += 1
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} on a tensor of the stand-in, outside of it")
@@ -105,8 +108,6 @@ class StandIn(TorchDispatchMode):
         there = bool(mine) if asked is None else torch.device(asked).type in ("cuda", _backend().type)
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
-        if of is aten.record_stream:
-            return None
         if mine or there:
             self.calls += 1
             self._look(of, args, kwargs, given, mine, there)
@@ -158,6 +159,8 @@ class _Names(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         args, kwargs = [_there(a) for a in args], {name: _there(a) for name, a in (kwargs or {}).items()}
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == _backend():
             del kwargs["device"]
@@ -214,7 +217,8 @@ class _Stream:
     """A stream on which everything is done at once."""
 
     def __init__(self, device: Any = None) -> None:
-        self.waited = 0
+        self.waited = 0  # how often it was told to wait for another
+        self.kept = 0  # tensors whose memory was kept for it
 
     def wait_stream(self, other: Any) -> None:
         self.waited += 1

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparrow.core import Jagged
 from sparrow.core.errors import UserError, require
 from sparrow.kernels.expand import expand
+from sparrow.layers.attention import attention
 from sparrow.layers.mlp import MLP, Linear
 from sparrow.layers.precision import to_compute
 
@@ -80,6 +80,6 @@ class _Block(nn.Module):
         qkv = to_compute(self.qkv(self.norm_attention(x)))
         padded = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
         q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = attention(q, k, v, causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(size * most, dim)[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

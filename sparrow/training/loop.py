@@ -269,9 +269,14 @@ class Trainer:
         self.examples += sum(share.samples for share in micro)
 
     def _look_ahead(self) -> None:
-        """Begin to send the next step's ids to their shards."""
-        if self.ranks.world.size > 1 and self.step + 1 < self.total_steps:
-            for share in self.feed.peek():
+        """Begin to copy the next step's batches to a GPU, and to send their ids to their shards."""
+        many = self.ranks.world.size > 1
+        if self.step + 1 >= self.total_steps or not (many or self.device.type == "cuda"):
+            return
+        coming = self.feed.peek()
+        if many:
+            self.feed.arrive()
+            for share in coming:
                 for tables in self.tables:
                     tables.prefetch(share.batch.ids)
 

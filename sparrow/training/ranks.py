@@ -95,7 +95,10 @@ class Ranks:
         return nullcontext() if self.world.size == 1 else self._ddp.no_sync()
 
     def sums(self, values: Sequence[Tensor], *numbers: float) -> list[float]:
-        """Returns the sums over all ranks of values and of numbers. values: tensors [], which may be on a device."""
+        """Returns the sums over all ranks of values and of numbers. values: tensors [], which may be on a device.
+
+        This is where the host waits for a GPU in each step.
+        """
         mine = torch.cat([torch.stack(list(values)).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found
