@@ -61,6 +61,11 @@ def _backend() -> torch.device:
     return torch.device("standin:0")
 
 
+def register() -> None:
+    """Call it before the first backward of the process: autograd then makes a queue for every device that there is."""
+    _backend()
+
+
 class OnDevice(Tensor):
     """A tensor of the stand-in. held: its numbers."""
 
@@ -89,14 +94,35 @@ class OnDevice(Tensor):
         raise AssertionError(f"{func} on a tensor of the stand-in, outside of it")
 
 
+class _Stream:
+    """A stream on which everything is done at once."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.waited = 0  # how often it was told to wait for another
+        self.kept = 0  # tensors whose memory was kept for it
+
+    def wait_stream(self, other: Any) -> None:
+        self.waited += 1
+
+
 class StandIn(TorchDispatchMode):
-    """waits: what would have let the host wait, and how often. unordered: what would have added in no fixed order."""
+    """What happened on the device.
+
+    Args:
+        waits: what would have let the host wait, and how often.
+        unordered: what would have added in no fixed order.
+        sent: the largest number of elements that the host sent at once.
+        stream: on which the device computes.
+        refused: the name of an operator for which the device has no memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.unordered: Counter[str] = Counter()
-        self.calls = 0
+        self.sent = 0
+        self.stream = _Stream()
+        self.refused = ""
         self.pinned: set[int] = set()  # the memory of tensors that are pinned
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,7 +135,6 @@ class StandIn(TorchDispatchMode):
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
         if mine or there:
-            self.calls += 1
             self._look(of, args, kwargs, given, mine, there)
         held_args, held_kwargs = tree_map_only(OnDevice, lambda t: t.held, (args, kwargs))
         if of is aten.segment_reduce and mine:
@@ -122,11 +147,15 @@ class StandIn(TorchDispatchMode):
     def _look(self, of: Any, args: Any, kwargs: Any, given: Any, mine: Any, there: bool) -> None:
         """Count what an operator would do on a GPU; raise where it could not run there."""
         name = of.__name__
+        if name == self.refused:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if of in (aten._to_copy, aten.copy_):
             source, target = (args[0], there) if of is aten._to_copy else (args[1], isinstance(args[0], OnDevice))
             crosses = isinstance(source, OnDevice) != target
             blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
             pageable = target and source.untyped_storage().data_ptr() not in self.pinned if crosses else False
+            if crosses and target:
+                self.sent = max(self.sent, source.numel())
             if crosses and (blocking or pageable):
                 self.waits[f"{name} to the {'device' if target else 'host'}"] += 1
             return
@@ -213,22 +242,10 @@ def _all(x: Any) -> list[Any]:
     return [x.slots_N] if isinstance(x, Bags) else [level.touched_R for level in x.levels]
 
 
-class _Stream:
-    """A stream on which everything is done at once."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.waited = 0  # how often it was told to wait for another
-        self.kept = 0  # tensors whose memory was kept for it
-
-    def wait_stream(self, other: Any) -> None:
-        self.waited += 1
-
-
 @contextmanager
 def standin() -> Iterator[StandIn]:
     """A context in which "cuda" is the stand-in."""
     device = StandIn()
-    current = _Stream()
 
     @contextmanager
     def on(stream: Any) -> Iterator[None]:
@@ -238,7 +255,7 @@ def standin() -> Iterator[StandIn]:
         warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")
         for name, value in {
             "is_available": lambda: True, "device_count": lambda: 1, "mem_get_info": lambda *_: (1 << 36, 1 << 36),
-            "Stream": _Stream, "stream": on, "current_stream": lambda *_: current, "_lazy_init": lambda: None,
+            "Stream": _Stream, "stream": on, "current_stream": lambda *_: device.stream, "_lazy_init": lambda: None,
             "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None,
         }.items():  # fmt: skip
             patch.setattr(torch.cuda, name, value)

@@ -29,7 +29,7 @@ from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.preflight import resolved, threads_given_back, with_threads
+from sparrow.training.preflight import resolved, threads_given_back, with_threads, within_device
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
@@ -178,7 +178,8 @@ class Trainer:
                     self.dir.begin(self.dataset)
                 self.run.save(self.dir.path / "run.toml")
                 self.ranks.again.begun()
-            return self._fit()
+            with within_device(self.run, self.dataset.schema):
+                return self._fit()
 
     def _fit(self) -> dict[str, Any]:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}

@@ -318,3 +318,20 @@ def test_din_weighs_some_lists_and_reads_others() -> None:
     loss_of(model, example).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and p.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_a_step_is_deterministic(config: object) -> None:
+    """As far as a CPU can tell; `tests/training/test_standin.py` looks at what a GPU would do."""
+    found = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = build(config)
+            loss_of(model, batch()).backward()
+            rows = [r.weight for m in model.modules() if isinstance(m, EmbeddingTables) for r in m.all_records()]
+            found.append([*(p.grad for p in model.parameters()), *rows])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
