@@ -96,6 +96,7 @@ class Exchange:
         self.codecs = codecs
         self.routes = routes
         world = routes.world
+        world.open_lanes(("all", "local", "host") if routes.is_staged else ("all",))
         self._lookups, self._direct_outputs, self._staged_outputs = routes.lookups(mine)
         self._places = range(world.size)  # of a rank's parts in messages that go direct
         self._staged_places = [r % world.local_size * world.hosts + r // world.local_size for r in self._places]
@@ -160,7 +161,7 @@ class Exchange:
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
         """Begin to send messages along a hop. Returns what comes the same way, all messages in one flat tensor."""
-        codec = self.codecs.forward if forward else self.codecs.backward
+        codec, lane = (self.codecs.forward, "vectors") if forward else (self.codecs.backward, "gradients")
         out = hop.there
         back = hop.here
         if not forward:
@@ -170,9 +171,9 @@ class Exchange:
             sizes = messages.sizes(codec, back)
         else:
             ones = [1] * len(counts)
-            told = self.world.all_to_all_flat(f"{what}, sizes", torch.tensor(counts), ones, ones, hop.dim)
+            told = self.world.all_to_all_flat(f"{what}, sizes", torch.tensor(counts), ones, ones, hop.dim, lane)
             sizes = told.wait().tolist()
-        begun = self.world.all_to_all_flat(what, data, counts, sizes, hop.dim)
+        begun = self.world.all_to_all_flat(what, data, counts, sizes, hop.dim, lane)
         return Pending(lambda: messages.unpack(codec, begun.wait(), sizes, back))
 
     def _sums_home(self, sent: InFlight, partial: Sequence[Tensor]) -> Pending[list[Tensor]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparrow.core import KeyedJagged
 from sparrow.distributed import Pending
+from sparrow.distributed.devices import put
 from sparrow.kernels.embedding_bag import Bags, Lookups
 from sparrow.sharding.routes import Routes
 
@@ -71,15 +72,15 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     numbers_R, ids_R = sizes_R2.sum(1), sizes_R2[:, 1]
     heads_RH = torch.cat([torch.tensor(rows_G).expand(world.size, -1), numbers_R[:, None], ids_R[:, None]], 1)
     each, counts = [heads_RH.shape[1]] * world.size, counts_J.tolist()
-    told = world.all_to_all_flat("sizes of ids", heads_RH.flatten(), each, each)
+    told = world.all_to_all_flat("sizes of ids", heads_RH.flatten(), each, each, lane="ids")
 
     def leave() -> SentIds:
         theirs = told.wait().view_as(heads_RH)
         rows_RG, (numbers, of_ids) = theirs[:, :-2].tolist(), theirs[:, -2:].T.tolist()
-        begun = world.all_to_all_flat("ids", message_N, numbers_R.tolist(), numbers)
+        begun = world.all_to_all_flat("ids", message_N, numbers_R.tolist(), numbers, lane="ids")
         weights = None
         if weights_N is not None:
-            weights = world.all_to_all_flat("weights", weights_N, ids_R.tolist(), of_ids)
+            weights = world.all_to_all_flat("weights", weights_N, ids_R.tolist(), of_ids, lane="ids")
         return SentIds(rows_RG, of_ids, begun, weights, counts, places_N)
 
     return Pending(leave)
@@ -108,7 +109,7 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
     ends = torch.cat([ids_R.new_zeros(1), bags_JR.flatten().cumsum(0)])
-    bounds = offsets_B1[ends.to(device)].cpu()
+    bounds = offsets_B1[put(ends, device)].cpu()  # a GPU lets the host wait: how many ids a job has is in the message
     counts_JR = bounds.diff().view(bags_JR.shape)
     before_JR = _before(counts_JR)
     weights_N = None
@@ -132,12 +133,17 @@ def _before(sizes: Tensor) -> Tensor:
 
 def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
     """Returns the places of all elements of some stretches, one stretch after the other: int64 [sum of sizes]."""
-    starts_S = starts.flatten().to(device)
-    sizes_S = sizes.flatten().to(device)
+    starts_S = put(starts.flatten(), device)
+    sizes_S = put(sizes.flatten(), device)
     total = int(sizes.sum())
     return torch.arange(total, device=device) + (starts_S - _before(sizes_S)).repeat_interleave(
         sizes_S, output_size=total
     )
+
+
+def _counts(numbers_N: Tensor, count: int) -> Tensor:
+    """Returns how often each number below `count` occurs. `bincount` would look for the largest, and wait for it."""
+    return numbers_N.new_zeros(count).index_add_(0, numbers_N, torch.ones_like(numbers_N))
 
 
 def _per_owner(routes: Routes, values_J: Tensor) -> Tensor:
@@ -164,19 +170,20 @@ def _cut(
     """
     device = rows_N.device
     parts = routes.parts
-    sizes_P = counts_P.to(rows_N.device)
-    block_rows_N = routes.block_rows_P.to(device).repeat_interleave(sizes_P)
-    part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P)
+    sizes_P = put(counts_P, device)
+    total = len(rows_N)
+    block_rows_N = put(routes.block_rows_P, device).repeat_interleave(sizes_P, output_size=total)
+    part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P, output_size=total)
     bags = [torch.arange(rows_G[routes.groups[part.feature]], device=device) for part in parts]
-    bag_N = torch.cat(bags).repeat_interleave(lengths_B)
+    bag_N = torch.cat(bags).repeat_interleave(lengths_B, output_size=total)
     ends_J = bags_J.cumsum(0)
     block_N = rows_N // block_rows_N
-    job_N = routes.job_PM.to(device)[part_N, block_N]
+    job_N = put(routes.job_PM, device)[part_N, block_N]
     narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32  # sorted ten times as fast as int64
     order_N = job_N.to(narrow).argsort(stable=True)
-    bag_N += (ends_J - bags_J).to(device)[job_N]
-    cut_B = torch.bincount(bag_N, minlength=int(ends_J[-1]))
-    counts_J = torch.bincount(job_N, minlength=len(bags_J)).cpu()
+    bag_N += put(ends_J - bags_J, device)[job_N]
+    cut_B = _counts(bag_N, int(ends_J[-1]))
+    counts_J = _counts(job_N, len(bags_J)).cpu()  # a GPU lets the host wait
     ends, places_N = counts_J.cumsum(0).tolist(), {}
     for begin, part in zip((counts_P.cumsum(0) - counts_P).tolist(), parts, strict=True):
         if len(part.jobs) > 1 and routes.features[part.feature].pooling == "none":

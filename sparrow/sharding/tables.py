@@ -89,7 +89,6 @@ class ShardedTables(nn.Module):
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
         self.mode = whole.mode
-        self.anchor = torch.zeros((), requires_grad=True)
         self._ahead: weakref.WeakValueDictionary[int, Travelling] = weakref.WeakValueDictionary()  # in their order
         self._prepared = 0
 
@@ -118,7 +117,9 @@ class ShardedTables(nn.Module):
         """
         if handle.sent is not None and handle.begun is None:
             sent = handle.sent.wait()
-            handle.begun = _Begin.apply(self.anchor, self, sent), sent
+            # on the device: else the host's thread of backward would launch collectives beside that of the device
+            anchor = torch.zeros((), device=sent.device, requires_grad=True)
+            handle.begun = _Begin.apply(anchor, self, sent), sent
 
     def pooled(self, handle: Travelling) -> Tensor:
         """Returns what `EmbeddingTables.pooled` does.
@@ -304,7 +305,7 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.tables.mode != "off":
             ctx.sent.exchange.send_grads(ctx.sent, grads)
-        return torch.zeros(()), None, None
+        return torch.zeros((), device=ctx.sent.device), None, None
 
 
 def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, codecs: Codecs) -> None:
