@@ -169,9 +169,8 @@ class StandIn(TorchDispatchMode):
             self.waits[name] += 1
         if of is aten.segment_reduce and not kwargs.get("unsafe"):
             self.waits[name] += 1
-        floats = bool(mine) and mine[0].is_floating_point()
-        weighted = of is aten.bincount and len(given) > 1
-        if of in RAISES or of in ATOMIC or weighted or (of in (aten.cumsum, aten.cumsum_) and floats):
+        floats = any(t.is_floating_point() for t in mine)  # whole numbers add up to the same in any order
+        if of in RAISES or (floats and (of in ATOMIC or of in (aten.cumsum, aten.cumsum_, aten.bincount))):
             self.unordered[name] += 1
 
 

@@ -6,16 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.embeddings import EmbeddingTables, Feature, TableSpec, records, rows_on
+from sparrow.distributed import World
+from sparrow.distributed.codecs import cast
+from sparrow.embeddings import EmbeddingTables, Feature, TableSpec, records, rows_on, unallocated
 from sparrow.embeddings.addressing import Direct
 from sparrow.kernels.formats import RowFormat
-from sparrow.kernels.rules import adam
+from sparrow.kernels.rules import adam, sgd
+from sparrow.sharding import Codecs, Layout, shard
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from sparrow.training.step import Step
+from tests.equivalence import cases
 from tests.runs import run_of
 from tests.standin import standin
 from tests.training.test_loop import Kill, dies_at, logged, same, tensors
@@ -73,10 +79,35 @@ def rows(format: RowFormat, block: int) -> dict[str, Any]:
     return found
 
 
+def sharded(layout: Layout, poolings: tuple[str, ...], mode: str, unique: bool, narrow: bool) -> dict[str, Any]:
+    """Steps of sharded tables of one rank, on the CPU and on the device. What a step waits for there."""
+    found: dict[str, Any] = {}
+    codecs = Codecs(forward=cast.Config(dtype="fp16"), backward=cast.Config(dtype="bf16")) if narrow else Codecs()
+    with standin() as device:
+        for place in ("cpu", "cuda"):
+            with rows_on(place):
+                with unallocated():
+                    tables = cases.tables(sgd.Config(lr=0.1), poolings, mode)
+                shard(tables, dict.fromkeys("abc", layout), World(), codecs)
+            found[place] = []
+            for step in range(2):
+                ids = (cases.grouped if unique else cases.ids)(step, 6, 3, True).each(Tensor.pin_memory)
+                ids = ids.to(place, non_blocking=True)
+                device.waits.clear()
+                tables.prefetch(ids)
+                vectors = cases.flat(tables(ids))
+                torch.stack([v.square().sum() for v in vectors.values()]).sum().backward()
+                tables.update()
+                found["waits"] = dict(device.waits)
+                found[place] += [v.detach().cpu() for v in vectors.values()]
+            found[place] += [field.cpu() for record in tables.all_records() for field in record.fields.values()]
+    return {**found, "unordered": dict(device.unordered)}
+
+
 def full(settings: dict[str, Any], prepared: str, folder: str, where: str) -> str:
     """What a run says whose device has no memory left for `where`."""
     with standin() as device:
-        device.refused = {"tables": "empty", "a step": "addmm"}[where]
+        device.refused = {"tables": "empty", "a step": "sigmoid"}[where]
         with pytest.raises(UserError) as error:
             train(run_of(prepared, folder, **settings, device="cuda"))
     return str(error.value)

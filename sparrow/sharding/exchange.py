@@ -129,9 +129,9 @@ class Exchange:
         Args:
             sent: the batch, whose ids were sent.
         """
-        sent.bags, counts_RJ = ids_out.receive(self.routes, self._lookups, sent.ids)
+        sent.bags = ids_out.receive(self.routes, self._lookups, sent.ids)
         outputs = self.local.run_lookup(sent.bags) if self._lookups else []
-        direct, *staged = sent.hops = self._hops(sent.ids, counts_RJ)
+        direct, *staged = sent.hops = self._hops(sent.ids)
         vectors = [outputs[number] for number in self._direct_outputs]
         begun = self._go("vectors", direct, True, messages.by_rank(vectors, direct.there, self._places, sent.device))
         sums = Pending(lambda: list[Tensor]())
@@ -139,12 +139,12 @@ class Exchange:
             sums = self._sums_home(sent, [outputs[number] for number in self._staged_outputs])
         sent.vectors = Pending(lambda: self._assemble(sent, [*direct.here.matrices(begun.wait()), *sums.wait()]))
 
-    def _hops(self, sent: SentIds, counts_RJ: Sequence[Sequence[int]]) -> tuple[Hop, ...]:
-        """Returns `InFlight.hops`. counts_RJ: how many ids each rank sent for each job here."""
+    def _hops(self, sent: SentIds) -> tuple[Hop, ...]:
+        """Returns `InFlight.hops`."""
         world = self.world
         routes = self.routes
         here = self.world.rank
-        pairs = zip(sent.rows, counts_RJ, strict=True)
+        pairs = zip(sent.rows, sent.counts_of, strict=True)
         first = routes.jobs_of(here).start
         given = [_shapes(routes.direct[here], rows_G, counts, first) for rows_G, counts in pairs]
         asked = [_shapes(pieces, sent.rows[here], sent.counts) for pieces in routes.direct]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class SentIds:
     Args:
         rows: for every rank its bags by group: the samples, then the unique rows of each group.
         ids_of: how many ids each rank sends to this one.
+        counts_of: for every rank how many of these ids are for each job here.
         ids: bag lengths, then row numbers, as one flat message.
         weights: the weights of the ids, if there are any.
         counts: how many ids this rank has for each job.
@@ -29,6 +31,7 @@ class SentIds:
 
     rows: list[list[int]]
     ids_of: list[int]
+    counts_of: list[list[int]]
     ids: Pending[Tensor]
     weights: Pending[Tensor] | None
     counts: list[int]
@@ -69,24 +72,27 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     sizes_R2 = torch.stack([_per_owner(routes, bags_J), _per_owner(routes, counts_J)], 1)
     starts_R2 = _before(sizes_R2) + torch.tensor([0, len(lengths_B)])
     message_N = sent_N[_stretches(starts_R2, sizes_R2, sent_N.device)]
-    numbers_R, ids_R = sizes_R2.sum(1), sizes_R2[:, 1]
-    heads_RH = torch.cat([torch.tensor(rows_G).expand(world.size, -1), numbers_R[:, None], ids_R[:, None]], 1)
-    each, counts = [heads_RH.shape[1]] * world.size, counts_J.tolist()
-    told = world.all_to_all_flat("sizes of ids", heads_RH.flatten(), each, each, lane="ids")
+    numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
+    # a receiver's host then knows all sizes, and waits for no device to count
+    heads = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
+    here = len(rows_G) + 2 + len(routes.jobs_of(world.rank))
+    flat = torch.tensor(list(chain.from_iterable(heads)))
+    told = world.all_to_all_flat("sizes of ids", flat, [*map(len, heads)], [here] * world.size, lane="ids")
 
     def leave() -> SentIds:
-        theirs = told.wait().view_as(heads_RH)
-        rows_RG, (numbers, of_ids) = theirs[:, :-2].tolist(), theirs[:, -2:].T.tolist()
-        begun = world.all_to_all_flat("ids", message_N, numbers_R.tolist(), numbers, lane="ids")
+        theirs, groups = told.wait().view(-1, here), len(rows_G)
+        their_numbers, their_ids = theirs[:, groups : groups + 2].T.tolist()
+        begun = world.all_to_all_flat("ids", message_N, numbers, their_numbers, lane="ids")
         weights = None
         if weights_N is not None:
-            weights = world.all_to_all_flat("weights", weights_N, ids_R.tolist(), of_ids, lane="ids")
-        return SentIds(rows_RG, of_ids, begun, weights, counts, places_N)
+            weights = world.all_to_all_flat("weights", weights_N, ids_of, their_ids, lane="ids")
+        of_jobs = theirs[:, groups + 2 :].tolist()
+        return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N)
 
     return Pending(leave)
 
 
-def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list[list[int]]]:
+def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
     """Receive the ids for the shards here.
 
     Messages come rank by rank, and within a rank job by job. Lookups want them job by job, and within a job rank by
@@ -98,7 +104,7 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
         sent: the ids under way.
 
     Returns:
-        What the shards here look up, and for each rank how many ids it sent for each job here.
+        What the shards here look up.
     """
     world, message_N = routes.world, sent.ids.wait()
     jobs, device = routes.jobs_of(world.rank), message_N.device
@@ -108,22 +114,19 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
     lengths_B = message_N[_stretches(_before(bags_JR) + ids_at_R - bags_R, bags_JR, device)]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
-    ends = torch.cat([ids_R.new_zeros(1), bags_JR.flatten().cumsum(0)])
-    bounds = offsets_B1[put(ends, device)].cpu()  # a GPU lets the host wait: how many ids a job has is in the message
-    counts_JR = bounds.diff().view(bags_JR.shape)
+    counts_JR = torch.tensor(sent.counts_of, dtype=torch.int64).T
     before_JR = _before(counts_JR)
     weights_N = None
     if sent.weights is not None:
         weights_N = sent.weights.wait()[_stretches(before_JR + _before(ids_R), counts_JR, device)]
-    bags = Bags(
+    return Bags(
         slots_N=message_N[_stretches(before_JR + ids_at_R, counts_JR, device)],
         offsets_B1=offsets_B1,
         bags=bags_JR.sum(1).tolist(),
-        bounds=bounds[:: world.size].tolist(),
+        bounds=[0, *counts_JR.sum(1).cumsum(0).tolist()],
         lookups=lookups,
         weights_N=weights_N,
     )
-    return bags, counts_JR.T.tolist()
 
 
 def _before(sizes: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,7 @@ from sparrow import data
 from sparrow.core.config import Family, to_dict
 from sparrow.features.schema import Column
 from sparrow.kernels.formats import fp32, int4, int8, split_bf16
+from sparrow.sharding import Layout
 from tests import standin, standin_cases
 from tests.data.grouped import SCHEMA, made
 from tests.models.test_models import HISTORY, MODELS, named
@@ -98,3 +100,36 @@ def test_rows_are_made_on_the_device(away: Any, format: Any) -> None:
     assert found["cpu"].keys() == found["cuda"].keys()
     assert all(torch.equal(found["cpu"][name], found["cuda"][name]) for name in found["cpu"])
     assert found["sent"] <= 8 * (9 + 8)  # int8 has 8 bytes more a row
+
+
+LAYOUTS = {
+    "one shard": Layout(ranks=(0,)),
+    "rows": Layout(ranks=(0, 0, 0), rows=3),
+    "columns": Layout(ranks=(0, 0), columns=2),
+    "sums within the host": Layout(ranks=(0,), through_host=True),
+    "copied": Layout(),
+}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_exchange_waits_at_most_once(away: Any, name: str, mode: str, unique: bool) -> None:
+    """Where rows are cut the host has to know how many ids go where. What ranks find together is the second wait."""
+    found = away(standin_cases.sharded, LAYOUTS[name], ("sum", "mean", "none", "sum"), mode, unique, mode == "fused")
+    assert found["waits"] == ({"_to_copy to the host": 1} if name == "rows" else {})
+    assert not found["unordered"]
+    for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
+        torch.testing.assert_close(cpu, cuda, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["tables", "a step"])
+def test_a_full_device_is_one_line(away: Any, sessions: str, tmp_path: Path, where: str) -> None:
+    said = away(standin_cases.full, settings(MODELS[1]), sessions, str(tmp_path / "run"), where)
+    expected = {
+        "tables": r"table '\w+': its rows take [\d.]+ GB and 68.72 GB of cuda are free; choose a smaller --tables.format",
+        "a step": r"memory of cuda: it is full, and 2.00 GiB more were asked for; the largest table, '\w+', takes .* "
+        r"lower --data.batch_size from 60, train on more GPUs, or",
+    }
+    assert re.match(expected[where], said)
+    assert "\n" not in said
