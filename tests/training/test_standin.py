@@ -127,7 +127,7 @@ def test_an_exchange_waits_at_most_once(away: Any, name: str, mode: str, unique:
 def test_a_full_device_is_one_line(away: Any, sessions: str, tmp_path: Path, where: str) -> None:
     said = away(standin_cases.full, settings(MODELS[1]), sessions, str(tmp_path / "run"), where)
     expected = {
-        "tables": r"table '\w+': its rows take [\d.]+ GB and 68.72 GB of cuda are free; choose a smaller --tables.format",
+        "tables": r"table '\w+': its rows take [\d.]+ GB and 68.72 GB of cuda are free; choose a smaller --tables",
         "a step": r"memory of cuda: it is full, and 2.00 GiB more were asked for; the largest table, '\w+', takes .* "
         r"lower --data.batch_size from 60, train on more GPUs, or",
     }
