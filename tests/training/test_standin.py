@@ -70,6 +70,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fused": {"loop.nonfinite": "off"},
     "clipped and accumulated": {"loop.clip_norm": 0.01, "loop.accumulate": 2},
     "shuffled, no dedup": {"data.shuffle": True, "data.dedup": "off"},
+    "two epochs": {"data.batch_size": 300, "loop.epochs": 2, "loop.max_steps": None},
 }
 
 
@@ -89,7 +90,7 @@ def test_batches_arrive_before_they_are_used(away: Any, sessions: str, tmp_path:
 
 
 def test_resumed_is_uninterrupted(away: Any, sessions: str, tmp_path: Path) -> None:
-    given = settings(MODELS[1], **{"data.batch_size": 20, "loop.max_steps": 9, "checkpoint.every": 3})
+    given = settings(MODELS[1], **{"data.batch_size": 40, "loop.epochs": 2, "loop.max_steps": 9, "checkpoint.every": 3})
     assert away(standin_cases.resumed, sessions, str(tmp_path), given)
 
 
