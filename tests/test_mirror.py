@@ -17,6 +17,8 @@ EXCEPTIONS = {  # what they test has no file of its own
     "kernels/embedding_bag/test_formats.py": "rows of every format, through all operators",
     "kernels/embedding_bag/test_programs.py": "any sequence of calls of all operators",
     "models/test_definitions.py": "models against the formulas of their papers",
+    "training/test_gpu.py": "whole runs on a GPU",
+    "training/test_standin.py": "a run on a stand-in for a GPU, through all that it calls",
     "training/test_threads.py": "threads, through preflight, loop and command line",
     "training/test_unknown.py": "unknown ids, through preparation and training",
     "training/test_with_dedup.py": "training with rows of groups looked up once",

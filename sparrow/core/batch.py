@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,12 +24,20 @@ class Jagged:
         offsets_B1: int64 [rows + 1], from 0 to N.
         weights_N: float [N], or None.
         inverse_B: int64 [B], or None when sample b uses row b.
+        host: the feature of the batch that was copied to this device. Sizes are asked of it, because a device would let
+            the host wait.
     """
 
     values_N: Tensor
     offsets_B1: Tensor
     weights_N: Tensor | None = None
     inverse_B: Tensor | None = None
+    host: Jagged | None = None
+
+    @property
+    def on_host(self) -> Jagged:
+        """`host`, or this where there is none."""
+        return self if self.host is None else self.host
 
     @property
     def lengths_B(self) -> Tensor:
@@ -40,12 +48,23 @@ class Jagged:
         """Returns the same feature with one row per sample and no inverse index (RecD's jagged index select)."""
         if self.inverse_B is None:
             return self
+        index_N, offsets_B1 = self.places()
+        weights_N = None if self.weights_N is None else self.weights_N[index_N]
+        return Jagged(values_N=self.values_N[index_N], offsets_B1=offsets_B1, weights_N=weights_N)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Returns which value each of the expanded values is, int64 [N], and the offsets of the samples' rows [B + 1].
+
+        It is for a feature with an inverse index.
+        """
+        assert self.inverse_B is not None
         lengths_B = self.lengths_B[self.inverse_B]
         offsets_B1 = _offsets(lengths_B)
         start_B = self.offsets_B1[:-1][self.inverse_B] - offsets_B1[:-1]
-        index_N = torch.arange(int(offsets_B1[-1]), device=start_B.device) + start_B.repeat_interleave(lengths_B)
-        weights_N = None if self.weights_N is None else self.weights_N[index_N]
-        return Jagged(values_N=self.values_N[index_N], offsets_B1=offsets_B1, weights_N=weights_N)
+        host = self.on_host
+        total = int(host.lengths_B[host.inverse_B].sum())
+        spread_N = start_B.repeat_interleave(lengths_B, output_size=total)
+        return torch.arange(total, device=start_B.device) + spread_N, offsets_B1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +83,7 @@ class KeyedJagged:
         inverse_B: feature group -> int64 [B], which stored row of the group each sample uses. A key in no group has
             one row per sample.
         rows: rows stored per key. It is needed only when groups store different numbers of rows.
+        host: the batch that was copied to this device, see `Jagged`.
 
     Raises:
         UserError: when the parts do not fit together.
@@ -76,6 +96,7 @@ class KeyedJagged:
     weights_N: Tensor | None = None
     inverse_B: Mapping[tuple[str, ...], Tensor] = field(default_factory=dict)
     rows: tuple[int, ...] | None = None
+    host: KeyedJagged | None = None
     _bounds: tuple[int, ...] = ()  # where each key's values begin, on the host: computed once, kept by to()
 
     def __post_init__(self) -> None:
@@ -180,6 +201,7 @@ class KeyedJagged:
             offsets_B1=self.offsets[first : last + 1] - low,
             weights_N=None if self.weights_N is None else self.weights_N[low:high],
             inverse_B=self._inverse(key),
+            host=None if self.host is None else self.host[key],
         )
 
     def expanded(self) -> KeyedJagged:
@@ -194,20 +216,21 @@ class KeyedJagged:
             weights_N=None if self.weights_N is None else torch.cat([p.weights_N for p in parts]),  # type: ignore[misc]
         )
 
-    def to(self, device: torch.device | str) -> KeyedJagged:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
         """Returns a copy on `device`. It keeps the metadata that is on the host, so nothing is measured twice."""
+        moved = self.each(lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(moved, host=_host(self, self.values_N, moved.values_N))
 
-        def move(t: Tensor) -> Tensor:
-            return t.to(device)
-
+    def each(self, change: Callable[[Tensor], Tensor]) -> KeyedJagged:
+        """Returns the same batch with other copies of its tensors."""
         assert self.lengths is not None and self.offsets is not None
         return replace(
             self,
-            values_N=move(self.values_N),
-            lengths=move(self.lengths),
-            offsets=move(self.offsets),
-            weights_N=None if self.weights_N is None else move(self.weights_N),
-            inverse_B={group: move(inverse) for group, inverse in self.inverse_B.items()},
+            values_N=change(self.values_N),
+            lengths=change(self.lengths),
+            offsets=change(self.offsets),
+            weights_N=None if self.weights_N is None else change(self.weights_N),
+            inverse_B={group: change(inverse) for group, inverse in self.inverse_B.items()},
         )
 
     def part(self, low: int, high: int | None = None) -> KeyedJagged:
@@ -296,6 +319,7 @@ class Batch:
         labels_BT: 0 or 1, float32 [B, T]; None when predicting.
         weights_B: sample weights, float32 [B]; None for ones.
         session_B: the group that GAUC ranks within, int64 [B]; None without groups.
+        host: the batch that was copied to this device, see `Jagged`.
 
     Raises:
         UserError: when the parts differ in their number of samples.
@@ -306,6 +330,7 @@ class Batch:
     labels_BT: Tensor | None = None
     weights_B: Tensor | None = None
     session_B: Tensor | None = None
+    host: Batch | None = None
 
     def __post_init__(self) -> None:
         size = self.dense_BC.shape[0]
@@ -324,7 +349,13 @@ class Batch:
     @property
     def mass(self) -> float:
         """The sum of the sample weights; without weights each sample counts 1."""
-        return float(self.batch_size if self.weights_B is None else self.weights_B.sum(dtype=torch.float64))
+        weights_B = self.on_host.weights_B
+        return float(self.batch_size if weights_B is None else weights_B.sum(dtype=torch.float64))
+
+    @property
+    def on_host(self) -> Batch:
+        """`host`, or this where there is none."""
+        return self if self.host is None else self.host
 
     def part(self, low: int, high: int) -> Batch:
         """Returns the samples from `low` to before `high`."""
@@ -340,19 +371,36 @@ class Batch:
             session_B=cut(self.session_B),
         )
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Returns a copy on `device`."""
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Returns a copy on `device`. non_blocking: do not wait for it; what is copied should be in pinned memory."""
+        moved = self.each(lambda t: t.to(device, non_blocking=non_blocking))
+        ids = replace(moved.ids, host=_host(self.ids, self.dense_BC, moved.dense_BC))
+        return replace(moved, ids=ids, host=_host(self, self.dense_BC, moved.dense_BC))
 
-        def move(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.to(device)
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Returns the same samples with other copies of their tensors."""
 
-        return Batch(
-            dense_BC=self.dense_BC.to(device),
-            ids=self.ids.to(device),
-            labels_BT=move(self.labels_BT),
-            weights_B=move(self.weights_B),
-            session_B=move(self.session_B),
+        def changed(t: Tensor | None) -> Tensor | None:
+            return None if t is None else change(t)
+
+        return replace(
+            self,
+            dense_BC=change(self.dense_BC),
+            ids=self.ids.each(change),
+            labels_BT=changed(self.labels_BT),
+            weights_B=changed(self.weights_B),
+            session_B=changed(self.session_B),
         )
+
+
+T = TypeVar("T", KeyedJagged, Batch)
+
+
+def _host(given: T, before: Tensor, after: Tensor) -> T | None:
+    """Returns what `host` is of a copy. before, after: a tensor of what is copied and of the copy."""
+    if after.device.type == "cpu":
+        return None
+    return given if before.device.type == "cpu" else given.host
 
 
 def _offsets(lengths: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+from torch import Tensor
 
 from sparrow.core.errors import UserError
 
@@ -36,3 +37,8 @@ def own_device(device: str, rank: int, local_size: int) -> torch.device | None:
     if index >= count:
         raise UserError(f"device: {ranks} ranks on a host of {count} CUDA devices; start {count} (--nproc-per-node)")
     return torch.device("cuda", index)
+
+
+def put(values: Tensor, device: torch.device) -> Tensor:
+    """Returns values of the host on a device. The host does not wait for a GPU."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -7,7 +7,8 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -25,6 +26,8 @@ from sparrow.distributed.devices import own_device
 from sparrow.distributed.watch import Watch
 
 T = TypeVar("T")
+LANES = ("ids", "vectors", "gradients")  # stages of a step that overlap; dense gradients have a group of their own too
+REMEMBERED = 1000  # launches
 # what Gloo and NCCL say when another rank does not answer
 SIGNS = (
     "Connection closed",
@@ -70,6 +73,11 @@ class World:
 
     mesh: a DeviceMesh of dims ("host", "local"), None for one rank. meter: counts what is sent. A collective is given
     the dim that it runs over, or "all". Its argument `what` names the purpose, for the meter and for errors.
+
+    An NCCL group is one queue, so stages of a step that overlap have groups of their own, the lanes. NCCL can deadlock
+    where ranks launch on several groups in different orders. So one thread launches at a time, in the order of the
+    program: the main thread, and during a backward autograd's thread of the device. `launched` has the last launches,
+    as lane, dim and purpose; it is the same on every rank.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None, timeout_s: float = 600) -> None:
@@ -83,12 +91,14 @@ class World:
         self.meter = Meter()
         self.step = 0
         self.stage = "start"  # what this rank is doing, for ranks that wait for it
-        self._groups: dict[str, dist.ProcessGroup] = {}
+        self.launched: deque[tuple[str, str, str]] = deque(maxlen=REMEMBERED)
+        self._groups: dict[tuple[str, str], dist.ProcessGroup] = {}
         self._made: list[dist.ProcessGroup] = []
         self._links: dict[str, list[str]] = {}
         if mesh is not None:
             self._made = [mesh.get_group("host"), mesh.get_group("local")]
-            self._groups = {"all": dist.group.WORLD, "host": mesh.get_group("host"), "local": mesh.get_group("local")}  # type: ignore[dict-item]
+            self._groups["", "all"] = dist.group.WORLD  # type: ignore[assignment]
+            self._groups |= {("", dim): mesh.get_group(dim) for dim in ("host", "local")}
 
     @classmethod
     def begin(cls, device: str = "cpu", local_size: int | None = None, timeout_s: float = 600) -> World:
@@ -104,8 +114,10 @@ class World:
         """
         size = _size()
         if size == 1:
+            if torch.device(device).index is not None:
+                torch.cuda.set_device(device)  # kernels run on the device that is set
             return cls()
-        limits.allow(size)
+        limits.allow(size, on_gpus=torch.device(device).type == "cuda")
         local = local_size or int(os.environ.get("LOCAL_WORLD_SIZE", size))
         if size % local:
             raise UserError(f"{size} ranks do not divide into hosts of {local}; start as many on every host")
@@ -130,7 +142,7 @@ class World:
                 raise UserError(f"hosts of {' and '.join(map(str, sorted(hosts)))} ranks; start as many on every host")
             grid = torch.arange(size).view(-1, local)
             # made here and not by the mesh, because groups of the mesh would wait for half an hour
-            groups = [dist.new_subgroups_by_enumeration(part.tolist(), timeout=timeout)[0] for part in (grid.T, grid)]
+            groups = [_cut(part, timeout) for part in (grid.T, grid)]
             world = cls(DeviceMesh.from_group(groups, kind, grid, mesh_dim_names=("host", "local")), timeout_s)
             world.name = world.told("name", uuid.uuid4().hex)
             return world
@@ -160,6 +172,30 @@ class World:
         made: dist.ProcessGroup = dist.new_group(timeout=self.timeout)
         self._made.append(made)
         return made
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether lanes have groups of their own. Gloo has threads for each group, and runs what it is given."""
+        return self.mesh is not None and self.mesh.device_type == "cuda"
+
+    def open_lanes(self, dims: Iterable[str]) -> None:
+        """Make the groups of the lanes along some dims, where they are not made yet. All ranks must call it alike."""
+        if not self.has_lanes:
+            return
+        grid = torch.arange(self.size).view(-1, self.local_size)
+        for dim in dims:
+            for lane in LANES:
+                if (lane, dim) in self._groups:
+                    continue
+                if dim == "all":
+                    self._groups[lane, dim] = self.group()
+                else:
+                    self._groups[lane, dim] = _cut(grid.T if dim == "host" else grid, self.timeout)
+                    self._made.append(self._groups[lane, dim])
+
+    def launches(self, what: str, lane: str = "", dim: str = "all") -> None:
+        """Note that this rank is about to launch a collective."""
+        self.launched.append((lane, dim, what))
 
     def ranks(self, dim: str) -> list[int]:
         """Returns the members of this rank's group along a dim; "host" runs across hosts, "local" within one."""
@@ -204,12 +240,16 @@ class World:
         return Pending(lambda: list(begun.wait().split(given)))
 
     def all_to_all_flat(
-        self, what: str, send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], dim: str = "all"
+        self, what: str, send_N: Tensor, counts: Sequence[int], sizes: Sequence[int], dim: str = "all", lane: str = ""
     ) -> Pending[Tensor]:
-        """Returns what `all_to_all` does, with all parts in one tensor: counts[i] elements for member i, in order."""
+        """Returns what `all_to_all` does, with all parts in one tensor: counts[i] elements for member i, in order.
+
+        lane: one of LANES that are open along the dim; else it takes the group of all that is not part of a step.
+        """
         for link, count in self._by_link(dim, counts).items():
             self.meter.add(what, link, count * send_N.element_size())
-        begun = all_to_all(send_N, counts, sizes, self._groups.get(dim))
+        self.launches(what, lane, dim)
+        begun = all_to_all(send_N, counts, sizes, self._groups.get((lane, dim), self._groups.get(("", dim))))
 
         def finish() -> Tensor:
             with self.at(what):
@@ -230,6 +270,7 @@ class World:
         """Returns the sum over all ranks; it is computed in place."""
         if self.size > 1:
             self.count(what, values, 2)
+            self.launches(what)
             with self.at(what):
                 dist.all_reduce(values)
         return values
@@ -238,6 +279,7 @@ class World:
         """Returns every rank's tensor [n_r, ...], in the ranks' order. same: whether all n_r are equal."""
         if self.size == 1:
             return [values]
+        self.launches(what)
         with self.at(what):
             sizes = [torch.tensor([len(values)]) for _ in range(self.size)]
             if not same:
@@ -254,6 +296,7 @@ class World:
         """Returns rank 0's value on every rank. It must be plain data that JSON can hold."""
         if self.size == 1:
             return value
+        self.launches(what)
         said = _bytes(value if self.rank == 0 else None)
         size = torch.tensor([len(said)])
         with self.at(what):
@@ -270,6 +313,7 @@ class World:
     def barrier(self, what: str) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
+            self.launches(what)
             with self.at(what):
                 dist.barrier()
 
@@ -288,6 +332,12 @@ class World:
         """Count a collective on all ranks. phases: how many it has, such as 2 for an all-reduce."""
         count = values.numel() * values.element_size() * phases * (self.size - 1) // self.size
         self.meter.add(what, "network" if self.hosts > 1 else "host", count)
+
+
+def _cut(members: Tensor, timeout: timedelta) -> dist.ProcessGroup:
+    """Returns this rank's group of those that the rows of `members` are."""
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(members.tolist(), timeout=timeout)[0]
+    return group
 
 
 def _size() -> int:

@@ -4,7 +4,7 @@ from sparrow.embeddings.addressing import Addressing, Direct, Hashed
 from sparrow.embeddings.choices import TableChoices
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Component, Feature, TableSpec
-from sparrow.embeddings.store import stored_in, unallocated
+from sparrow.embeddings.store import rows_on, stored_in, unallocated
 from sparrow.embeddings.tables import EmbeddingTables, Handle
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RowRecords",
     "TableChoices",
     "TableSpec",
+    "rows_on",
     "stored_in",
     "unallocated",
 ]

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from sparrow.core import UserError
 from sparrow.embeddings.memory import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.store import At, MemoryStore, RowStore, chosen_store, level_of
+from sparrow.embeddings.store import At, MemoryStore, RowStore, chosen_device, chosen_store, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
 from sparrow.kernels.row_cache import Frames
@@ -26,6 +27,9 @@ class CachedStore(nn.Module):
         component: whose rows these are. It says how many frames there are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
+
+    Raises:
+        UserError: on a GPU.
     """
 
     slots_are_rows = False
@@ -33,6 +37,9 @@ class CachedStore(nn.Module):
 
     def __init__(self, component: Component, rows: int, dim: int) -> None:
         super().__init__()
+        if chosen_device() != "cpu":
+            remedy = "leave it out, or use --device cpu"
+            raise UserError(f"table {component.name!r}: its cache is for the CPU, and the rows are on a GPU; {remedy}")
         self.component = component
         self.beneath = MemoryStore(component, rows, dim)
         count = component.cache.frames(rows, component.frame_bytes(dim))

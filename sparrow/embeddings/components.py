@@ -129,7 +129,7 @@ class ComponentTables(nn.Module):
             if feature.pooling == "none":
                 ids = handle.ids[feature.name]
                 out[feature.name] = Jagged(
-                    values_N=vectors[feature.name], offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B
+                    values_N=vectors[feature.name], offsets_B1=ids.offsets_B1, inverse_B=ids.inverse_B, host=ids.host
                 )
         return out
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sparrow.core import UserError
 from sparrow.embeddings.memory import empty_rows
 from sparrow.embeddings.spec import Component
 from sparrow.kernels.embedding_bag import Rows, Table
@@ -73,27 +74,36 @@ class RowStore(Protocol):
 
 
 class MemoryStore(nn.Module):
-    """Rows in plain memory of the device that the module is moved to. Slots are rows, on one level.
+    """Rows in plain memory of a device, at first that of `rows_on`. Slots are rows, on one level.
 
     Args:
         component: whose rows these are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
         device: "meta" for no memory at all.
+
+    Raises:
+        UserError: when a GPU has too little memory.
     """
 
     slots_are_rows = True
 
-    def __init__(self, component: Component, rows: int, dim: int, device: str = "cpu") -> None:
+    def __init__(self, component: Component, rows: int, dim: int, device: str | None = None) -> None:
         super().__init__()
+        device = device or chosen_device()
         self.component = component
         self.names = tuple(component.fields_of(dim))
         self._across = {name: field.across for name, field in component.fields_of(dim).items()}
         for name, field in component.fields_of(dim).items():
-            shape = field.shape(rows)
-            made = torch.empty(shape, dtype=field.dtype, device="meta") if device == "meta" else None
+            try:
+                made = empty_rows(*field.shape(rows), dtype=field.dtype, device=device)
+            except torch.OutOfMemoryError:
+                size = f"its rows take {component.bytes_of(rows, dim) / 1e9:.2f} GB"
+                free = f"{torch.cuda.mem_get_info(device)[0] / 1e9:.2f} GB of {device} are free"
+                remedy = "choose a smaller --tables.format.name, such as int8, a smaller --model.dim, or more GPUs"
+                raise UserError(f"table {component.name!r}: {size} and {free}; {remedy}") from None
             # not persistent: a state_dict holds the dense weights, tables travel as chunks
-            self.register_buffer(name, empty_rows(*shape, dtype=field.dtype) if made is None else made, False)
+            self.register_buffer(name, made, persistent=False)
 
     @property
     def is_allocated(self) -> bool:
@@ -123,9 +133,11 @@ class MemoryStore(nn.Module):
 
     @torch.no_grad()
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Do what `RowStore.write` says."""
-        for name, values in fields.items():
+        """Do what `RowStore.write` says. Rows and entries may be on another device."""
+        for name, given in fields.items():
             buffer = self.get_buffer(name)
+            values = given.to(buffer.device)
+            at = at if isinstance(at, slice) else at.to(buffer.device)
             if self._across[name] == "cut":
                 buffer[at, columns] = values
             else:
@@ -207,6 +219,24 @@ def stored_in(make: MakeStore) -> Iterator[None]:
         yield
     finally:
         _make.reset(token)
+
+
+_place: ContextVar[str] = ContextVar("_place", default="cpu")
+
+
+def chosen_device() -> str:
+    """Returns the device that `rows_on` chose, or "cpu"."""
+    return _place.get()
+
+
+@contextmanager
+def rows_on(device: str) -> Iterator[None]:
+    """Tables that are made within this context have their rows on a device. The host never holds a whole table."""
+    token = _place.set(device)
+    try:
+        yield
+    finally:
+        _place.reset(token)
 
 
 def unallocated() -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from sparrow.embeddings.components import ComponentTables, Mode
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl, embedding_bag
+from sparrow.kernels.expand import expand, sum_rows
 
 
 @dataclass(eq=False)
@@ -332,11 +333,12 @@ class EmbeddingTables(nn.Module):
         if feature.pooling == "none":
             return replace(parts[0], values_N=values_ND)
         lengths_B = of.lengths_B
-        bag_N = torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
-        pooled_BD = values_ND.new_zeros(len(lengths_B), spec.dim).index_add(0, bag_N, values_ND)
+        count = torch.arange(len(lengths_B), device=lengths_B.device)
+        bag_N = count.repeat_interleave(lengths_B, output_size=len(values_ND))
+        pooled_BD = sum_rows(values_ND, bag_N, len(lengths_B))
         if feature.pooling == "mean":
             pooled_BD = pooled_BD / lengths_B.clamp(min=1)[:, None]
-        return pooled_BD if of.inverse_B is None else pooled_BD.index_select(0, of.inverse_B)
+        return pooled_BD if of.inverse_B is None else expand(pooled_BD, of.inverse_B)
 
     def _numbers(self, keys: tuple[str, ...]) -> list[int]:
         """Returns for each key of wide ids its number in `_lookers`, or -1."""

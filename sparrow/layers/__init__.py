@@ -1,5 +1,6 @@
 """The dense parts of models: linear layers, multilayer perceptrons, transformers, and the precision they run in."""
 
+from sparrow.layers.attention import attention
 from sparrow.layers.mlp import MLP, Fold, Head, Linear, require_sizes
 from sparrow.layers.numeric import NumericEmbedding
 from sparrow.layers.precision import Precision, computing, lacks_bf16, to_compute
@@ -13,6 +14,7 @@ __all__ = [
     "Linear",
     "NumericEmbedding",
     "Precision",
+    "attention",
     "computing",
     "lacks_bf16",
     "require_sizes",

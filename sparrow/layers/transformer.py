@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from sparrow.core import Jagged
 from sparrow.core.errors import UserError, require
+from sparrow.kernels.expand import expand
+from sparrow.layers.attention import attention
 from sparrow.layers.mlp import MLP, Linear
 from sparrow.layers.precision import to_compute
 
@@ -35,25 +37,25 @@ class CausalTransformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, values_ND: Tensor, offsets_B1: Tensor) -> Tensor:
-        """Returns the output of each sequence's last vector, [B, dim]; zeros for an empty sequence.
+    def forward(self, listed: Jagged) -> Tensor:
+        """Returns the output of each sequence's last vector, [rows, dim]; zeros for an empty sequence.
 
-        Args:
-            values_ND: the vectors of all sequences.
-            offsets_B1: where each sequence begins, int64 [B + 1].
+        listed: the vectors of all sequences [N, dim], and where each sequence begins.
         """
-        whole_B = offsets_B1.diff()
-        lengths_B = whole_B.clamp(max=self.longest)
+        values_ND, offsets_B1 = listed.values_N, listed.offsets_B1
+        on_host_B = listed.on_host.lengths_B.clamp(max=self.longest)
+        size, total, filled = len(on_host_B), int(on_host_B.sum()), int((on_host_B > 0).sum())
+        most = max(int(on_host_B.max()) if size else 0, 1)
+        lengths_B = offsets_B1.diff().clamp(max=self.longest)
         ends_B = lengths_B.cumsum(0)
-        size, most = len(lengths_B), max(int(lengths_B.max()) if len(lengths_B) else 0, 1)
-        row_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B)
+        row_N = torch.arange(size, device=lengths_B.device).repeat_interleave(lengths_B, output_size=total)
         from_end_N = ends_B[row_N] - 1 - torch.arange(len(row_N), device=row_N.device)
         values_ND = values_ND[offsets_B1[1:][row_N] - 1 - from_end_N]
         place_N = row_N * most + lengths_B[row_N] - 1 - from_end_N
-        x = values_ND + self.position[from_end_N]
+        x = values_ND + expand(self.position, from_end_N)
         for block in self.blocks:
             x = block(x, place_N, size, most)
-        some = lengths_B.nonzero()[:, 0]
+        some = lengths_B.nonzero_static(size=filled)[:, 0]
         last = self.norm(x[ends_B[some] - 1])
         return last.new_zeros(size, last.shape[1]).index_copy(0, some, last)
 
@@ -78,6 +80,6 @@ class _Block(nn.Module):
         qkv = to_compute(self.qkv(self.norm_attention(x)))
         padded = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
         q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = attention(q, k, v, causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(size * most, dim)[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

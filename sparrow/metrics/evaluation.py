@@ -24,8 +24,8 @@ def evaluate(
         batches: what is scored.
         label: the number of the label that is judged.
         exact: the AUC has no binning error. If every batch has sessions, there are also gauc and gauc_groups (how many
-            groups it averages). This keeps 12 to 20 bytes a row on the batches' device. If it is false, the memory is
-            constant, see `Streaming`.
+            groups it averages). This keeps 12 to 20 bytes a row in host memory, where scores are judged. If it is
+            false, the memory is constant, see `Streaming`.
 
     Raises:
         UserError: when a batch has no labels, when scores and labels do not fit, or when there are no rows.
@@ -58,9 +58,9 @@ def evaluate_labels(
     world = world or World()
     with torch.no_grad():
         for batch in batches:
+            scores, batch = score(batch).cpu(), batch.on_host.to("cpu")
             if batch.labels_BT is None:
                 raise UserError("evaluate: a batch has no labels; use a log with a label column")
-            scores = score(batch)
             scores = scores if scores.dim() > 1 else scores[:, None]
             if scores.shape != batch.labels_BT.shape or max(judged) >= scores.shape[1]:
                 shapes = f"{tuple(scores.shape)} scores for {tuple(batch.labels_BT.shape)} labels"

@@ -14,6 +14,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.embeddings import EmbeddingTables, Feature, TableChoices
 from sparrow.features.schema import Schema
+from sparrow.kernels.expand import expand
 from sparrow.layers import CausalTransformer, NumericEmbedding
 
 
@@ -146,8 +147,8 @@ class Ids(nn.Module):
         found: dict[str, Any] = self.tables(batch.ids)
         for name, reader in zip(self.lists, self.readers, strict=True):
             listed = found[name]
-            read_UD = reader(listed.values_N, listed.offsets_B1)
-            found[name] = read_UD if listed.inverse_B is None else read_UD.index_select(0, listed.inverse_B)
+            read_UD = reader(listed)
+            found[name] = read_UD if listed.inverse_B is None else expand(read_UD, listed.inverse_B)
         return found
 
 

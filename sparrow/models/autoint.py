@@ -3,13 +3,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes
+from sparrow.layers import MLP, Head, Linear, attention, require_sizes
 from sparrow.models._inputs import History, Vectors, tasks
 
 
@@ -71,5 +70,5 @@ class _Attention(nn.Module):
         size, features, _ = x_BFD.shape
         projected = self.qkvr(x_BFD.flatten(0, 1)).view(size, features, 4, self.heads, self.size).permute(2, 0, 3, 1, 4)
         query, key, value, rest = projected
-        found = F.scaled_dot_product_attention(query, key, value, scale=1.0) + rest
+        found = attention(query, key, value, scale=1.0) + rest
         return found.transpose(1, 2).flatten(2).relu()

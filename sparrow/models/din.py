@@ -9,6 +9,7 @@ from sparrow.core import Batch, Jagged, UserError
 from sparrow.core.errors import suggest
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
+from sparrow.kernels.expand import expand, expand_jagged, sum_rows
 from sparrow.layers import MLP, Head, Linear, NumericEmbedding, require_sizes
 from sparrow.models._inputs import History, Ids, tasks
 
@@ -83,16 +84,17 @@ class DIN(nn.Module):
         """Returns logits [B, T]."""
         found = self.ids.by_name(batch)
         for place, (name, candidate) in enumerate(self.pairs.items()):
-            found[name] = self._weighed(found[name].expanded(), found[candidate], place)
+            found[name] = self._weighed(expand_jagged(found[name]), found[candidate], place)
         wide, narrow = self.numeric(batch.dense_BC, torch.cat(list(found.values()), 1))
         return self.head(self.deep(narrow, self.numeric.fold) if len(self.deep.layers) else self.deep(wide))
 
     def _weighed(self, listed: Jagged, candidate_BD: Tensor, place: int) -> Tensor:
         """Returns the sum of a list's vectors, each times its weight, [B, D]."""
-        row_N = torch.arange(len(candidate_BD), device=candidate_BD.device).repeat_interleave(listed.lengths_B)
-        item_ND, candidate_ND = listed.values_N, candidate_BD[row_N]
+        count, item_ND = len(candidate_BD), listed.values_N
+        row_N = torch.arange(count, device=item_ND.device).repeat_interleave(listed.lengths_B, output_size=len(item_ND))
+        candidate_ND = expand(candidate_BD, row_N)
         both = torch.cat([item_ND, candidate_ND, item_ND - candidate_ND, item_ND * candidate_ND], 1)
         weight_N1 = self.weights[place](self.attention[place](both))
         if listed.weights_N is not None:
             weight_N1 = weight_N1 * listed.weights_N[:, None]
-        return torch.zeros_like(candidate_BD).index_add(0, row_N, (item_ND * weight_N1).to(candidate_BD.dtype))
+        return sum_rows((item_ND * weight_N1).to(candidate_BD.dtype), row_N, count)

@@ -69,9 +69,12 @@ class FinalMLP(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits [B, T]."""
         vectors_BFD = self.vectors(batch)
-        x = vectors_BFD.flatten(1)
-        gates = zip(self.gates, self.contexts, strict=False)  # without gates there are no contexts
-        inputs = [x * gate(vectors_BFD[:, places].flatten(1)).to(x.dtype) for gate, places in gates] or [x, x]
+        x, vectors = vectors_BFD.flatten(1), vectors_BFD.unbind(1)
+        inputs = []
+        for gate, places in zip(self.gates, self.contexts, strict=False):  # without gates there are no contexts
+            context = torch.cat([x[:, :0], *(vectors[place] for place in places)], 1)
+            inputs.append(x * gate(context).to(x.dtype))
+        inputs = inputs or [x, x]
         return self.fusion(*(stream(one) for stream, one in zip(self.streams, inputs, strict=True)))
 
     def _places(self, setting: str, names: tuple[str, ...]) -> list[int]:

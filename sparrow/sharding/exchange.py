@@ -96,6 +96,7 @@ class Exchange:
         self.codecs = codecs
         self.routes = routes
         world = routes.world
+        world.open_lanes(("all", "local", "host") if routes.is_staged else ("all",))
         self._lookups, self._direct_outputs, self._staged_outputs = routes.lookups(mine)
         self._places = range(world.size)  # of a rank's parts in messages that go direct
         self._staged_places = [r % world.local_size * world.hosts + r // world.local_size for r in self._places]
@@ -128,9 +129,9 @@ class Exchange:
         Args:
             sent: the batch, whose ids were sent.
         """
-        sent.bags, counts_RJ = ids_out.receive(self.routes, self._lookups, sent.ids)
+        sent.bags = ids_out.receive(self.routes, self._lookups, sent.ids)
         outputs = self.local.run_lookup(sent.bags) if self._lookups else []
-        direct, *staged = sent.hops = self._hops(sent.ids, counts_RJ)
+        direct, *staged = sent.hops = self._hops(sent.ids)
         vectors = [outputs[number] for number in self._direct_outputs]
         begun = self._go("vectors", direct, True, messages.by_rank(vectors, direct.there, self._places, sent.device))
         sums = Pending(lambda: list[Tensor]())
@@ -138,12 +139,12 @@ class Exchange:
             sums = self._sums_home(sent, [outputs[number] for number in self._staged_outputs])
         sent.vectors = Pending(lambda: self._assemble(sent, [*direct.here.matrices(begun.wait()), *sums.wait()]))
 
-    def _hops(self, sent: SentIds, counts_RJ: Sequence[Sequence[int]]) -> tuple[Hop, ...]:
-        """Returns `InFlight.hops`. counts_RJ: how many ids each rank sent for each job here."""
+    def _hops(self, sent: SentIds) -> tuple[Hop, ...]:
+        """Returns `InFlight.hops`."""
         world = self.world
         routes = self.routes
         here = self.world.rank
-        pairs = zip(sent.rows, counts_RJ, strict=True)
+        pairs = zip(sent.rows, sent.counts_of, strict=True)
         first = routes.jobs_of(here).start
         given = [_shapes(routes.direct[here], rows_G, counts, first) for rows_G, counts in pairs]
         asked = [_shapes(pieces, sent.rows[here], sent.counts) for pieces in routes.direct]
@@ -160,7 +161,7 @@ class Exchange:
 
     def _go(self, what: str, hop: Hop, forward: bool, flat_N: Tensor) -> Pending[Tensor]:
         """Begin to send messages along a hop. Returns what comes the same way, all messages in one flat tensor."""
-        codec = self.codecs.forward if forward else self.codecs.backward
+        codec, lane = (self.codecs.forward, "vectors") if forward else (self.codecs.backward, "gradients")
         out = hop.there
         back = hop.here
         if not forward:
@@ -170,9 +171,9 @@ class Exchange:
             sizes = messages.sizes(codec, back)
         else:
             ones = [1] * len(counts)
-            told = self.world.all_to_all_flat(f"{what}, sizes", torch.tensor(counts), ones, ones, hop.dim)
+            told = self.world.all_to_all_flat(f"{what}, sizes", torch.tensor(counts), ones, ones, hop.dim, lane)
             sizes = told.wait().tolist()
-        begun = self.world.all_to_all_flat(what, data, counts, sizes, hop.dim)
+        begun = self.world.all_to_all_flat(what, data, counts, sizes, hop.dim, lane)
         return Pending(lambda: messages.unpack(codec, begun.wait(), sizes, back))
 
     def _sums_home(self, sent: InFlight, partial: Sequence[Tensor]) -> Pending[list[Tensor]]:

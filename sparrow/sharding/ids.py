@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 
 from sparrow.core import KeyedJagged
 from sparrow.distributed import Pending
+from sparrow.distributed.devices import put
 from sparrow.kernels.embedding_bag import Bags, Lookups
 from sparrow.sharding.routes import Routes
 
@@ -20,6 +22,7 @@ class SentIds:
     Args:
         rows: for every rank its bags by group: the samples, then the unique rows of each group.
         ids_of: how many ids each rank sends to this one.
+        counts_of: for every rank how many of these ids are for each job here.
         ids: bag lengths, then row numbers, as one flat message.
         weights: the weights of the ids, if there are any.
         counts: how many ids this rank has for each job.
@@ -28,6 +31,7 @@ class SentIds:
 
     rows: list[list[int]]
     ids_of: list[int]
+    counts_of: list[list[int]]
     ids: Pending[Tensor]
     weights: Pending[Tensor] | None
     counts: list[int]
@@ -68,24 +72,27 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     sizes_R2 = torch.stack([_per_owner(routes, bags_J), _per_owner(routes, counts_J)], 1)
     starts_R2 = _before(sizes_R2) + torch.tensor([0, len(lengths_B)])
     message_N = sent_N[_stretches(starts_R2, sizes_R2, sent_N.device)]
-    numbers_R, ids_R = sizes_R2.sum(1), sizes_R2[:, 1]
-    heads_RH = torch.cat([torch.tensor(rows_G).expand(world.size, -1), numbers_R[:, None], ids_R[:, None]], 1)
-    each, counts = [heads_RH.shape[1]] * world.size, counts_J.tolist()
-    told = world.all_to_all_flat("sizes of ids", heads_RH.flatten(), each, each)
+    numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
+    # a receiver's host then knows all sizes, and waits for no device to count
+    heads = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
+    here = len(rows_G) + 2 + len(routes.jobs_of(world.rank))
+    flat = torch.tensor(list(chain.from_iterable(heads)))
+    told = world.all_to_all_flat("sizes of ids", flat, [*map(len, heads)], [here] * world.size, lane="ids")
 
     def leave() -> SentIds:
-        theirs = told.wait().view_as(heads_RH)
-        rows_RG, (numbers, of_ids) = theirs[:, :-2].tolist(), theirs[:, -2:].T.tolist()
-        begun = world.all_to_all_flat("ids", message_N, numbers_R.tolist(), numbers)
+        theirs, groups = told.wait().view(-1, here), len(rows_G)
+        their_numbers, their_ids = theirs[:, groups : groups + 2].T.tolist()
+        begun = world.all_to_all_flat("ids", message_N, numbers, their_numbers, lane="ids")
         weights = None
         if weights_N is not None:
-            weights = world.all_to_all_flat("weights", weights_N, ids_R.tolist(), of_ids)
-        return SentIds(rows_RG, of_ids, begun, weights, counts, places_N)
+            weights = world.all_to_all_flat("weights", weights_N, ids_of, their_ids, lane="ids")
+        of_jobs = theirs[:, groups + 2 :].tolist()
+        return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N)
 
     return Pending(leave)
 
 
-def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list[list[int]]]:
+def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
     """Receive the ids for the shards here.
 
     Messages come rank by rank, and within a rank job by job. Lookups want them job by job, and within a job rank by
@@ -97,7 +104,7 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
         sent: the ids under way.
 
     Returns:
-        What the shards here look up, and for each rank how many ids it sent for each job here.
+        What the shards here look up.
     """
     world, message_N = routes.world, sent.ids.wait()
     jobs, device = routes.jobs_of(world.rank), message_N.device
@@ -107,22 +114,19 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> tuple[Bags, list
     lengths_B = message_N[_stretches(_before(bags_JR) + ids_at_R - bags_R, bags_JR, device)]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1, dtype=torch.int64)
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
-    ends = torch.cat([ids_R.new_zeros(1), bags_JR.flatten().cumsum(0)])
-    bounds = offsets_B1[ends.to(device)].cpu()
-    counts_JR = bounds.diff().view(bags_JR.shape)
+    counts_JR = torch.tensor(sent.counts_of, dtype=torch.int64).T
     before_JR = _before(counts_JR)
     weights_N = None
     if sent.weights is not None:
         weights_N = sent.weights.wait()[_stretches(before_JR + _before(ids_R), counts_JR, device)]
-    bags = Bags(
+    return Bags(
         slots_N=message_N[_stretches(before_JR + ids_at_R, counts_JR, device)],
         offsets_B1=offsets_B1,
         bags=bags_JR.sum(1).tolist(),
-        bounds=bounds[:: world.size].tolist(),
+        bounds=[0, *counts_JR.sum(1).cumsum(0).tolist()],
         lookups=lookups,
         weights_N=weights_N,
     )
-    return bags, counts_JR.T.tolist()
 
 
 def _before(sizes: Tensor) -> Tensor:
@@ -132,12 +136,17 @@ def _before(sizes: Tensor) -> Tensor:
 
 def _stretches(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor:
     """Returns the places of all elements of some stretches, one stretch after the other: int64 [sum of sizes]."""
-    starts_S = starts.flatten().to(device)
-    sizes_S = sizes.flatten().to(device)
+    starts_S = put(starts.flatten(), device)
+    sizes_S = put(sizes.flatten(), device)
     total = int(sizes.sum())
     return torch.arange(total, device=device) + (starts_S - _before(sizes_S)).repeat_interleave(
         sizes_S, output_size=total
     )
+
+
+def _counts(numbers_N: Tensor, count: int) -> Tensor:
+    """Returns how often each number below `count` occurs. `bincount` would look for the largest, and wait for it."""
+    return numbers_N.new_zeros(count).index_add_(0, numbers_N, torch.ones_like(numbers_N))
 
 
 def _per_owner(routes: Routes, values_J: Tensor) -> Tensor:
@@ -164,19 +173,20 @@ def _cut(
     """
     device = rows_N.device
     parts = routes.parts
-    sizes_P = counts_P.to(rows_N.device)
-    block_rows_N = routes.block_rows_P.to(device).repeat_interleave(sizes_P)
-    part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P)
+    sizes_P = put(counts_P, device)
+    total = len(rows_N)
+    block_rows_N = put(routes.block_rows_P, device).repeat_interleave(sizes_P, output_size=total)
+    part_N = torch.arange(len(parts), device=device).repeat_interleave(sizes_P, output_size=total)
     bags = [torch.arange(rows_G[routes.groups[part.feature]], device=device) for part in parts]
-    bag_N = torch.cat(bags).repeat_interleave(lengths_B)
+    bag_N = torch.cat(bags).repeat_interleave(lengths_B, output_size=total)
     ends_J = bags_J.cumsum(0)
     block_N = rows_N // block_rows_N
-    job_N = routes.job_PM.to(device)[part_N, block_N]
+    job_N = put(routes.job_PM, device)[part_N, block_N]
     narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32  # sorted ten times as fast as int64
     order_N = job_N.to(narrow).argsort(stable=True)
-    bag_N += (ends_J - bags_J).to(device)[job_N]
-    cut_B = torch.bincount(bag_N, minlength=int(ends_J[-1]))
-    counts_J = torch.bincount(job_N, minlength=len(bags_J)).cpu()
+    bag_N += put(ends_J - bags_J, device)[job_N]
+    cut_B = _counts(bag_N, int(ends_J[-1]))
+    counts_J = _counts(job_N, len(bags_J)).cpu()  # a GPU lets the host wait
     ends, places_N = counts_J.cumsum(0).tolist(), {}
     for begin, part in zip((counts_P.cumsum(0) - counts_P).tolist(), parts, strict=True):
         if len(part.jobs) > 1 and routes.features[part.feature].pooling == "none":

@@ -117,7 +117,8 @@ class Routes:
                 for job in parts[-1]:
                     of_rank[job.shard.rank].append(job)
         self.jobs = list(itertools.chain.from_iterable(of_rank))
-        self.edges_R1 = torch.tensor([0, *itertools.accumulate(map(len, of_rank))])  # where each rank's jobs begin
+        self.edges = [0, *itertools.accumulate(map(len, of_rank))]  # where each rank's jobs begin
+        self.edges_R1 = torch.tensor(self.edges)
         self.group_J = torch.tensor([job.group for job in self.jobs], dtype=torch.int64)
         numbers = {job: number for number, job in enumerate(self.jobs)}
         made = [ColumnShard(p[0].feature, max(p[0].shard.rows[1], 1), tuple(numbers[job] for job in p)) for p in parts]
@@ -134,7 +135,7 @@ class Routes:
 
     def jobs_of(self, rank: int) -> range:
         """Returns the numbers of a rank's jobs."""
-        return range(int(self.edges_R1[rank]), int(self.edges_R1[rank + 1]))
+        return range(self.edges[rank], self.edges[rank + 1])
 
     def columns_of(self, number: int) -> slice:
         """Returns where a pooled feature's vectors are among those of its group."""

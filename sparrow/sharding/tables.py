@@ -16,6 +16,7 @@ from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode
 from sparrow.kernels import Impl
+from sparrow.kernels.expand import expand
 from sparrow.sharding import copies
 from sparrow.sharding.exchange import Codecs, Exchange, InFlight
 from sparrow.sharding.layout import Layout
@@ -88,7 +89,6 @@ class ShardedTables(nn.Module):
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
         self.mode = whole.mode
-        self.anchor = torch.zeros((), requires_grad=True)
         self._ahead: weakref.WeakValueDictionary[int, Travelling] = weakref.WeakValueDictionary()  # in their order
         self._prepared = 0
 
@@ -117,7 +117,9 @@ class ShardedTables(nn.Module):
         """
         if handle.sent is not None and handle.begun is None:
             sent = handle.sent.wait()
-            handle.begun = _Begin.apply(self.anchor, self, sent), sent
+            # on the device: else the host's thread of backward would launch collectives beside that of the device
+            anchor = torch.zeros((), device=sent.device, requires_grad=True)
+            handle.begun = _Begin.apply(anchor, self, sent), sent
 
     def pooled(self, handle: Travelling) -> Tensor:
         """Returns what `EmbeddingTables.pooled` does.
@@ -141,12 +143,12 @@ class ShardedTables(nn.Module):
             vectors = self._exchanged(handle)
             pooled, sequences = vectors[: len(routes.widths)], vectors[len(routes.widths) :]
             for group, inverse_B in enumerate(ids.inverse_B.values(), 1):
-                pooled[group] = pooled[group].index_select(0, inverse_B)
+                pooled[group] = expand(pooled[group], inverse_B)
             for number, feature in enumerate(self.sharded):
                 if feature.pooling == "none":
                     at = ids[feature.name]
                     found[feature.name] = Jagged(
-                        values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B
+                        values_N=sequences.pop(0), offsets_B1=at.offsets_B1, inverse_B=at.inverse_B, host=at.host
                     )
                 else:
                     found[feature.name] = pooled[routes.groups[number]][:, routes.columns_of(number)]
@@ -303,7 +305,7 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.tables.mode != "off":
             ctx.sent.exchange.send_grads(ctx.sent, grads)
-        return torch.zeros(()), None, None
+        return torch.zeros((), device=ctx.sent.device), None, None
 
 
 def shard(model: nn.Module, plan: Mapping[str, Layout], world: World, codecs: Codecs) -> None:

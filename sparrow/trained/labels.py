@@ -42,6 +42,7 @@ def first_label(batch: Batch, kept: float = 1) -> tuple[Tensor, Tensor | None]:
         batch: the samples.
         kept: the share of negatives that are in training. Each counts for 1 / kept: for itself and those left out.
     """
+    batch = batch.on_host
     assert batch.labels_BT is not None
     labels_B = batch.labels_BT[:, 0].cpu()
     weights_B = None if batch.weights_B is None else batch.weights_B.cpu()

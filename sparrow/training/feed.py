@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from sparrow.core import Batch
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.training.dropout import Dropout
 
@@ -13,7 +15,8 @@ from sparrow.training.dropout import Dropout
 class Feed:
     """This rank's shares of each step's batches, `accumulate` at a time, on a device.
 
-    A step may look at those of the next. The position is that of what was handed out, not of what was looked at.
+    A step may look at those of the next. The position is that of what was handed out, not of what was looked at. A
+    GPU copies batches beside what it computes, from pinned memory and on a stream of their own.
     drop: which known ids become unknown, see `Dropout`.
     """
 
@@ -22,11 +25,12 @@ class Feed:
         self._accumulate = accumulate
         self._drop = drop
         self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._shares: Iterator[Share] | None = None
         self._ahead: tuple[list[Share], dict[str, int], bool] | None = None
 
     def peek(self) -> list[Share]:
-        """Returns what `take` will return. It is empty at the end of an epoch."""
+        """Returns what `take` will return. It is empty at the end of an epoch. A GPU may still be copying it."""
         if self._ahead is None:
             position = self._loader.state_dict(), self._loader.exhausted
             self._shares = self._loader.shares() if self._shares is None else self._shares
@@ -38,11 +42,28 @@ class Feed:
         position = self._loader.state_dict()
         step = (position["batch"] - 1) // self._accumulate  # all batches of a step agree, as one large batch would
         batch = self._drop(share.batch, position["epoch"], step)
-        return replace(share, batch=batch.to(self._device))
+        return replace(share, batch=self._sent(batch))
+
+    def _sent(self, batch: Batch) -> Batch:
+        """The batch on its way to the device."""
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            return batch.each(Tensor.pin_memory).to(self._device, non_blocking=True)
+
+    def arrive(self) -> None:
+        """Let whatever a GPU does from now on wait for what was looked at. The host does not wait."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for share in self.peek():
+            share.batch.each(lambda t: _kept(t, current))
 
     def take(self) -> list[Share]:
         """Returns the next step's batches. It is empty at the end of an epoch, after which the next begins."""
         found = self.peek()
+        self.arrive()
         self._ahead = None
         if not found:
             self._shares = None
@@ -56,3 +77,9 @@ class Feed:
     def state_dict(self) -> dict[str, int]:
         """Returns the loader's position, from which the batches come that were not handed out."""
         return self._loader.state_dict() if self._ahead is None else self._ahead[1]
+
+
+def _kept(t: Tensor, stream: torch.cuda.Stream) -> Tensor:
+    """Keep the memory of a tensor that a stream uses, until it has done so."""
+    t.record_stream(stream)
+    return t

@@ -29,7 +29,7 @@ from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.preflight import resolved, threads_given_back, with_threads
+from sparrow.training.preflight import resolved, threads_given_back, with_threads, within_device
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
@@ -182,7 +182,8 @@ class Trainer:
                     self.dir.begin(self.dataset)
                 self.run.save(self.dir.path / "run.toml")
                 self.ranks.again.begun()
-            return self._fit()
+            with within_device(self.run, self.dataset.schema):
+                return self._fit()
 
     def _fit(self) -> dict[str, Any]:
         old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
@@ -273,9 +274,14 @@ class Trainer:
         self.examples += sum(share.samples for share in micro)
 
     def _look_ahead(self) -> None:
-        """Begin to send the next step's ids to their shards."""
-        if self.ranks.world.size > 1 and self.step + 1 < self.total_steps:
-            for share in self.feed.peek():
+        """Begin to copy the next step's batches to a GPU, and to send their ids to their shards."""
+        many = self.ranks.world.size > 1
+        if self.step + 1 >= self.total_steps or not (many or self.device.type == "cuda"):
+            return
+        coming = self.feed.peek()
+        if many:
+            self.feed.arrive()
+            for share in coming:
                 for tables in self.tables:
                     tables.prefetch(share.batch.ids)
 

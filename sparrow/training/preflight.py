@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -195,6 +196,26 @@ def threads_for(needs: Needs, per_host: int = 1) -> int:
     if needs.flop < SMALL_FLOP and {**needs.host, **needs.device}["a step"] < SMALL_BYTES:
         return 1
     return min(cores(), torch.get_num_threads()) if per_host == 1 else cores(per_host)  # torchrun gives a rank one
+
+
+@contextmanager
+def within_device(run: Run, schema: Schema) -> Iterator[None]:
+    """Turns a GPU's lack of memory during training into an error for people.
+
+    Raises:
+        UserError: when the GPU is full. It names the largest table and the smallest changes.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        specs, _ = _sizes(run, schema)
+        components = [component for spec in specs for component in spec.components]
+        each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
+        table, size = max(each.items(), key=lambda item: item[1], default=("none", 0))
+        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+        what = f"memory of {run.device}: it is full" + (f", and {asked[1]} more were asked for" if asked else "")
+        remedy = f"lower --data.batch_size from {run.data.batch_size}, train on more GPUs, or {_FEWER}"
+        raise UserError(f"{what}; the largest table, {table!r}, takes {_gb(size)}: {remedy}") from None
 
 
 @contextmanager

@@ -95,8 +95,14 @@ class Ranks:
         return nullcontext() if self.world.size == 1 else self._ddp.no_sync()
 
     def sums(self, values: Sequence[Tensor], *numbers: float) -> list[float]:
-        """Returns the sums over all ranks of values and of numbers. values: tensors [], which may be on a device."""
-        mine = torch.cat([torch.stack(list(values)).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
+        """Returns the sums over all ranks of values and of numbers. values: tensors [], which may be on a device.
+
+        This is where the host waits for a GPU in each step.
+        """
+        here = [
+            value.to(values[-1].device, non_blocking=True) for value in values
+        ]  # the norm of nothing is on the host
+        mine = torch.cat([torch.stack(here).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found
 
@@ -144,6 +150,7 @@ def _sum(
     buffer = bucket.buffer()
     sent = buffer if narrow is None else buffer.to(narrow)
     world.count("dense gradients", sent, 2)
+    world.launches("dense gradients", "dense")
     future = dist.all_reduce(sent, group=group, async_op=True).get_future()
     return future.then(lambda done: buffer.copy_(done.value()[0]))
 

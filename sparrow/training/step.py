@@ -75,28 +75,32 @@ class Step:
         Args:
             micro: this rank's shares of the step's batches.
             flags: whether this rank was asked to stop, and whether its checkpoint waits for the others'.
-            ahead: is called before the last forward.
+            ahead: looks at the next step's batches. On many ranks it is called before the last forward, so that ids
+                leave early, else when a GPU has its work.
         """
-        own_masses = [share.batch.mass for share in micro]  # before any forward: a device may have to be asked
+        alone = self.ranks.world.size == 1
+        own_masses = [share.batch.mass for share in micro]
         total = sum(share.mass for share in micro) or 1.0  # weights may all be 0
         scores = []
         losses = []
         spoilt = []
         for share, own in zip(micro, own_masses, strict=True):
             is_last = share is micro[-1]
-            if is_last:
+            if is_last and not alone:
                 ahead()
             # between forward and backward nobody waits, neither for a device nor for what other ranks found
             with nullcontext() if is_last else self.ranks.apart():
                 with self.part("forward"), computing(self.precision, self.device):
                     loss, mine = self.learn(share.batch)
-                scores.append(mine)
+                scores.append(mine.to("cpu", non_blocking=True))  # it is there when the sums below are
                 losses.append(loss.detach().double() * own)
                 spoilt.append((~mine.isfinite()).any().double())
                 # backward in any case: a forward without one leaves DDP waiting for gradients, and it would take
                 # those of the next step's first batch for them
                 with self.part("backward"):
                     (loss * (own / total)).backward()  # together: the mean over all of the step's examples
+        if alone:
+            ahead()
         with self.part("guard and clip"):
             squared = [self._squared_norm()] if self._needs_norm else []
             found = iter(self.ranks.sums([*squared, *losses, *spoilt], *map(float, flags)))
@@ -121,7 +125,7 @@ class Step:
                 for tables in self.tables:
                     tables.update()
         self.optimizer.zero_grad(set_to_none=True)
-        sound = [None if next(found) else mine.cpu() for mine in scores]
+        sound = [None if next(found) else mine for mine in scores]
         return Outcome(scores=sound, losses=summed, norm=norm, left_out=left_out, flags=list(found))
 
     def _gradients(self) -> list[Tensor]:

@@ -143,3 +143,36 @@ def test_torchrec_round_trip() -> None:
     pytest.importorskip("torchrec", reason="torchrec is a peer, not a dependency")
     ids = KeyedJagged.from_lists(LISTS)
     assert lists_of(KeyedJagged.from_torchrec(ids.to_torchrec())) == LISTS
+
+
+def test_a_copy_on_a_device_keeps_what_it_was_made_of() -> None:
+    """Sizes and sums are asked of that; "meta" has no numbers to ask for."""
+    ids = KeyedJagged(
+        keys=("a", "b"),
+        values_N=torch.arange(6),
+        lengths=torch.tensor([1, 0, 2, 3]),
+        inverse_B={("a", "b"): torch.tensor([1, 0, 1])},
+        rows=(2, 2),
+    )
+    batch = Batch(dense_BC=torch.zeros(3, 1), ids=ids, weights_B=torch.tensor([1.0, 2.0, 0.5]))
+    there = batch.to("meta")
+    assert there.host is batch and there.to("meta").host is batch
+    assert there.mass == batch.mass == 3.5
+    assert there.on_host is batch and batch.on_host is batch
+    assert there.ids["b"].on_host.lengths_B.tolist() == [2, 3]
+    index_N, offsets_B1 = there.ids["b"].places()
+    assert index_N.shape == (8,) and offsets_B1.shape == (4,) and index_N.is_meta
+    assert batch.to("cpu").host is None and batch.ids.to("cpu").host is None
+
+
+def test_each_changes_every_tensor() -> None:
+    batch = Batch(
+        dense_BC=torch.zeros(1, 1),
+        ids=KeyedJagged(keys=("a",), values_N=torch.tensor([3]), lengths=torch.tensor([1]), weights_N=torch.ones(1)),
+        labels_BT=torch.zeros(1, 1),
+        weights_B=torch.ones(1),
+        session_B=torch.zeros(1, dtype=torch.int64),
+    )
+    seen: list[torch.Tensor] = []
+    batch.each(lambda t: seen.append(t) or t.clone())
+    assert len(seen) == 8  # numbers, labels, weights, sessions; ids, their lengths, offsets and weights

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from sparrow.core import UserError
 from sparrow.distributed import World, world
-from sparrow.distributed.devices import own_device
+from sparrow.distributed.devices import own_device, put
 
 
 @pytest.fixture
@@ -30,6 +30,29 @@ def test_each_rank_of_a_host_has_its_own(host: pytest.MonkeyPatch) -> None:
     host.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UserError, match=r"4 ranks on a host of 2 CUDA devices; start 2 \(--nproc-per-node\)"):
         own_device("cuda", 3, 2)
+
+
+def test_nine_ranks_do_not_share_eight_devices(host: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "8", "WORLD_SIZE": "9", "LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": "9"}.items():
+        host.setenv(name, value)
+    host.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(UserError, match=r"9 ranks on a host of 8 CUDA devices; start 8 \(--nproc-per-node\)"):
+        World.begin("cuda")
+
+
+def test_one_process_computes_on_the_device_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of Triton run on the device that is set, wherever their tensors are."""
+    seen: list[Any] = []
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    for device in ("cpu", "cuda", "cuda:1"):
+        assert World.begin(device).size == 1
+    assert seen == ["cuda:1"]
+
+
+def test_put_copies_from_the_host() -> None:
+    values = torch.arange(3)
+    assert torch.equal(put(values, torch.device("cpu")), values)
 
 
 def test_a_device_by_number_is_for_one_rank_a_host(host: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,11 @@ def test_it_is_raised_to_the_need_and_no_further(said: list[str]) -> None:
     assert said[:2] == [f"{need(512)} of 5000", "4000 of 5000"]
 
 
+def test_ranks_on_gpus_have_more_groups() -> None:
+    """Six more: each of three lanes among all ranks, and within and between hosts."""
+    assert need(512, on_gpus=True) - need(512) == 6 * 512
+
+
 def test_one_line_where_it_may_not_be_raised(said: list[str]) -> None:
     assert said[2].startswith(f"512 ranks need {need(512)} open files in a process, and 1024 are allowed; raise the")
     assert said[3] == "256 of 1024"

@@ -454,3 +454,16 @@ def load(world: World, plan: dict[str, Layout], rule: RowRule, directory: str) -
 def plain(chunks: Any) -> list[Any]:
     """Chunks as plain values."""
     return [(c.table, c.rows, c.columns, {n: t.clone() for n, t in c.fields.items()}) for c in chunks]
+
+
+def launched(
+    world: World, prepared: str, run_dir: str, changes: dict[str, Any], lanes: bool
+) -> tuple[list[tuple[str, str, str]], dict[str, Any]]:
+    """What a rank launched of a training job, in order, and its last evaluation. lanes: as on GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "has_lanes", lanes)
+        trainer = Trainer(run_of(prepared, run_dir, **changes))
+        results = trainer.fit()
+        order = list(trainer.ranks.world.launched)
+        trainer.ranks.world.leave()
+    return order, results["valid"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sparrow.core import Batch, KeyedJagged, UserError
+from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.core.config import Family
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.features.schema import Column, Encoding, Schema
@@ -300,7 +300,7 @@ def test_a_transformer_reads_each_sample_of_a_history(dim: int) -> None:
         assert torch.equal(found[name], looked_up[name])
     lists, (reader,) = looked_up["history"], model.ids.readers
     for i, (low, high) in enumerate(itertools.pairwise(lists.offsets_B1.tolist())):
-        alone = reader(lists.values_N[low:high], torch.tensor([0, high - low]))[0]
+        alone = reader(Jagged(values_N=lists.values_N[low:high], offsets_B1=torch.tensor([0, high - low])))[0]
         torch.testing.assert_close(found["history"][i], alone)
 
 
@@ -318,3 +318,20 @@ def test_din_weighs_some_lists_and_reads_others() -> None:
     loss_of(model, example).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and p.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_a_step_is_deterministic(config: object) -> None:
+    """As far as a CPU can tell; `tests/training/test_standin.py` looks at what a GPU would do."""
+    found = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = build(config)
+            loss_of(model, batch()).backward()
+            rows = [r.weight for m in model.modules() if isinstance(m, EmbeddingTables) for r in m.all_records()]
+            found.append([*(p.grad for p in model.parameters()), *rows])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
