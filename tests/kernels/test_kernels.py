@@ -13,7 +13,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparrow.kernels, "_problem", "the compiled kernels are not built")
-    monkeypatch.setattr(sparrow.kernels, "_warned", False)
+    monkeypatch.setattr(sparrow.kernels, "_warned", set())
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
