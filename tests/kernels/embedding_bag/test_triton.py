@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sparrow.core import UserError
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Tables, bags_of, reference
 from sparrow.kernels.formats import fp32, int8
@@ -260,3 +265,33 @@ def test_a_table_without_features() -> None:
     before: Tensor = tables[1].levels[0].payload["weight"].clone()
     embedding_bag.fused_update(tables, grads, bags, torch.ones(2), impl="triton")
     assert torch.equal(tables[1].levels[0].payload["weight"], before)
+
+
+@pytest.mark.slow
+@interpreted
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_kernels_compile_for_gpus(capability: str) -> None:
+    """As far as a machine without one can tell: to machine code."""
+    place = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.kernels.embedding_bag.compile_for_gpus", capability]
+    done = subprocess.run(command, env=place, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[0]) > 40
+
+
+@interpreted
+def test_rules_and_formats_without_triton() -> None:
+    class UnknownRule(sgd.Config):
+        def cpp(self) -> tuple[str, dict[str, float]]:
+            return "unknown", {}
+
+    class UnknownFormat(fp32.Config):
+        def cpp(self) -> str:
+            return "unknown"
+
+    call = build(SHAPES["sum"], [3], UnknownRule())
+    with pytest.raises(UserError, match="rule unknown has no Triton row function; use impl='reference'"):
+        updated(call, "triton")
+    call = build(SHAPES["sum"], [3], sgd.Config(), format=UnknownFormat())
+    with pytest.raises(UserError, match="row format unknown has no Triton codec; use impl='reference'"):
+        looked_up(call, "triton")

@@ -11,6 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Rows, Table, Tables
 from sparrow.kernels.embedding_bag.gpu.launch import block_of, numbers, rows_of
 from sparrow.kernels.rules import RowRule
@@ -18,6 +19,8 @@ from sparrow.kernels.rules import RowRule
 # numbers of a table: its own, then those of each level
 KEY, FIRST_ROW, FIRST_COLUMN, TABLE, OWN = (tl.constexpr(i) for i in range(5))
 BEGIN, COUNT, TOUCHED, CHANGED, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (tl.constexpr(i) for i in range(10))
+CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4")
+RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam")
 FIELDS = 3  # of a rule's state, at most
 Purpose = Literal["values", "rows", "dims"]
 
@@ -108,6 +111,8 @@ def groups_of(tables: Tables, purpose: Purpose) -> list[Group]:
 
 def _rule(rule: RowRule) -> Rule:
     name, own = rule.cpp()
+    if name not in RULES:
+        raise UserError(f"rule {name} has no Triton row function; use impl='reference'")
     beta1, beta2, extra = own.get("beta1", 0.0), own.get("beta2", 0.0), rule.regularization
     return Rule(
         name=name,
@@ -134,7 +139,8 @@ def _kind(table: Table, purpose: Purpose) -> Kind:
 
 def _level(level: Rows, purpose: Purpose) -> Level:
     name = level.format.cpp()
-    assert name is not None, "`_implementation` comes first"
+    if name is None or name not in CODECS:
+        raise UserError(f"row format {name} has no Triton codec; use impl='reference'")
     if purpose == "values":
         return Level(name)
     types = ["bf16" if tensor.dtype == torch.bfloat16 else "fp32" for tensor in level.state.values()]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # the kernels beside this file were defined under the same setting
 TILE = 2048 if INTERPRETED else 512  # numbers of a tile: the interpreter pays by operation, a GPU by register
-WARPS = 4
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # no fused multiply-add: it rounds once, the reference twice
 SIZE = triton.language.constexpr(1024)  # entries of a program that sums nothing
 PROGRAMS = 2 if INTERPRETED else 4096  # of kernels that find out on the device how many rows there are
 
@@ -31,7 +31,7 @@ def launch(program: Any, grid: Sequence[int], device: torch.device, *arguments: 
             program[tuple(grid)](*arguments, **constants)
         return
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        program[tuple(grid)](*arguments, **constants, num_warps=WARPS, enable_fp_fusion=False)
+        program[tuple(grid)](*arguments, **constants, **OPTIONS)
 
 
 def block_of(dim: int) -> int:
