@@ -16,7 +16,7 @@ from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.spec import Cache
-from sparrow.kernels import Impl, missing
+from sparrow.kernels import Impl, missing, missing_triton
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
 
@@ -107,14 +107,20 @@ def test_a_frame_for_each_row_is_fp32_begun_at_the_decoded_rows(name: str, polic
     assert torch.equal(exact[~is_in], plain.record("t").weight[~is_in])
 
 
+no_triton = missing_triton(torch.device("cpu"))
+FAST = [
+    pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing())),
+    pytest.param("triton", marks=[pytest.mark.skipif(bool(no_triton), reason=no_triton), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("cache", [LRU, LFU, Cache(bytes=2 * 32 * 65)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_both_kernels_and_modes_have_the_same_bits(name: str, cache: Cache) -> None:
-    if missing():
-        pytest.skip(missing())
+def test_all_kernels_and_modes_have_the_same_bits(name: str, cache: Cache, impl: Any) -> None:
     made = [
         tables_of(FORMATS[name], cache, mode=m, impl=i)
-        for m, i in itertools.product(("fused", "deferred"), ("cpp", "reference"))
+        for m, i in itertools.product(("fused", "deferred"), (impl, "reference"))
     ]  # type: ignore[arg-type]
     for seed in range(25):
         first, *others = [step(tables, seed) for tables in made]

@@ -188,13 +188,15 @@ KILLED_EVICTING = """
     from sparrow.trained.run import Run
     from sparrow.training import Trainer
 
-    trainer, copy = Trainer(Run.load(sys.argv[1])), cached.embedding_bag.copy_rows
-    def copies(tables, from_L, to_L):
-        copy(tables, from_L, to_L)
-        if trainer.step == 6 and len(from_L) and to_L.min() > from_L.max():  # from frames to what is beneath them
-            print("evicted", len(from_L), flush=True)
+    trainer, replace = Trainer(Run.load(sys.argv[1])), cached.embedding_bag.replace_rows
+    def replaces(tables, frames_L, rows_L, old_L):
+        if trainer.step == 6 and (old_L >= 0).any():
+            half = (len(old_L) + 1) // 2
+            replace(tables, frames_L[:half], rows_L[:half], old_L[:half])
+            print("evicted", int((old_L[:half] >= 0).sum()), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-    cached.embedding_bag.copy_rows = copies
+        replace(tables, frames_L, rows_L, old_L)
+    cached.embedding_bag.replace_rows = replaces
     trainer.fit()
 """
 
@@ -202,7 +204,7 @@ KILLED_EVICTING = """
 @pytest.mark.multi
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_kill_9_amid_evictions_ends_with_the_same_bits(prepared: Path, tmp_path: Path, policy: Any) -> None:
-    """Between two checkpoints, when the rows that leave the cache are written and those that enter are not copied."""
+    """Between two checkpoints, when half of the rows have left the cache."""
     changes = {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy=policy, protect=1))}
     whole = train(small_run(prepared, tmp_path / "whole", **changes))
     toml = tmp_path / "run.toml"

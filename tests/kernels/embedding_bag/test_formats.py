@@ -16,12 +16,14 @@ from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
     DIMS,
+    IMPLS,
     RULES,
     SHAPES,
     Shape,
     assert_same,
     build,
     built,
+    interpreted,
     looked_up,
     updated,
 )
@@ -40,33 +42,38 @@ def every_format() -> dict[str, RowFormat]:
 
 
 FORMATS = every_format()
+FAST = [  # test_triton.py has the quick tests of the latter
+    pytest.param("cpp", marks=built),
+    pytest.param("triton", marks=[interpreted, pytest.mark.slow]),
+]
+each_fast = pytest.mark.parametrize("impl", FAST)
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
 
 
-@built
+@each_fast
 @each_format
 @pytest.mark.parametrize(
     "dim",
     [dim if dim in (1, 2, 5, 8, 17, 33, 64, 129, 256) else pytest.param(dim, marks=pytest.mark.slow) for dim in DIMS],
 )
-def test_every_dim(dim: int, format: RowFormat) -> None:
+def test_every_dim(dim: int, format: RowFormat, impl: Any) -> None:
     call = build(SHAPES["everything"], [dim] * 3, sgd.Config(lr=0.1), format=format, levels=2)
-    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), f"dim {dim}")
+    assert_same(looked_up(call, impl), looked_up(call, "reference"), f"dim {dim}")
     for fused in (True, False):
-        found, expected = updated(call, "cpp", fused=fused), updated(call, "reference", fused=fused)
+        found, expected = updated(call, impl, fused=fused), updated(call, "reference", fused=fused)
         torch.testing.assert_close(found.pop("gradients of weights_N"), expected.pop("gradients of weights_N"))
         assert_same(found, expected, f"dim {dim}")
 
 
-@built
+@each_fast
 @each_format
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape(shape: str, format: RowFormat) -> None:
+def test_every_shape(shape: str, format: RowFormat, impl: Any) -> None:
     call = build(SHAPES[shape], [6, 20, 5], sgd.Config(lr=0.1), format=format)
-    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), shape)
+    assert_same(looked_up(call, impl), looked_up(call, "reference"), shape)
 
 
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_state_of_no_row(impl: Any) -> None:
     """As of a table that a batch does not use."""
     call = build(SHAPES["empty batch"], [6], adam.Config(), state=torch.bfloat16)
@@ -74,16 +81,16 @@ def test_state_of_no_row(impl: Any) -> None:
     assert_same({k: v for k, v in updated(call, impl).items() if k in before}, before, "nothing was looked up")
 
 
-@built
+@each_fast
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "rule", [rule if rule.endswith(("plain", "all")) else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
 )
 @each_format
-def test_every_rule(format: RowFormat, rule: str, state: torch.dtype) -> None:
+def test_every_rule(format: RowFormat, rule: str, state: torch.dtype, impl: Any) -> None:
     """The kernels differ in the last bit before they round, so that a number in some thousands is rounded otherwise."""
     call = build(Shape(keys=([2] * 300,), rows=(200,)), [24], RULES[rule], format=format, state=state)
-    found, expected = (updated(call, impl) for impl in ("cpp", "reference"))
+    found, expected = (updated(call, which) for which in (impl, "reference"))
     step = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}.get(format.cpp() or "", 1e-5)
     for t, table in enumerate(call.tables):
         for values in (found, expected):
@@ -127,7 +134,7 @@ def test_every_processor(processor: str, format: RowFormat) -> None:
 
 
 @each_format
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat) -> None:
     call = build(Shape(keys=([1] * 4,), rows=(4,)), [9], sgd.Config(lr=0.1), format=format)
     grad_UD = torch.full((4, 9), 0.5)
@@ -144,7 +151,7 @@ def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat)
             assert after[name].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_split_bf16_trains_as_fp32(impl: Any) -> None:
     """For equal gradients; what is looked up is the truncated half."""
     whole = build(SHAPES["several tables"], [16, 5, 40], rowwise_adagrad.Config(lr=0.1))
