@@ -219,8 +219,8 @@ def test_offsets_that_do_not_fit_read_nothing_outside(device: str, monkeypatch: 
 
 @on_triton
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
-def test_copy_rows(state: torch.dtype, device: str) -> None:
-    """Between frames and rows in fewer bits, both ways, with the number of the update that a row had in its frame."""
+def test_replace_rows(state: torch.dtype, device: str) -> None:
+    """Rows in fewer bits enter frames; those that were updated there leave with the number of their last update."""
     call = build(Shape(keys=([1],), rows=(16,)), [7], adam.Config(), levels=2, format=int8.Config(), state=state)
     (table,) = call.tables
     frames, beneath = table.levels
@@ -231,15 +231,16 @@ def test_copy_rows(state: torch.dtype, device: str) -> None:
         state={name: tensor.float() for name, tensor in frames.state.items()}, changed_R=changed_F.int(),
     )  # fmt: skip
     call = replace(call, tables=Tables([replace(table, levels=(frames, beneath))]))
-    from_U, to_U = torch.tensor([0, 2, 3, 8, 11]), torch.tensor([5, 7, 4, 1, 2])
+    frames_L, rows_L, old_L = torch.tensor([1, 2, 3]), torch.tensor([0, 5, 8]), torch.tensor([3, 7, -1])
     found = []
     for impl, where in (("triton", device), ("reference", "cpu")):
         mine = call.copied().to(where)
-        embedding_bag.copy_rows(mine.tables, from_U.to(where), to_U.to(where), impl=impl)  # type: ignore[arg-type]
+        moves = [moved.to(where) for moved in (frames_L, rows_L, old_L)]
+        embedding_bag.replace_rows(mine.tables, *moves, impl=impl)  # type: ignore[arg-type]
         changed = {"changed": mine.tables[0].levels[0].changed_R}
         found.append({name: tensor.cpu() for name, tensor in {**mine.content(), **changed}.items()})
-    assert_same(found[0], found[1], "copied")
-    assert found[0]["changed"].tolist() == [4, 0, 0, 2]
+    assert_same(found[0], found[1], "replaced")
+    assert found[0]["changed"].tolist() == [4, 0, 0, 0]
 
 
 @on_triton
