@@ -12,6 +12,9 @@ from hypothesis import settings
 
 from sparrow import data
 
+if not torch.cuda.is_available():  # before anything imports Triton kernels: then its interpreter runs them on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # torch asks the name server about every address that it connects to, and a lost answer costs five seconds unless told
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 settings.register_profile("sparrow", deadline=None)  # a busy machine is slow, and no test is about time

@@ -17,7 +17,7 @@ from sparrow.analysis import elements, picture
 from sparrow.analysis.importance import Importance, importance
 from sparrow.analysis.scores import Rows, label_number, score_part
 from sparrow.analysis.slices import slices
-from sparrow.analysis.usage import ColumnUse, usage
+from sparrow.analysis.usage import ColumnUse, TableUse, usage
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
@@ -162,10 +162,7 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
 
 
 def _progressive(source: _Source) -> str:
-    try:
-        fifths = json.loads((source.run_dir / "results.json").read_text(encoding="utf-8"))["progressive"]
-    except (OSError, ValueError, KeyError):  # a run that was killed has none
-        fifths = []
+    fifths = _results(source).get("progressive", [])
     if not fifths or source.label:
         return ""
     names = [n for n in METRICS if n in fifths[0]]
@@ -415,7 +412,7 @@ def _tables(source: _Source) -> list[Section]:
         median, most = (int(hit_R.median()), int(hit_R.max())) if len(hit_R) else (0, 0)
         sizes = [elements.size(t.bytes_weight), elements.size(t.bytes_weight + t.bytes_state)]
         used = [elements.share(t.share_never), median, most, elements.share(t.share_of_top(0.01))]
-        lines.append([t.name, ", ".join(t.columns), t.hits_R.numel(), t.dim, *sizes, *used])
+        lines.append([t.name, ", ".join(t.columns), t.hits_R.numel(), t.component.dim, *sizes, *used])
     total = sum(t.bytes_weight + t.bytes_state for t in tables)
     header = ["table", "columns", "rows", "dim", "weights", "with optimizer"]
     header += ["never used", "median hits", "most hits", "top 1 %"]
@@ -436,6 +433,7 @@ def _tables(source: _Source) -> list[Section]:
 
     html = elements.text(f"{len(tables)} tables, {elements.size(total)} with what the optimizer keeps of each row.")
     html += elements.table(header, lines)
+    html += _stored(source, tables)
     html += elements.image(picture.svg(paint, height=2.7), "Share of the lookups by share of the rows")
     html += elements.text(
         "Hits are lookups of a row by one pass over the training part; median and most are of the rows that were used. "
@@ -443,6 +441,18 @@ def _tables(source: _Source) -> list[Section]:
         soft=True,
     )
     return [("Tables", html), ("Unknown ids", _unknown(source, parts, columns))]
+
+
+def _stored(source: _Source, tables: Sequence[TableUse]) -> str:
+    rates = _results(source).get("tables", {}).get("hit_rate", {})
+    shares = [elements.share(rates[t.name]) if t.name in rates else "" for t in tables]
+    sizes = [elements.size(t.bytes_weight + t.bytes_state) for t in tables]
+    lines = [[t.name, *t.stored, size, share] for t, size, share in zip(tables, sizes, shares, strict=True)]
+    words = "bytes: of all that is allocated for the table."
+    if any(shares):
+        words += " in cache: of the different rows of each training batch, the share that had a frame when it came."
+    header = ["table", "format", "rounding", "state", "cache", "bytes", "in cache"]
+    return elements.table(*_without_gaps(header, lines)) + elements.text(words, soft=True)
 
 
 def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str, ColumnUse]]) -> str:
@@ -467,6 +477,14 @@ def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str,
 
 
 # -- small things -----------------------------------------------------------------------------------------------
+
+
+def _results(source: _Source) -> dict[str, Any]:
+    """Returns what the run found at its end; nothing for one that was killed."""
+    try:
+        return dict(json.loads((source.run_dir / "results.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def _part(above: int, below: int) -> str:

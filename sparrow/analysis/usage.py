@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch
+from sparrow.core.config import Family
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import EmbeddingTables
+from sparrow.embeddings import Component, EmbeddingTables
 from sparrow.features.encodings import MISSING, kind_of
 from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of
@@ -19,14 +20,34 @@ from sparrow.trained.scorer import Restored
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableUse:
-    """A table: its size, optimizer state and touched bits included in bytes_state, and lookups of each row [R]."""
+    """A table, the columns that look into it, and lookups of each row [R]."""
 
-    name: str
+    component: Component
     columns: tuple[str, ...]
-    dim: int
-    bytes_weight: int
-    bytes_state: int
     hits_R: Tensor
+
+    @property
+    def name(self) -> str:
+        """The component's."""
+        return self.component.name
+
+    @property
+    def bytes_weight(self) -> int:
+        """Bytes of the values."""
+        return self.component.bytes_values
+
+    @property
+    def bytes_state(self) -> int:
+        """Bytes of the rest: what the rule keeps, touched bits, frames of a cache."""
+        return self.component.bytes_of(self.component.rows, self.component.dim) - self.bytes_weight
+
+    @property
+    def stored(self) -> list[str]:
+        """How rows are stored, in words: format, rounding, the rule's state, cache."""
+        one, cache = self.component, ""
+        if one.cache.is_on:
+            cache = f"{one.cache.frames(one.rows, one.frame_bytes(one.dim)):,} frames, {one.cache.policy}"
+        return [Family("sparrow.kernels.formats").name_of(one.format), one.format.rounding, one.state, cache]
 
     @property
     def share_never(self) -> float:
@@ -82,17 +103,8 @@ def usage(
             told(f"counted {part}", done, total)
     uses = []
     for name, record in records.items():
-        component = record.component
-        uses.append(
-            TableUse(
-                name=name,
-                dim=component.dim,
-                bytes_weight=component.bytes_values,
-                bytes_state=component.bytes_of(component.rows, component.dim) - component.bytes_values,
-                columns=tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name]),
-                hits_R=hits[name],
-            )
-        )
+        reads = tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name])
+        uses.append(TableUse(component=record.component, columns=reads, hits_R=hits[name]))
     return uses, columns
 
 

@@ -86,6 +86,8 @@ class TrainView:
         text = f"{values['examples_per_s']:,.0f} examples/s"
         if "ne" in values:
             text += f"  NE{of_first(self.labels)} {values['ne']:.4f}"
+        if "hit_rate" in values:
+            text += f"  in caches {values['hit_rate']:.1%}"
         self.bar.update(self.task, completed=values["step"], description=text)
         if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line every 10 s
             self.said = time.monotonic()

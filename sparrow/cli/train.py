@@ -74,6 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
+    told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
+    if rates := results["tables"]["hit_rate"]:
+        told += f"; rows of batches that were in caches: {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
+    _show.out.print(told, markup=False, soft_wrap=True)
     if known.profile:
         _show_profile(Path(run.run_dir))
     picture = draw(Path(run.run_dir))

@@ -54,6 +54,7 @@ class CachedStore(nn.Module):
         self.settled = 0  # the last batch from which the rows have learnt
         self.hits = 0  # different rows of batches that were in
         self.used = 0  # and those that batches had
+        self.most = 0  # different rows of a batch
 
     def frame(self, name: str) -> Tensor:
         """Returns a field of all frames."""
@@ -77,19 +78,17 @@ class CachedStore(nn.Module):
         """Returns the frames of rows that are in, and the places beneath of the others."""
         return row_cache.slots_of(self.frames, rows_N)
 
-    def admit(self, rows_N: Tensor, table: Table) -> None:
-        """Begin a batch of training: let its rows in as far as there is room."""
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        """Begin a batch of training: let its rows in as far as there is room. Returns their slots."""
         self.batch += 1
         evictable = min(self.batch - self.component.cache.protect, self.settled)
         moves = row_cache.admit(self.frames, rows_N, self.batch, evictable)
         self.hits += moves.hits
         self.used += moves.unique
-        if not len(moves.rows_L):
-            return
-        tables, count = Tables([table]), len(self.frame("tag"))
-        dirty_L = self.frame("changed")[moves.frames_L] > 0
-        embedding_bag.copy_rows(tables, moves.frames_L[dirty_L], count + moves.old_L[dirty_L])
-        embedding_bag.copy_rows(tables, count + moves.rows_L, moves.frames_L)
+        self.most = max(self.most, moves.unique)
+        if len(moves.rows_L):
+            embedding_bag.replace_rows(Tables([table]), moves.frames_L, moves.rows_L, moves.old_L)
+        return moves.slots_N
 
     def settle(self) -> None:
         """The rows of all batches so far have learnt, or never will: they may leave."""

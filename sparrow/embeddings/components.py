@@ -251,11 +251,8 @@ class ComponentTables(nn.Module):
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch. In training its rows enter their caches first."""
         self._mapped = _NOT_MAPPED
-        if self.training and self.mode != "off" and not self._slots_are_rows:
-            records = list(self.all_records())
-            for number, rows_N in self._rows_of(bags).items():
-                records[number].store.admit(rows_N, self.kernel_tables[number])
-        return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags), impl=self.impl)
+        is_batch = self.training and self.mode != "off"
+        return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags, is_batch), impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
         """Returns the gradient of the batch's weights, or None if it is not needed. This is where the rows learn.
@@ -298,29 +295,28 @@ class ComponentTables(nn.Module):
             raise UserError("lookup: this handle was released; prepare the batch again")
         return self.door(handle.bags)
 
-    def _in_slots(self, bags: Bags) -> Bags:
-        """Returns the same bags with slots in the place of rows. Backward asks for those of the last lookup again."""
+    def _in_slots(self, bags: Bags, is_batch: bool = False) -> Bags:
+        """Returns the same bags with slots in the place of rows. Backward asks for those of the last lookup again.
+
+        is_batch: whether a batch of training begins, whose rows enter their caches first.
+        """
         if self._slots_are_rows:
             return bags
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
             return mapped
-        stores = [record.store for record in self.all_records()]
-        of_key = {f.key: stores[f.table] for f in bags.lookups}
-        parts = bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)])
-        slots = [of_key[k].slots_of(part_N) if k in of_key else part_N for k, part_N in enumerate(parts)]
-        mapped = replace(bags, slots_N=torch.cat(slots))
+        parts = list(bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)]))
+        for number, record in enumerate(self.all_records()):
+            keys = sorted({f.key for f in bags.lookups if f.table == number})
+            if keys and not record.store.slots_are_rows:
+                rows_N = torch.cat([parts[k] for k in keys]) if len(keys) > 1 else parts[keys[0]]
+                store, table = record.store, self.kernel_tables[number]
+                slots_N = store.admit(rows_N, table) if is_batch else store.slots_of(rows_N)
+                for k, part_N in zip(keys, slots_N.split([len(parts[k]) for k in keys]), strict=True):
+                    parts[k] = part_N
+        mapped = replace(bags, slots_N=torch.cat(parts) if len(parts) > 1 else parts[0])
         self._mapped = weakref.ref(bags), mapped
         return mapped
-
-    def _rows_of(self, bags: Bags) -> dict[int, Tensor]:
-        """Returns number of a record -> the rows that a batch uses of it, for those with slots that are not rows."""
-        found: dict[int, list[Tensor]] = {}
-        records = list(self.all_records())
-        for number, key in sorted({(f.table, f.key) for f in bags.lookups}):
-            if not records[number].store.slots_are_rows:
-                found.setdefault(number, []).append(bags.slots_N[bags.bounds[key] : bags.bounds[key + 1]])
-        return {number: torch.cat(parts) for number, parts in found.items()}
 
     def _settle(self) -> None:
         for record in self.all_records():

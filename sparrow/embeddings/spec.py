@@ -43,12 +43,14 @@ class Cache:
     def frames(self, rows: int, frame_bytes: int) -> int:
         """Returns how many frames there are: whole sets, one at least and as many as rows need at most.
 
+        A fraction is rounded up, so that 1 is a frame for each row. Bytes are a bound that only the first set may pass.
+
         Args:
             rows: R.
             frame_bytes: of one frame.
         """
-        wanted = self.fraction * rows if self.fraction else self.bytes / frame_bytes
-        return WAYS * max(1, min(round(wanted / WAYS), -(-rows // WAYS)))
+        sets = math.ceil(self.fraction * rows / WAYS) if self.fraction else self.bytes // (WAYS * frame_bytes)
+        return WAYS * max(1, min(sets, -(-rows // WAYS)))
 
 
 State = Literal["fp32", "bf16"]

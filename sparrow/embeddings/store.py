@@ -45,8 +45,8 @@ class RowStore(Protocol):
         """Returns the slots [N] of rows [N], as they are now."""
         ...
 
-    def admit(self, rows_N: Tensor, table: Table) -> None:
-        """Begin a batch of training.
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        """Begin a batch of training. Returns the slots [N] of its rows.
 
         Args:
             rows_N: the rows that it uses.
@@ -120,8 +120,9 @@ class MemoryStore(nn.Module):
         """Returns the rows themselves."""
         return rows_N
 
-    def admit(self, rows_N: Tensor, table: Table) -> None:
-        """Do nothing: every row has its place."""
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        """Returns the rows themselves: every row has its place."""
+        return rows_N
 
     def settle(self) -> None:
         """Do nothing."""
@@ -165,8 +166,9 @@ class FoldedStore(nn.Module):
         """Returns the slots of the few rows, in turn."""
         return rows_N % len(self.held.get_buffer("touched"))
 
-    def admit(self, rows_N: Tensor, table: Table) -> None:
-        """Do nothing: every row has its place."""
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        """Returns the slots: every row has its place."""
+        return self.slots_of(rows_N)
 
     def settle(self) -> None:
         """Do nothing."""

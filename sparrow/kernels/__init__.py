@@ -1,12 +1,15 @@
 """Operators, row formats and row rules.
 
-Each operator has a folder. Its `reference.py` is the definition, and its C++ does the same, faster. The argument `impl`
-names the implementation everywhere: "reference", "cpp", or "auto". "auto" is the compiled kernels for CPU tensors if
-they are built, else the reference. The compiled kernels are in one library, which `make setup` builds.
+Each operator has a folder. Its `reference.py` is the definition, and its other implementations do the same, faster. The
+argument `impl` names the implementation everywhere: "reference", "cpp", "triton", or "auto". "auto" is the compiled
+kernels for CPU tensors if they are built, the Triton kernels for GPU tensors if the operator has some and triton is
+installed, else the reference. The compiled kernels are in one library, which `make setup` builds. Triton is an extra.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import warnings
 from pathlib import Path
 from typing import Literal
@@ -15,10 +18,10 @@ import torch
 
 from sparrow.core.errors import UserError
 
-Impl = Literal["auto", "reference", "cpp"]
+Impl = Literal["auto", "reference", "cpp", "triton"]
 
 _problem: str | None = None  # None: not tried yet; "": loaded; else why there is no library
-_warned = False
+_warned: set[str] = set()
 
 
 def missing() -> str:
@@ -43,29 +46,65 @@ def let_go() -> None:
         torch.ops.sparrow.let_go()
 
 
-def resolve(impl: Impl, device: torch.device) -> Literal["reference", "cpp"]:
+def missing_triton(device: torch.device) -> str:
+    """Returns why Triton kernels cannot run on tensors on `device`, or "" when they can."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; install it with `pip install sparrow-rec[triton]`"
+    if device.type == "cpu" and not is_interpreted:
+        return (
+            "triton runs on a GPU; on a CPU set TRITON_INTERPRET=1 before the start, which is slow and meant for tests"
+        )
+    if device.type != "cpu" and is_interpreted:
+        return "TRITON_INTERPRET=1 is set, which is for tensors on a CPU; unset it"
+    return ""
+
+
+def resolve(impl: Impl, device: torch.device, *, has_triton: bool = False) -> Literal["reference", "cpp", "triton"]:
     """Returns the implementation to run for tensors on `device`.
 
-    "auto" falls back to the reference. If only the library is missing, it says so once.
+    "auto" falls back to the reference. If only the library or triton is missing, it says so once.
+
+    Args:
+        impl: what is asked for.
+        device: where the tensors are.
+        has_triton: whether the operator has Triton kernels.
 
     Raises:
-        UserError: when "cpp" is asked for and cannot run.
+        UserError: when "cpp" or "triton" is asked for and cannot run.
     """
-    global _warned
-    if impl not in ("auto", "reference", "cpp"):
-        raise UserError(f"impl: {impl!r} is not one of 'auto', 'reference', 'cpp'")
-    if impl == "reference" or (impl == "auto" and device.type != "cpu"):
-        return "reference"
-    if device.type != "cpu":
-        raise UserError(f"impl: 'cpp' runs on the CPU and the tensors are on {device}; use impl='auto'")
-    if not (problem := missing()):
-        return "cpp"
+    if impl not in ("auto", "reference", "cpp", "triton"):
+        raise UserError(f"impl: {impl!r} is not one of 'auto', 'reference', 'cpp', 'triton'")
+    if impl == "triton":
+        if not has_triton:
+            raise UserError("impl: 'triton', but this operator has no Triton kernels; use impl='auto'")
+        if problem := missing_triton(device):
+            raise UserError(f"impl: 'triton', but {problem}, or use impl='auto'")
+        return "triton"
     if impl == "cpp":
-        raise UserError(f"impl: 'cpp', but {problem}; build them with `make setup` or use impl='auto'")
-    if not _warned:
-        _warned = True
-        warnings.warn(f"{problem}: the slower reference runs instead; build them with `make setup`", stacklevel=2)
+        if device.type != "cpu":
+            raise UserError(f"impl: 'cpp' runs on the CPU and the tensors are on {device}; use impl='auto'")
+        if problem := missing():
+            raise UserError(f"impl: 'cpp', but {problem}; build them with `make setup` or use impl='auto'")
+        return "cpp"
+    if impl == "reference" or (device.type != "cpu" and not (device.type == "cuda" and has_triton)):
+        return "reference"
+    if device.type == "cpu":
+        if not (problem := missing()):
+            return "cpp"
+        _say(f"{problem}: the slower reference runs instead; build them with `make setup`")
+    else:
+        if not (problem := missing_triton(device)):
+            return "triton"
+        _say(f"the slower reference runs on {device}: {problem}")
     return "reference"
 
 
-__all__ = ["Impl", "let_go", "missing", "resolve"]
+def _say(problem: str) -> None:
+    """Warn of a problem, once."""
+    if problem not in _warned:
+        _warned.add(problem)
+        warnings.warn(problem, stacklevel=3)
+
+
+__all__ = ["Impl", "let_go", "missing", "missing_triton", "resolve"]

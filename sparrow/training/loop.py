@@ -37,6 +37,7 @@ from sparrow.training.runlog import RunLog
 from sparrow.training.saver import Saver, random_state, set_random_state
 from sparrow.training.seen import WINDOWS, Seen
 from sparrow.training.step import Step
+from sparrow.training.stored import Stored
 from sparrow.training.warm import warm_start
 
 PATIENCE_NONFINITE = 100
@@ -136,6 +137,7 @@ class Trainer:
         self.profiler = Profiler(self.dir.path if profile and ranks.leads else None)
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
+        self.stored = Stored(ranks.world, self.tables)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
@@ -170,6 +172,8 @@ class Trainer:
                 self._say(f"continuing from step {self.step} of {self.total_steps}")
             elif self.run.init_from:
                 warm_start(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
+            if (self.saved or self.run.init_from) and (rounded := self.stored.rounded()):
+                self._say(rounded)
             if self.ranks.leads:
                 checkpoint.clean(self.dir.checkpoints)
             self.ranks.world.barrier("beginning")  # all have read what the first may now drop
@@ -311,7 +315,9 @@ class Trainer:
             tables.raise_bad_ids()
         values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
         values["lr"] = self.optimizer.param_groups[0]["lr"]
-        values |= self.seen.line()
+        values |= self.seen.line() | self.stored.line()
+        for text in self.stored.crowded():
+            self._say(text)
         self.log.write("train", self.step, values)
         self.listen("progress", {"step": self.step, "total": self.total_steps, **values})
 
@@ -369,6 +375,7 @@ class Trainer:
             "best_step": self.best_step,
             "labels": self.labels,
             "valid": self.last_evaluation,
+            "tables": self.stored.results(),
             **self.seen.results(),
         }
         if self.ranks.leads:
@@ -419,7 +426,7 @@ class Trainer:
                 if value is not None
             },
             "random": random_state(self.device),
-            "progressive": self.seen.state(),
+            "progressive": self.seen.state() | self.stored.state(),
         }
         chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
         is_new = self.kept != self.step
@@ -454,6 +461,7 @@ class Trainer:
         load_optimizer(self.optimizer, saved)
         set_random_state(saved.part("random"), self.device)
         self.seen.load(saved)
+        self.stored.load(saved)
         for name in _STATE:
             setattr(self, name, saved.state[name])
         self.loader.load_state_dict(saved.state["loader"])

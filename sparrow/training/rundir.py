@@ -142,7 +142,8 @@ class RunDir:
         """
         check_schema(Schema.load(self.path / "schema.toml"), dataset.schema, dataset.path)
         convert = f"begin another run_dir with --init_from {self.path}, which converts table rows"
-        saved.check(identity, {"format": convert, "state": convert})
+        converted = ("format", "state", "fraction", "bytes", "policy", "protect")  # the last four are of the cache
+        saved.check(identity, dict.fromkeys(converted, convert))
         if saved.state.get("data") != dataset.fingerprint:
             raise UserError(
                 f"{dataset.path}: the prepared log is not the one that this run began with; prepare it as it was, "

@@ -16,7 +16,7 @@ from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.spec import Cache
-from sparrow.kernels import Impl, missing
+from sparrow.kernels import Impl, missing, missing_triton
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
 
@@ -29,7 +29,7 @@ FORMATS: dict[str, RowFormat] = {
     "int8": int8.Config(),
     "int4": int4.Config(),
 }
-LRU, LFU = (Cache(fraction=0.13, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
+LRU, LFU = (Cache(fraction=0.128, policy=p) for p in ("lru", "lfu"))  # two sets  # type: ignore[arg-type]
 
 
 def tables_of(
@@ -107,14 +107,20 @@ def test_a_frame_for_each_row_is_fp32_begun_at_the_decoded_rows(name: str, polic
     assert torch.equal(exact[~is_in], plain.record("t").weight[~is_in])
 
 
+no_triton = missing_triton(torch.device("cpu"))
+FAST = [
+    pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing())),
+    pytest.param("triton", marks=[pytest.mark.skipif(bool(no_triton), reason=no_triton), pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("cache", [LRU, LFU, Cache(bytes=2 * 32 * 65)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_both_kernels_and_modes_have_the_same_bits(name: str, cache: Cache) -> None:
-    if missing():
-        pytest.skip(missing())
+def test_all_kernels_and_modes_have_the_same_bits(name: str, cache: Cache, impl: Any) -> None:
     made = [
         tables_of(FORMATS[name], cache, mode=m, impl=i)
-        for m, i in itertools.product(("fused", "deferred"), ("cpp", "reference"))
+        for m, i in itertools.product(("fused", "deferred"), (impl, "reference"))
     ]  # type: ignore[arg-type]
     for seed in range(25):
         first, *others = [step(tables, seed) for tables in made]
@@ -245,6 +251,45 @@ def test_bytes_are_what_is_allocated() -> None:
         assert component.bytes_of(ROWS, DIM) == sum(buffer.nbytes for buffer in store.buffers())
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize("name", ["int8", "int4", "bf16"])
+def test_gradients_that_are_not_finite_spoil_no_row_and_lose_none(name: str, mode: str, impl: Impl) -> None:
+    """Their rows keep their bits, in frames and beneath; the others learn; later batches push them out."""
+    cached = tables_of(FORMATS[name], LRU, mode=mode, of=rowwise_adagrad.Config(lr=0.1), impl=impl)
+    for seed in range(10):
+        step(cached, seed)
+    store, record, ids = store_of(cached), cached.record("t"), batch(10)
+    found = cached(ids)["a"]
+    entered, before = content(cached), record.weight.clone()
+    up = torch.zeros_like(found)  # type: ignore[arg-type]
+    up[:8], up[8:16], up[16:] = torch.nan, torch.inf, 1.0
+    found.backward(up)  # type: ignore[union-attr]
+    cached.update()
+    a = ids["a"]
+    bag_N = torch.arange(len(a.lengths_B)).repeat_interleave(a.lengths_B)
+    bad = a.values_N[bag_N < 16].unique()
+    good = [row for row in a.values_N[bag_N >= 16].unique().tolist() if row not in bad.tolist()]
+    assert len(bad) > 5 and len(good) > 5
+    slots = store.slots_of(bad)
+    assert bool((slots < len(store.frame("tag"))).any()) and bool((slots >= len(store.frame("tag"))).any())
+    assert torch.equal(record.weight[bad], before[bad])
+    assert int((record.weight[good] != before[good]).any(1).sum()) > len(good) // 2
+    assert torch.equal(content(cached)["frames' row"], entered["frames' row"])
+    for seed in range(11, 40):
+        step(cached, seed)
+    assert all(bool(t.isfinite().all()) for t in content(cached).values() if t.is_floating_point())
+    assert bool(record.weight.isfinite().all())
+
+
+@pytest.mark.parametrize("rows", [1, 31, 33, 42, 425, 500])
+def test_a_fraction_of_one_has_a_frame_for_each_row_and_bytes_are_a_bound(rows: int) -> None:
+    assert rows <= Cache(fraction=1.0).frames(rows, 65) < rows + 32
+    for count in (32, 33, 95, 96):
+        assert Cache(bytes=count * 65).frames(1000, 65) == count // 32 * 32
+    assert Cache(bytes=1).frames(rows, 65) == Cache(fraction=1e-9).frames(rows, 65) == 32
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -268,7 +313,7 @@ class Model(RuleBasedStateMachine):
     def begin(self, name: str, policy: Any, protect: int) -> None:
         self.format = FORMATS[name]
         self.make = lambda: tables_of(
-            self.format, Cache(fraction=0.13, policy=policy, protect=protect), mode="deferred"
+            self.format, Cache(fraction=0.128, policy=policy, protect=protect), mode="deferred"
         )
         self.tables = self.make()
         self.values = dict(enumerate(self.tables.record("t").weight.clone()))

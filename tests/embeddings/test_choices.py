@@ -74,6 +74,15 @@ def test_a_table_is_as_its_encoding_numbers_it() -> None:
         ("[[tables.overrides]]\nwhere = 'rows > 100_'", r"overrides\[0\]\.where: 'rows > 100_' is no test of rows"),
         ("[[tables.overrides]]\nnames = ['x']\nrule = { foo = 1 }", r"tables\.overrides\[0\]\.rule\.foo: unknown key"),
         ("[tables]\ninit_scale = -1.0", r"tables\.init_scale: -1\.0 is out of range"),
+        (
+            "[tables.cache]\nfraction = 1.5",
+            r"tables\.cache\.fraction: 1\.5 is out of range; give a number of 0 or more, at most 1$",
+        ),
+        ("[tables.cache]\nfraction = nan", r"tables\.cache\.fraction: nan is out of range; give a number"),
+        (
+            "[[tables.overrides]]\nnames = ['x']\ncache = { fraction = -0.1 }",
+            r"tables\.overrides\[0\]\.cache\.fraction: -0\.1 is out of range; give a number",
+        ),
     ],
 )
 def test_mistakes_are_told_with_their_place(text: str, told: str, tmp_path: Path) -> None:

@@ -423,11 +423,13 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
 
 def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path) -> None:
     train(run_of(prepared, tmp_path / "run", TableChoices()))
-    others = {"format": (TableChoices(format=fp16.Config()), "fp16"), "state": (TableChoices(state="bf16"), "bf16")}
-    for setting, (choices, name) in others.items():
-        told = (
-            rf"tables\.\w+\.{setting} is 'fp32' there and '{name}' here; restore the setting or begin another run_dir"
-        )
+    others = {
+        "format": (TableChoices(format=fp16.Config()), "'fp32'", "'fp16'"),
+        "state": (TableChoices(state="bf16"), "'fp32'", "'bf16'"),
+        "cache.fraction": (TableChoices(cache=Cache(fraction=0.2)), "0.0", "0.2"),
+    }
+    for setting, (choices, then, name) in others.items():
+        told = rf"tables\.\w+\.{setting} is {then} there and {name} here; restore the setting or begin another run_dir"
         with pytest.raises(UserError, match=rf"{told} with --init_from .*run, which converts table rows$") as error:
             train(run_of(prepared, tmp_path / "run", choices), resume=True)
         assert "\n" not in str(error.value)

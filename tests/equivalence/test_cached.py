@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ from sparrow.embeddings.spec import Cache
 from sparrow.kernels.formats import fp16, int8
 from sparrow.kernels.rules import sgd
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
+from sparrow.training import Trainer
+from tests.equivalence import cases
 from tests.equivalence.pool import Pool
+from tests.runs import run_of
 
 pytestmark = pytest.mark.multi
 ROWS, DIM, STEPS, SAMPLES = 600, 6, 8, 30
@@ -122,3 +126,49 @@ def refused(world: World) -> str:
 def test_copies_of_a_cache_are_refused(ranks: Callable[[int], Pool]) -> None:
     for told in ranks(2).run(refused):
         assert told == "plan: table 't' has a cache, and copies of caches would differ; put it on one rank or cut it"
+
+
+SETTINGS: dict[str, Any] = {
+    "data.batch_size": 500, "model.dim": 8, "model.deep": [16], "tables.format.name": "int8", "data.id_dropout": {},
+}  # fmt: skip
+
+
+def test_hit_rates_and_bytes_are_sums_over_ranks(ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path) -> None:
+    """With a frame for each row a row misses once, wherever it is; a resumed run goes on counting, on any ranks."""
+    settings = {**SETTINGS, "tables.cache.fraction": 1.0}
+    want = cases.fit(World(), str(prepared), str(tmp_path / "one"), settings, False)["results"]["tables"]
+    halves = {**settings, "sharding.plan": "row_wise"}
+    for changes in ({"loop.max_steps": 5}, {}):
+        trained = ranks(2).run(fit, str(prepared), str(tmp_path / "two"), {**halves, **changes}, not changes)
+    for rank in trained:
+        assert rank["told"]["hit_rate"] == want["hit_rate"] and len(want["hit_rate"]) > 3
+        assert rank["told"]["bytes"] == sum(one["mine"] for one in trained) > want["bytes"]
+
+
+def test_a_layout_with_fewer_frames_tells_which_rows_found_none(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    """Two ranks have a set of a table each, and one has one."""
+    settings = {**SETTINGS, "tables.cache.fraction": 0.1, "checkpoint.every": 3, "sharding.plan": "row_wise"}
+    ranks(2).run(fit, str(prepared), str(tmp_path / "run"), {**settings, "loop.max_steps": 5}, False)
+    found = fit(World(), str(prepared), str(tmp_path / "run"), settings, True)
+    lines = [text for text in found["said"] if "no frame" in text]
+    told = ", ".join(f"{count} of table {name!r}" for name, count in found["rounded"].items())
+    assert lines == [f"rows of caches that found no frame here are stored as other rows: {told}"]
+    assert found["rounded"]["user"] > 5
+
+
+def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """What a run tells, the bytes of this rank's tables, and rows without a frame by table."""
+    said: list[str] = []
+    trainer = Trainer(
+        run_of(prepared, run_dir, **changes),
+        resume=resume,
+        listener=lambda event, values: said.append(values.get("text", "")),
+    )
+    results = trainer.fit()
+    trainer.ranks.world.leave()
+    records = [record for tables in trainer.tables for record in tables.all_records()]
+    mine = sum(t.nbytes for record in records for t in record.buffers())
+    rounded = {record.component.name: record.rounded for record in records if record.rounded}
+    return {"told": results["tables"], "mine": mine, "rounded": rounded, "said": said}

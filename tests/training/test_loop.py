@@ -21,7 +21,9 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Schema, Split
+from sparrow.kernels.formats import int8
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.losses import binary_cross_entropy, probabilities
 from sparrow.metrics import auc, evaluate
@@ -44,7 +46,8 @@ def tensors(run_dir: Path | str, step: int | None = None) -> dict[str, torch.Ten
         for k, v in saved.part(part).items()
     }
     for chunk in saved.chunks():
-        out |= {f"{chunk.table}.{chunk.rows[0]}.{k}": v for k, v in chunk.fields.items()}
+        kind = "frames" if chunk.is_cache else "rows"
+        out |= {f"{chunk.table}.{kind}.{chunk.rows[0]}.{k}": v for k, v in chunk.fields.items()}
     return out
 
 
@@ -80,6 +83,7 @@ VARIANTS = {
     "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
     "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
+    "cached": {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))},
 }
 
 
@@ -176,6 +180,44 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) ->
     assert lives[-1] == "ended 0", done.stdout + done.stderr
     assert lives.count("killed") >= 8, lives  # a late timer may find the work done
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+
+
+KILLED_EVICTING = """
+    import os, signal, sys
+    from sparrow.embeddings import cached
+    from sparrow.trained.run import Run
+    from sparrow.training import Trainer
+
+    trainer, replace = Trainer(Run.load(sys.argv[1])), cached.embedding_bag.replace_rows
+    def replaces(tables, frames_L, rows_L, old_L):
+        if trainer.step == 6 and (old_L >= 0).any():
+            half = (len(old_L) + 1) // 2
+            replace(tables, frames_L[:half], rows_L[:half], old_L[:half])
+            print("evicted", int((old_L[:half] >= 0).sum()), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(tables, frames_L, rows_L, old_L)
+    cached.embedding_bag.replace_rows = replaces
+    trainer.fit()
+"""
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_kill_9_amid_evictions_ends_with_the_same_bits(prepared: Path, tmp_path: Path, policy: Any) -> None:
+    """Between two checkpoints, when half of the rows have left the cache."""
+    changes = {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy=policy, protect=1))}
+    whole = train(small_run(prepared, tmp_path / "whole", **changes))
+    toml = tmp_path / "run.toml"
+    toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(KILLED_EVICTING), str(toml)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL and done.stdout.startswith("evicted"), done.stdout + done.stderr
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == 4
+    cut = train(small_run(prepared, tmp_path / "cut", **changes), resume=True)
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+    assert any(".frames." in name for name in tensors(tmp_path / "cut"))
+    assert cut | {"run_dir": ""} == whole | {"run_dir": ""}
+    assert logged(tmp_path / "cut") == logged(tmp_path / "whole")
 
 
 def test_progressive_validation_ends_with_the_first_epoch(prepared: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from sparrow import data
 from sparrow.features.schema import Column, Encoding, Schema, Split
@@ -16,11 +17,16 @@ from tests.data.preparation.test_moments import explored
 from tests.runs import run_of
 
 
-def test_coin_flips_cannot_be_predicted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stored", [{}, {"format.name": "int8", "cache.fraction": 0.05, "cache.policy": "lfu"}], ids=str
+)
+def test_coin_flips_cannot_be_predicted(tmp_path: Path, stored: dict[str, Any]) -> None:
     """Not before they were trained on, nor later in time; with a vocabulary of the whole part AUC was 0.75."""
     pq.write_table(explored(20_000, 0), tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
-    results = train(run_of(tmp_path / "prepared", tmp_path / "run"))
+    settings = {f"tables.{name}": value for name, value in stored.items()}
+    results = train(run_of(tmp_path / "prepared", tmp_path / "run", **settings))
+    assert bool(results["tables"]["hit_rate"]) == bool(stored)
     assert all(abs(window["auc"] - 0.5) < 0.04 for window in results["progressive"])  # 3,200 rows: 4 standard errors
     assert abs(results["valid"]["auc"] - 0.5) < 0.05
     assert results["valid"]["ne"] < 1.02

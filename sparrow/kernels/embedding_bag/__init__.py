@@ -32,10 +32,15 @@ from sparrow.kernels.embedding_bag.arguments import (
 
 def _implementation(impl: Impl, tensor: Tensor, tables: Tables | None = None) -> ModuleType:
     is_known = tables is None or tables.is_compiled
-    if not is_known and impl == "cpp":
-        raise UserError("impl: 'cpp', but a table's row format is none that the C++ kernels know; use impl='auto'")
-    if not is_known or resolve(impl, tensor.device) == "reference":
+    if not is_known and impl in ("cpp", "triton"):
+        raise UserError(f"impl: {impl!r}, but a table's row format is none that these kernels know; use impl='auto'")
+    found = resolve(impl, tensor.device, has_triton=True) if is_known else "reference"
+    if found == "reference":
         return reference
+    if found == "triton":
+        from sparrow.kernels.embedding_bag import triton  # needs the package triton
+
+        return triton
     from sparrow.kernels.embedding_bag import cpp  # can be imported only once the library is loaded
 
     return cpp
@@ -81,7 +86,12 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, *, imp
 
 @torch.no_grad()
 def update_rows(
-    tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int = 0, *, impl: Impl = "auto"
+    tables: Tables,
+    gradients: Sequence[tuple[Tensor, Tensor]],
+    lr_T: Tensor,
+    n: Tensor | int = 0,
+    *,
+    impl: Impl = "auto",
 ) -> None:
     """Apply each table's rule once to each of its rows_U, in place, and set their touched bytes.
 
@@ -91,7 +101,7 @@ def update_rows(
         tables: T tables.
         gradients: (slots_U, grad_UD) per table: slots int64 [U], ascending and none twice; gradients float32 [U, D].
         lr_T: a learning rate per table, float32 [T].
-        n: the number of this update.
+        n: the number of this update, a tensor where a captured graph is to run it again.
         impl: see `sparrow.kernels`.
     """
     _implementation(impl, tables.touched[0] if tables else lr_T, tables).update_rows(tables, gradients, lr_T, n)
@@ -99,7 +109,7 @@ def update_rows(
 
 @torch.no_grad()
 def fused_update(
-    tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int = 0, *, impl: Impl = "auto"
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int = 0, *, impl: Impl = "auto"
 ) -> None:
     """Do what `row_gradients` and `update_rows` do, in one pass, in place.
 
@@ -115,15 +125,19 @@ def fused_update(
 
 
 @torch.no_grad()
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor, *, impl: Impl = "auto") -> None:
-    """Copy row records of a table to other slots, in the format of their level. No slot is both left and entered.
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor, *, impl: Impl = "auto") -> None:
+    """Let rows of a table into its frames, and put back those that were there if they were updated there.
+
+    A row that is put back is rounded with the number of its last update. One that was not updated is not written.
 
     Args:
-        tables: one table.
-        from_U, to_U: slots, int64 [U]; none of `to_U` twice.
+        tables: one table, whose first level are frames.
+        frames_L: frames, int64 [L], none of them twice.
+        rows_L: the rows that enter them.
+        old_L: the rows that were there, -1 for none. Rows count on the levels beneath the frames.
         impl: see `sparrow.kernels`.
     """
-    _implementation(impl, from_U, tables).copy_rows(tables, from_U, to_U)
+    _implementation(impl, frames_L, tables).replace_rows(tables, frames_L, rows_L, old_L)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int], *, impl: Impl = "auto") -> Tensor:
@@ -148,11 +162,11 @@ __all__ = [
     "Table",
     "Tables",
     "bags_of",
-    "copy_rows",
     "count_outside",
     "fp32_table",
     "fused_update",
     "lookup",
+    "replace_rows",
     "row_gradients",
     "tables_of",
     "update_rows",

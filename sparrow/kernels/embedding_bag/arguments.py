@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,11 @@ class Table:
 
 class Tables(tuple[Table, ...]):
     """The tables of one call. What the C++ operators read of them is listed once."""
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What the Triton kernels must know of them, by its purpose: see `gpu/groups.py`."""
+        return {}
 
     @cached_property
     def levels(self) -> list[Rows]:

@@ -34,21 +34,21 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Ten
     return grad_N
 
 
-def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int) -> None:
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: Tensor | int) -> None:
     """See `reference.update_rows`."""
     rows, grads = [rows_U.contiguous() for rows_U, _ in gradients], [grad_UD.contiguous() for _, grad_UD in gradients]
-    ops.update_rows(*_records(tables), rows, grads, *_rules(tables, lr_T, n))
+    ops.update_rows(*_records(tables), rows, grads, *_rules(tables, lr_T, int(n)))
 
 
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int) -> None:
+def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int) -> None:
     """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists."""
     sides, batch = _sides(grads), _batch(bags)
-    ops.fused_update(*_records(tables), sides, *batch, *_rules(tables, lr_T, n))
+    ops.fused_update(*_records(tables), sides, *batch, *_rules(tables, lr_T, int(n)))
 
 
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
-    """See `reference.copy_rows`."""
-    ops.copy_rows(*_records(tables), from_U, to_U, *_rules(tables, torch.zeros(1), 0))
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
+    """See `reference.replace_rows`."""
+    ops.replace_rows(*_records(tables), frames_L, rows_L, old_L, *_rules(tables, torch.zeros(1), 0))
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:

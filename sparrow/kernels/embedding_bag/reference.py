@@ -15,10 +15,11 @@ from sparrow.kernels.rules import learns, regularized_update
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1."""
-    parts = _features(tables, bags, [table.slots for table in tables])
+    check(tables, bags, [table.slots for table in tables])
     none = _none(tables)
     out = [none.new_empty(shape) for shape in bags.outputs([table.dim for table in tables])]
-    for f, part in parts:
+    for f in bags.lookups:
+        part = _Part(bags, f)
         rows_ND = _values(tables[f.table], part.slots_N)
         if part.weights_N is not None:
             rows_ND = rows_ND * part.weights_N[:, None]
@@ -31,18 +32,25 @@ def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
     return out
 
 
-def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
-    """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n."""
-    return _summed(tables, grads, bags, [table.rows for table in tables])
+def row_gradients(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, block: int | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n.
+
+    block: every so many of them are summed first, and then these sums, in order, as many programs of a GPU do.
+    """
+    return _summed(tables, grads, bags, [table.rows for table in tables], block)
 
 
-def _summed(tables: Tables, grads: Sequence[Tensor], bags: Bags, limits: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    parts = _features(tables, bags, limits)
-    _check_gradients(tables, grads, bags)
+def _summed(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, limits: Sequence[int], block: int | None
+) -> list[tuple[Tensor, Tensor]]:
+    check(tables, bags, limits, grads)
     rows: list[list[Tensor]] = [[] for _ in tables]
     values: list[list[Tensor]] = [[] for _ in tables]
-    for f, part in parts:
-        grad_ND = (_stored_gradients(grads, bags, f, tables[f.table], part) * part.scale_B[:, None])[part.bag_N]
+    for f in bags.lookups:
+        part = _Part(bags, f)
+        grad_ND = (_stored_gradients(grads, bags, f, tables[f.table], block) * part.scale_B[:, None])[part.bag_N]
         if part.weights_N is not None:
             grad_ND = grad_ND * part.weights_N[:, None]
         rows[f.table].append(part.slots_N)
@@ -52,29 +60,27 @@ def _summed(tables: Tables, grads: Sequence[Tensor], bags: Bags, limits: Sequenc
         none = _none(tables)
         slots_N = torch.cat([none.new_empty(0, dtype=torch.int64), *slots])
         rows_U, unique_N = slots_N.unique(return_inverse=True)
-        grad_UD = _sum_rows(torch.cat([none.new_empty(0, table.dim), *grad]), unique_N, rows_U.numel())
+        grad_UD = _sum_rows(torch.cat([none.new_empty(0, table.dim), *grad]), unique_N, rows_U.numel(), block)
         found.append((rows_U, grad_UD))
     return found
 
 
-def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
+def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, block: int | None = None) -> Tensor:
     """The gradient of weights_n = scale_b * <grad_b, W[slot_n]>, summed over the features that use the key."""
-    parts = _features(tables, bags, [table.slots for table in tables])
-    _check_gradients(tables, grads, bags)
+    check(tables, bags, [table.slots for table in tables], grads)
     grad_N = bags.slots_N.new_zeros(bags.slots_N.numel(), dtype=grads[0].dtype if grads else torch.float32)
-    for f, part in parts:
-        grad_BD = _stored_gradients(grads, bags, f, tables[f.table], part)
+    for f in bags.lookups:
+        part = _Part(bags, f)
+        grad_BD = _stored_gradients(grads, bags, f, tables[f.table], block)
         rows_ND = _values(tables[f.table], part.slots_N)
         dots_N = (grad_BD[part.bag_N] * rows_ND).sum(dim=1) * part.scale_B[part.bag_N]
         grad_N[bags.bounds[f.key] : bags.bounds[f.key + 1]] += dots_N
     return grad_N
 
 
-def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: int) -> None:
+def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: Tensor | int) -> None:
     """The rule, once for every row in rows_U. See `kernels.rounding` for what is rounded stochastically."""
-    for table, (rows_U, _) in zip(tables, gradients, strict=True):
-        if not rows_U.is_cuda and not (_within(rows_U, table.slots) and (rows_U.diff() > 0).all()):
-            raise UserError(f"rows_U must ascend within [0, {table.slots})")
+    check_rows(tables, gradients)
     for table, (rows_U, grad_UD), lr in zip(tables, gradients, lr_T, strict=True):
         first = 0
         for level in table.levels:
@@ -86,9 +92,22 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
             first += count
 
 
-def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
-    """The record in slot from_u to slot to_u of the one table; what is rounded takes the number of its last update."""
-    (table,) = tables
+def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
+    """Copy what was updated from the frames to the levels beneath, then the rows that enter into the frames."""
+    leaves_L, count = leaving(tables, frames_L, old_L), tables[0].levels[0].count
+    _copy_rows(tables[0], frames_L[leaves_L], count + old_L[leaves_L])
+    _copy_rows(tables[0], count + rows_L, frames_L)
+
+
+def leaving(tables: Tables, frames_L: Tensor, old_L: Tensor) -> Tensor:
+    """Returns which rows were updated in their frames, bool [L]."""
+    changed_R = tables[0].levels[0].changed_R
+    assert changed_R is not None
+    return (old_L >= 0) & (changed_R[frames_L] > 0)
+
+
+def _copy_rows(table: Table, from_U: Tensor, to_U: Tensor) -> None:
+    """The record in slot from_u to slot to_u; what is rounded takes the number of its last update."""
     first = 0
     for level in table.levels:
         here_U = (from_U >= first) & (from_U < first + level.count)
@@ -109,14 +128,14 @@ def copy_rows(tables: Tables, from_U: Tensor, to_U: Tensor) -> None:
         first += level.count
 
 
-def _update_level(table: Table, level: Rows, rows_V: Tensor, grad_VD: Tensor, lr: Tensor, n: int) -> None:
+def _update_level(table: Table, level: Rows, rows_V: Tensor, grad_VD: Tensor, lr: Tensor, n: Tensor | int) -> None:
     state = {name: tensor[rows_V] for name, tensor in level.state.items()}
     state = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in state.items()}
     values_VD = level.format.exact({name: tensor[rows_V] for name, tensor in level.payload.items()}, table.dim)
     values_VD, state = regularized_update(table.rule, values_VD, state, grad_VD, lr)
     _write(table, level, rows_V, values_VD, state, n)
     if level.changed_R is not None:
-        level.changed_R[rows_V] = n
+        level.changed_R[rows_V] = torch.as_tensor(n, dtype=torch.int32, device=rows_V.device)
 
 
 def _write(
@@ -137,9 +156,11 @@ def _write(
         tensor[rows_V] = new
 
 
-def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: int) -> None:
+def fused_update(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int, block: int | None = None
+) -> None:
     """`row_gradients` of slots, then `update_rows`."""
-    update_rows(tables, _summed(tables, grads, bags, [table.slots for table in tables]), lr_T, n)
+    update_rows(tables, _summed(tables, grads, bags, [table.slots for table in tables], block), lr_T, n)
 
 
 def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -> Tensor:
@@ -152,24 +173,13 @@ def count_outside(slots_N: Tensor, bounds: Sequence[int], rows: Sequence[int]) -
 
 
 class _Part:
-    """One feature's share of a batch; checks slots and offsets, except on a GPU, which it would stall."""
+    """One feature's share of a batch."""
 
-    def __init__(self, bags: Bags, f: Lookup, number: int, rows: int) -> None:
+    def __init__(self, bags: Bags, f: Lookup) -> None:
         low, high = bags.bounds[f.key], bags.bounds[f.key + 1]
-        first = sum(bags.bags[: f.key])
-        offsets_B1 = bags.offsets_B1[first : first + bags.bags[f.key] + 1]
         self.slots_N = bags.slots_N[low:high].long()
         self.weights_N = None if bags.weights_N is None else bags.weights_N[low:high]
-        lengths_B = offsets_B1.diff()
-        if not self.slots_N.is_cuda:
-            if f.pooling != "none" and not (offsets_B1[0] == low and offsets_B1[-1] == high and (lengths_B >= 0).all()):
-                raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
-            bad = ((self.slots_N < 0) | (self.slots_N >= rows)).nonzero()
-            if len(bad):
-                slot, place = int(self.slots_N[bad[0]]), f"position {int(bad[0])} of feature {number}"
-                raise UserError(f"slot {slot} at {place} is outside [0, {rows}) of table {f.table}")
-            if f.inverse >= 0 and not _within(bags.inverses[f.inverse], bags.bags[f.key]):
-                raise UserError(f"inverse_B: an index is outside [0, {bags.bags[f.key]})")
+        lengths_B = _offsets(bags, f).diff()
         if f.pooling == "none":
             lengths_B = torch.ones_like(self.slots_N)
         count = torch.arange(lengths_B.numel(), device=lengths_B.device)
@@ -183,13 +193,12 @@ def _values(table: Table, slots_N: Tensor) -> Tensor:
     """The values of rows, float32 [N, D]."""
     if len(table.levels) == 1:
         return _decoded(table, table.levels[0], slots_N)
-    places, parts, first = [], [], 0
+    values_ND, first = _decoded(table, table.levels[0], slots_N[:0]).new_empty(slots_N.numel(), table.dim), 0
     for level in table.levels:
-        here_N = ((slots_N >= first) & (slots_N < first + level.count)).nonzero()[:, 0]
-        places.append(here_N)
-        parts.append(_decoded(table, level, slots_N[here_N] - first))
+        here_N = (slots_N >= first) & (slots_N < first + level.count)
+        values_ND[here_N] = _decoded(table, level, slots_N[here_N] - first)
         first += level.count
-    return torch.cat(parts)[torch.cat(places).argsort()]
+    return values_ND
 
 
 def _decoded(table: Table, level: Rows, rows_N: Tensor) -> Tensor:
@@ -202,8 +211,15 @@ def _none(tables: Tables) -> Tensor:
     return _decoded(tables[0], level, level.touched_R.new_empty(0, dtype=torch.int64))
 
 
-def _features(tables: Tables, bags: Bags, limits: Sequence[int]) -> list[tuple[Lookup, _Part]]:
-    """Every feature, all checked before anything is done with one. limits: of each table, its slots or its rows."""
+def check(tables: Tables, bags: Bags, limits: Sequence[int], grads: Sequence[Tensor] | None = None) -> None:
+    """Refuse a batch that does not fit, except what only a GPU knows: asking would stall it.
+
+    Args:
+        tables: T tables.
+        bags: a batch.
+        limits: of each table, its slots or its rows.
+        grads: the gradients of its outputs.
+    """
     keys, N = len(bags.bags), bags.slots_N.numel()
     if len(bags.bounds) != keys + 1 or (bags.weights_N is not None and bags.weights_N.numel() != N):
         raise UserError(
@@ -217,27 +233,66 @@ def _features(tables: Tables, bags: Bags, limits: Sequence[int]) -> list[tuple[L
     ends = bags.offsets_B1[[0, -1]].tolist() if not bags.offsets_B1.is_cuda else [0, bags.slots_N.numel()]
     if ends != [0, bags.slots_N.numel()] or sum(bags.bags) != bags.offsets_B1.numel() - 1:
         raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
-    return [(f, _Part(bags, f, i, limits[f.table])) for i, f in enumerate(bags.lookups)]
+    for i, f in enumerate(bags.lookups):
+        if not bags.slots_N.is_cuda:
+            _check_feature(bags, f, i, limits[f.table])
+    if grads is not None:
+        shapes = bags.outputs([table.dim for table in tables])
+        if [tuple(grad.shape) for grad in grads] != shapes:
+            raise UserError(f"grads: expected shapes {shapes}, got {[tuple(grad.shape) for grad in grads]}")
 
 
-def _stored_gradients(grads: Sequence[Tensor], bags: Bags, f: Lookup, table: Table, part: _Part) -> Tensor:
+def check_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Refuse rows that do not ascend within their table, except on a GPU."""
+    for table, (rows_U, _) in zip(tables, gradients, strict=True):
+        if not rows_U.is_cuda and not (_within(rows_U, table.slots) and (rows_U.diff() > 0).all()):
+            raise UserError(f"rows_U must ascend within [0, {table.slots})")
+
+
+def _check_feature(bags: Bags, f: Lookup, number: int, rows: int) -> None:
+    low, high = bags.bounds[f.key], bags.bounds[f.key + 1]
+    offsets_B1, slots_N = _offsets(bags, f), bags.slots_N[low:high].long()
+    rise = offsets_B1[0] == low and offsets_B1[-1] == high and (offsets_B1.diff() >= 0).all()
+    if f.pooling != "none" and not rise:
+        raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
+    bad = ((slots_N < 0) | (slots_N >= rows)).nonzero()
+    if len(bad):
+        slot, place = int(slots_N[bad[0]]), f"position {int(bad[0])} of feature {number}"
+        raise UserError(f"slot {slot} at {place} is outside [0, {rows}) of table {f.table}")
+    if f.inverse >= 0 and not _within(bags.inverses[f.inverse], bags.bags[f.key]):
+        raise UserError(f"inverse_B: an index is outside [0, {bags.bags[f.key]})")
+
+
+def _offsets(bags: Bags, f: Lookup) -> Tensor:
+    first = sum(bags.bags[: f.key])
+    return bags.offsets_B1[first : first + bags.bags[f.key] + 1]
+
+
+def _stored_gradients(grads: Sequence[Tensor], bags: Bags, f: Lookup, table: Table, block: int | None) -> Tensor:
     """The gradients of a feature's bags: those of its samples, summed over the samples that share a bag."""
     grad_BD = grads[f.output][:, f.column : f.column + table.dim]
-    return grad_BD if f.inverse < 0 else _sum_rows(grad_BD, bags.inverses[f.inverse], bags.bags[f.key])
-
-
-def _check_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> None:
-    shapes = bags.outputs([table.dim for table in tables])
-    if [tuple(grad.shape) for grad in grads] != shapes:
-        raise UserError(f"grads: expected shapes {shapes}, got {[tuple(grad.shape) for grad in grads]}")
+    return grad_BD if f.inverse < 0 else _sum_rows(grad_BD, bags.inverses[f.inverse], bags.bags[f.key], block)
 
 
 def _within(index: Tensor, size: int) -> bool:
     return bool(((index >= 0) & (index < size)).all())
 
 
-def _sum_rows(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
+def _sum_rows(values_ND: Tensor, index_N: Tensor, count: int, block: int | None = None) -> Tensor:
+    if block is not None:
+        pairs_P, pair_N = _blocks(index_N, count, block)
+        return _sum_rows(_sum_rows(values_ND, pair_N, pairs_P.shape[0]), pairs_P[:, 0], count)
     out = values_ND.new_zeros(count, values_ND.shape[1])
     if values_ND.is_cuda:  # here index_add_ adds in the order in which threads arrive, index_put_ in a fixed one
         return out.index_put_((index_N,), values_ND, accumulate=True)
     return out.index_add_(0, index_N, values_ND)
+
+
+def _blocks(index_N: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
+    """The pairs (row, its block) in order, [P, 2], and the pair of each value when a row's values come in blocks."""
+    sorted_N, order_N = index_N.sort(stable=True)
+    first_C = torch.searchsorted(sorted_N, torch.arange(count, device=index_N.device))
+    turn_N = torch.empty_like(index_N)
+    turn_N[order_N] = torch.arange(index_N.numel(), device=index_N.device) - first_C[sorted_N]
+    pairs_P, pair_N = torch.stack([index_N, turn_N // block], 1).unique(dim=0, return_inverse=True)
+    return pairs_P, pair_N

@@ -1,7 +1,8 @@
 """How a row is stored. One file per format: its `Config` is the format, and `encode` and `decode` its definition.
 
-To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too. Without it, tables of
-this format run on the reference kernels. They round with `kernels.rounding`.
+To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too, and to the Triton in
+embedding_bag/gpu: a name in `CODECS` (groups.py) and branches of `load_row` and `store_row` (codecs.py). Without a name
+in `RowFormat.cpp`, tables of this format run on the reference kernels. They round with `kernels.rounding`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class RowFormat(Protocol):
         ...
 
     def cpp(self) -> str | None:
-        """Returns the name of the C++ codec, if there is one."""
+        """Returns the name of the codec in C++ and Triton, if there is one."""
         ...
 
 

@@ -55,7 +55,8 @@ class Frames:
 class Moves:
     """What enters with a batch: rows_L into frames_L, int64 [L], where old_L was before, -1 for none, in any order.
 
-    hits, unique: how many of the batch's different rows were in before, and how many there are.
+    hits, unique: how many of the batch's different rows were in before, and how many there are. slots_N: where the rows
+    of the batch are afterwards, see `slots_of`.
     """
 
     frames_L: Tensor
@@ -63,6 +64,7 @@ class Moves:
     old_L: Tensor
     hits: int
     unique: int
+    slots_N: Tensor
 
 
 def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int, *, impl: Impl = "auto") -> Moves:

@@ -17,10 +17,10 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
     if frames.counts_R.numel() and batch % AGING == 0:
         frames.counts_R.bitwise_right_shift_(1)
     known = (frames.tags_F, frames.stamps_F, frames.counts_R, rows_N.contiguous())
-    moves_L3, found_2 = ops.row_cache_admit(*known, frames.rows, frames.multiplier, batch, evictable)
-    frames_L, rows_L, old_L = moves_L3.t().contiguous()
+    made = ops.row_cache_admit(*known, frames.rows, frames.multiplier, batch, evictable)
+    frames_L, rows_L, old_L, slots_N, found_2 = made
     hits, unique = found_2.tolist()
-    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=unique)
+    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=unique, slots_N=slots_N)
 
 
 def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 #include "../cpu.h"
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -25,6 +26,7 @@ typedef int32_t Eight __attribute__((vector_size(32)));
 struct Ways {
   Eight v[kVectors];
 };
+#define EACH(k) _Pragma("GCC unroll 4") for (int64_t k = 0; k < kVectors; ++k)
 
 INLINE Ways load(const int32_t* from) {
   Ways w;
@@ -38,14 +40,26 @@ INLINE Eight chosen(const Eight& mask, const Eight& one, const Eight& other) { r
 INLINE int32_t least(const Ways& of, const Ways& may) {
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   Eight most = Eight{} + kMost, found = most;
-  for (int64_t k = 0; k < kVectors; ++k) {
+  EACH(k) {
     const Eight taken = chosen(may.v[k], of.v[k], most);
     found = chosen(taken < found, taken, found);
   }
-  int32_t lanes[8], least = kMost;
+  typedef int32_t Four __attribute__((vector_size(16)));
+  Four halves[2];
+  __builtin_memcpy(halves, &found, sizeof found);
+  const Four mask = halves[0] < halves[1], half = (mask & halves[0]) | (~mask & halves[1]);
+  return std::min(std::min(half[0], half[1]), std::min(half[2], half[3]));
+}
+
+// The way with a number that no other has, or -1.
+INLINE int64_t way_of(const Ways& ways, int32_t number) {
+  const Eight place{1, 2, 3, 4, 5, 6, 7, 8};
+  Eight found{};
+  EACH(k) found |= (ways.v[k] == number) & (place + static_cast<int32_t>(8 * k));
+  int64_t lanes[4];
   __builtin_memcpy(lanes, &found, sizeof found);
-  for (int32_t lane : lanes) least = lane < least ? lane : least;
-  return least;
+  const int64_t both = lanes[0] | lanes[1] | lanes[2] | lanes[3];
+  return ((both | both >> 32) & 0xff) - 1;
 }
 
 // Remainders of numbers below 2^63, without a division.
@@ -78,19 +92,16 @@ struct Cache {
   INLINE int64_t set_of(int64_t row) const { return of_sets.remainder(all.remainder(row * multiplier)); }
   // The row's frame in a set, or -1.
   INLINE int64_t find(int64_t row, int64_t set) const {
-    const Ways ways = load(tags + set * kWays);
-    Eight place{1, 2, 3, 4, 5, 6, 7, 8}, found{};
-    for (int64_t k = 0; k < kVectors; ++k, place += 8) found |= (ways.v[k] == static_cast<int32_t>(row)) & place;
-    int64_t lanes[4];
-    __builtin_memcpy(lanes, &found, sizeof found);
-    const int64_t both = lanes[0] | lanes[1] | lanes[2] | lanes[3], way = (both | both >> 32) & 0xff;
-    return way ? set * kWays + way - 1 : -1;
+    const int64_t way = way_of(load(tags + set * kWays), static_cast<int32_t>(row));
+    return way < 0 ? -1 : set * kWays + way;
   }
 };
 
+// Where the rows [begin, end) are. again: it is asked only for those that were out.
 template <class Row>
-FOR_PROCESSORS void slots(const Cache& cache, const Row* rows, int64_t begin, int64_t end, int64_t* to) {
+FOR_PROCESSORS void slots(const Cache& cache, const Row* rows, int64_t begin, int64_t end, bool again, int64_t* to) {
   for (int64_t n = begin; n < end; ++n) {
+    if (again && to[n] < cache.frames) continue;
     const int64_t frame = cache.find(rows[n], cache.set_of(rows[n]));
     to[n] = frame < 0 ? cache.frames + rows[n] : frame;
   }
@@ -121,7 +132,7 @@ Tensor row_cache_slots(const Tensor& tags_F, const Tensor& rows_N, int64_t rows,
   int64_t* to = static_cast<int64_t*>(slots_N.data_ptr());
   with_rows(rows_N, rows, [&](const auto* from) {
     const int64_t team = std::max<int64_t>(1, std::min(team_for(N * 8), N));
-    parallel(team, [&](int64_t c) { slots(cache, from, N * c / team, N * (c + 1) / team, to); });
+    parallel(team, [&](int64_t c) { slots(cache, from, N * c / team, N * (c + 1) / team, false, to); });
   });
   return slots_N;
 }
@@ -137,16 +148,19 @@ struct Use {
 };
 
 // Stamps the rows [begin, end) that are in, and counts each once. Returns how many; those that are out go to `missing`,
-// behind the number of their set.
+// behind the number of their set, some of them more than once.
 template <class Row>
-FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows, int64_t begin, int64_t end,
-                             std::vector<uint64_t>& missing) {
+FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows, const int64_t* slots, int64_t begin,
+                             int64_t end, std::vector<uint64_t>& missing) {
   int64_t hits = 0;
   for (int64_t n = begin; n < end; ++n) {
-    const int64_t set = cache.set_of(rows[n]), frame = cache.find(rows[n], set);
-    if (frame < 0) {
-      missing.push_back(static_cast<uint64_t>(set) << 32 | static_cast<uint32_t>(rows[n]));
-    } else if (__atomic_exchange_n(use.stamps + frame, use.batch, __ATOMIC_RELAXED) != use.batch) {
+    if (slots[n] >= cache.frames) {
+      missing.push_back(static_cast<uint64_t>(cache.set_of(rows[n])) << 32 | static_cast<uint32_t>(rows[n]));
+      continue;
+    }
+    int32_t* const at = use.stamps + slots[n];
+    if (__atomic_load_n(at, __ATOMIC_RELAXED) != use.batch &&
+        __atomic_exchange_n(at, use.batch, __ATOMIC_RELAXED) != use.batch) {
       use.count(rows[n]);  // no other thread was first
       ++hits;
     }
@@ -154,43 +168,71 @@ FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows
   return hits;
 }
 
-// Where a row that is out shall enter its set, or -1.
-INLINE int64_t way_for(const Cache& cache, const Use& use, int64_t row, int64_t set) {
-  const int64_t first = set * kWays;
-  const Ways tags = load(cache.tags + first), stamps = load(use.stamps + first);
-  Ways rank = stamps, may;
-  for (int64_t k = 0; k < kVectors; ++k) may.v[k] = stamps.v[k] <= use.evictable;
-  Ways free;
-  for (int64_t k = 0; k < kVectors; ++k) free.v[k] = tags.v[k] < 0;
-  if (least(tags, free) < 0) return std::find(cache.tags + first, cache.tags + first + kWays, -1) - cache.tags;
-  if (use.counts) {
-    int32_t counts[kWays];
-    for (int64_t way = 0; way < kWays; ++way) counts[way] = use.counts[cache.tags[first + way]];
-    rank = load(counts);
-  }
-  // the least rank of those that may leave, then the least stamp, then the least row
-  const int32_t of_victim = least(rank, may);
-  if (of_victim == std::numeric_limits<int32_t>::max() || (use.counts && use.counts[row] <= of_victim)) return -1;
-  for (int64_t k = 0; k < kVectors; ++k) may.v[k] &= rank.v[k] == of_victim;
-  const int32_t stamp = least(stamps, may);
-  for (int64_t k = 0; k < kVectors; ++k) may.v[k] &= stamps.v[k] == stamp;
-  return cache.find(least(tags, may), set);
-}
+// A set while rows enter it.
+struct Set {
+  int32_t *const tags, *const stamps;
+  int64_t free;        // ways
+  bool known = false;  // whether these two are
+  int32_t least;       // the least rank of those that may leave
+  Ways may;            // those of this rank that may leave
 
-// Lets rows into some sets, each set's in ascending order. `missing` holds them behind the number of their set, some of
-// them more than once. Returns how many there are.
+  INLINE Set(const Cache& cache, const Use& use, int64_t first)
+      : tags(cache.tags + first), stamps(use.stamps + first), free(0) {
+    for (int64_t way = 0; way < kWays; ++way) free += tags[way] < 0;
+  }
+
+  INLINE void look(const Use& use) {
+    const Ways of = load(stamps);
+    Ways ranks = of;
+    if (use.counts) {
+      int32_t counts[kWays];
+      for (int64_t way = 0; way < kWays; ++way) counts[way] = use.counts[tags[way]];
+      ranks = load(counts);
+    }
+    EACH(k) may.v[k] = of.v[k] <= use.evictable;
+    least = sparrow::least(ranks, may);
+    EACH(k) may.v[k] &= ranks.v[k] == least;
+    known = true;
+  }
+
+  // The way where a row that is out shall enter, or -1: of the least rank the least stamp, of those the least row.
+  INLINE int64_t way_for(const Use& use, int64_t row) {
+    if (free) return std::find(tags, tags + kWays, -1) - tags;
+    if (!known) look(use);
+    if (least == std::numeric_limits<int32_t>::max() || (use.counts && use.counts[row] <= least)) return -1;
+    const Ways of = load(stamps), in = load(tags);
+    const int32_t stamp = sparrow::least(of, may);
+    Ways those;
+    EACH(k) those.v[k] = may.v[k] & (of.v[k] == stamp);
+    return way_of(in, sparrow::least(in, those));
+  }
+
+  INLINE void enter(const Use& use, int64_t way, int64_t row) {
+    tags[way] = static_cast<int32_t>(row);
+    stamps[way] = use.batch;
+    free -= free > 0;
+    known = false;
+  }
+};
+
+// For each row that enters the frame, the row, and the row that was there.
+using Moves = std::array<std::vector<int64_t>, 3>;
+
+// Lets the missing rows of some sets in, each set's in ascending order. Returns how many different ones there are.
 FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vector<std::vector<uint64_t>>& missing,
-                             uint64_t first, uint64_t last, std::vector<int64_t>& moves) {
+                             uint64_t first, uint64_t last, Moves& moves) {
   std::vector<int64_t> ends(last - first + 1);
-  for (const auto& part : missing)
-    for (uint64_t key : part)
-      if (key >> 32 >= first && key >> 32 < last) ++ends[(key >> 32) - first + 1];
+  const auto each = [&](const auto& f) {
+    for (const auto& part : missing)
+      for (uint64_t key : part)
+        if (key >> 32 >= first && key >> 32 < last) f((key >> 32) - first, key);
+  };
+  each([&](uint64_t set, uint64_t) { ++ends[set + 1]; });
   for (size_t set = 1; set < ends.size(); ++set) ends[set] += ends[set - 1];
   std::vector<uint32_t> rows(ends.back());
+  for (auto& numbers : moves) numbers.reserve(rows.size());
   std::vector<int64_t> at(ends);
-  for (const auto& part : missing)
-    for (uint64_t key : part)
-      if (key >> 32 >= first && key >> 32 < last) rows[at[(key >> 32) - first]++] = static_cast<uint32_t>(key);
+  each([&](uint64_t set, uint64_t key) { rows[at[set]++] = static_cast<uint32_t>(key); });
   int64_t unique = 0;
   for (uint64_t set = first; set < last; ++set) {
     const auto begin = rows.begin() + ends[set - first], end = rows.begin() + ends[set - first + 1];
@@ -198,12 +240,15 @@ FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vect
     const auto stop = std::unique(begin, end);
     unique += stop - begin;
     for (auto row = begin; row < stop; ++row) use.count(*row);
+    if (begin == stop) continue;
+    Set ways(cache, use, set * kWays);
     for (auto row = begin; row < stop; ++row) {
-      const int64_t frame = way_for(cache, use, *row, set);
-      if (frame < 0) continue;
-      moves.insert(moves.end(), {frame, *row, cache.tags[frame]});
-      cache.tags[frame] = static_cast<int32_t>(*row);
-      use.stamps[frame] = use.batch;
+      const int64_t way = ways.way_for(use, *row);
+      if (way < 0) continue;
+      moves[0].push_back(set * kWays + way);
+      moves[1].push_back(*row);
+      moves[2].push_back(ways.tags[way]);
+      ways.enter(use, way, *row);
     }
   }
   return unique;
@@ -220,27 +265,42 @@ std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor count
                 static_cast<int32_t>(std::max<int64_t>(evictable, -1))};
   const int64_t N = rows_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
   std::vector<std::vector<uint64_t>> missing(team);
-  std::vector<std::vector<int64_t>> moves(team);
+  std::vector<Moves> moves(team);
   std::vector<int64_t> hits(team), unique(team);
+  Tensor slots_N = empty({N}, ScalarType::Long);
+  int64_t* const places = static_cast<int64_t*>(slots_N.data_ptr());
   with_rows(rows_N, rows, [&](const auto* from) {
-    parallel(team, [&](int64_t c) { hits[c] = stamp(cache, use, from, N * c / team, N * (c + 1) / team, missing[c]); });
+    parallel(team, [&](int64_t c) {  // in two loops: whether a row is in cannot be foretold
+      const int64_t begin = N * c / team, end = N * (c + 1) / team;
+      slots(cache, from, begin, end, false, places);
+      hits[c] = stamp(cache, use, from, places, begin, end, missing[c]);
+    });
   });
   parallel(team, [&](int64_t c) {  // each with sets of its own
     unique[c] = enter(cache, use, missing, cache.sets * c / team, cache.sets * (c + 1) / team, moves[c]);
   });
+  with_rows(rows_N, rows, [&](const auto* from) {
+    parallel(team, [&](int64_t c) { slots(cache, from, N * c / team, N * (c + 1) / team, true, places); });
+  });
   int64_t total = 0, found[2] = {0, 0};
   for (int64_t c = 0; c < team; ++c) {
-    total += static_cast<int64_t>(moves[c].size());
+    total += static_cast<int64_t>(moves[c][0].size());
     found[0] += hits[c];
     found[1] += hits[c] + unique[c];
   }
-  Tensor moves_L3 = empty({total / 3, 3}, ScalarType::Long), found_2 = empty({2}, ScalarType::Long);
-  int64_t* to = static_cast<int64_t*>(moves_L3.data_ptr());
-  for (const auto& part : moves) to = std::copy(part.begin(), part.end(), to);
-  std::copy(found, found + 2, static_cast<int64_t*>(found_2.data_ptr()));
-  return {moves_L3, found_2};
+  std::vector<Tensor> made;
+  for (int64_t number = 0; number < 3; ++number) {
+    made.push_back(empty({total}, ScalarType::Long));
+    int64_t* to = static_cast<int64_t*>(made.back().data_ptr());
+    for (const auto& part : moves) to = std::copy(part[number].begin(), part[number].end(), to);
+  }
+  made.push_back(slots_N);
+  made.push_back(empty({2}, ScalarType::Long));
+  std::copy(found, found + 2, static_cast<int64_t*>(made.back().data_ptr()));
+  return made;
 }
 
+#undef EACH
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {

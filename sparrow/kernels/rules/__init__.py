@@ -1,8 +1,9 @@
 """How a row learns. One file per rule: its `Config` is the rule, and `update` its definition.
 
 To add a rule, add its file here. For speed add it to the C++ in embedding_bag/cpu too: a `RuleKind` (loop_types.h), a
-row of `known` (arguments.cpp), a function and its `case` in `apply` (loops.h). Without these it runs with
-impl="reference". What rules share is in `_shared.py`.
+row of `known` (arguments.cpp), a function and its `case` in `apply` (loops.h). For a GPU add it to embedding_bag/gpu: a
+name in `RULES` (groups.py) and its branch of `apply_rule` (rules.py). Without these it runs with impl="reference". What
+rules share is in `_shared.py`.
 """
 
 from __future__ import annotations

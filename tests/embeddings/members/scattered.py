@@ -40,8 +40,8 @@ class Scattered(nn.Module):
     def slots_of(self, rows_N: Tensor) -> Tensor:
         return self.slots_R[rows_N]
 
-    def admit(self, rows_N: Tensor, table: Table) -> None:
-        pass
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        return self.slots_of(rows_N)
 
     def settle(self) -> None:
         pass

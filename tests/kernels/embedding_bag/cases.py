@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,13 +13,21 @@ import torch
 from torch import Tensor
 
 from sparrow.core.config import Family
-from sparrow.kernels import Impl, embedding_bag, missing
-from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables, fp32_table
+from sparrow.kernels import Impl, embedding_bag, missing, missing_triton
+from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Pooling, Rows, Table, Tables, fp32_table, reference
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import Regularization, RowRule, init_state
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
-IMPLS = ["reference", pytest.param("cpp", marks=built)]
+no_triton = missing_triton(torch.device("cpu"))
+interpreted = pytest.mark.skipif(bool(no_triton), reason=no_triton)
+IMPLS = ["reference", pytest.param("cpp", marks=built), pytest.param("triton", marks=interpreted)]
+no_gpu = "" if torch.cuda.is_available() else "there is no GPU here"
+TRITON = [  # where the Triton kernels run: in the interpreter, and for `pytest -m gpu` on a GPU
+    pytest.param("cpu", marks=interpreted, id="interpreted"),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(no_gpu), reason=no_gpu)], id="gpu"),
+]
+TRITON_BLOCK = 128  # gradients that these kernels sum at a time
 EXTRAS = {
     "plain": Regularization(),
     "l2": Regularization(weight_decay=0.2),
@@ -128,6 +137,21 @@ class Call:
         levels = [tuple(_cloned(x) for x in t.levels) for t in self.tables]
         return replace(self, tables=Tables(replace(t, levels=x) for t, x in zip(self.tables, levels, strict=True)))
 
+    def to(self, device: str) -> Call:
+        """With all tensors on a device; itself if they are there."""
+        if self.bags.slots_N.device.type == device:
+            return self
+        bags = replace(
+            self.bags,
+            slots_N=self.bags.slots_N.to(device),
+            offsets_B1=self.bags.offsets_B1.to(device),
+            weights_N=None if self.bags.weights_N is None else self.bags.weights_N.to(device),
+            inverses=[inverse.to(device) for inverse in self.bags.inverses],
+        )
+        levels = [tuple(_cloned(level, device) for level in table.levels) for table in self.tables]
+        tables = Tables(replace(t, levels=x) for t, x in zip(self.tables, levels, strict=True))
+        return Call(tables, bags, [grad.to(device) for grad in self.grads], self.lr_T.to(device))
+
     def content(self) -> dict[str, Tensor]:
         """What is in the tables."""
         found = {}
@@ -138,9 +162,11 @@ class Call:
         return found
 
 
-def _cloned(rows: Rows) -> Rows:
-    payload, state = ({name: t.clone() for name, t in of.items()} for of in (rows.payload, rows.state))
-    return Rows(format=rows.format, payload=payload, touched_R=rows.touched_R.clone(), state=state)
+def _cloned(rows: Rows, device: str | None = None) -> Rows:
+    payload, state = ({k: t.clone().to(device or t.device) for k, t in of.items()} for of in (rows.payload, rows.state))
+    changed_R = None if rows.changed_R is None else rows.changed_R.clone().to(device or rows.changed_R.device)
+    touched_R = rows.touched_R.clone().to(device or rows.touched_R.device)
+    return Rows(format=rows.format, payload=payload, touched_R=touched_R, state=state, changed_R=changed_R)
 
 
 def build(
@@ -229,24 +255,44 @@ def spread(tensor: Tensor) -> Tensor:
     return tensor.repeat_interleave(2)[::2]
 
 
-def looked_up(call: Call, impl: Impl) -> dict[str, Tensor]:
-    """What an implementation must return to the bit."""
+def looked_up(call: Call, impl: Impl, *, block: int | None = None) -> dict[str, Tensor]:
+    """What an implementation must return to the bit. block: of the reference's sums."""
     found = {f"output {i}": out for i, out in enumerate(embedding_bag.lookup(call.tables, call.bags, impl=impl))}
-    for t, (rows_U, grad_UD) in enumerate(embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl)):
-        found |= {f"rows of table {t}": rows_U, f"gradients of table {t}": grad_UD}
-    return found
-
-
-def updated(call: Call, impl: Impl, *, fused: bool = True) -> dict[str, Tensor]:
-    """What is in the tables after an update of a copy; also the gradients of the weights."""
-    call = call.copied()
-    grad_N = embedding_bag.weight_gradients(call.tables, call.grads, call.bags, impl=impl)
-    if fused:
-        embedding_bag.fused_update(call.tables, call.grads, call.bags, call.lr_T, impl=impl)
+    if block is None:
+        gradients = embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl)
     else:
+        gradients = reference.row_gradients(call.tables, call.grads, call.bags, block)
+    for t, (rows_U, grad_UD) in enumerate(gradients):
+        found |= {f"rows of table {t}": rows_U, f"gradients of table {t}": grad_UD}
+    return {name: tensor.cpu() for name, tensor in found.items()}
+
+
+def updated(
+    call: Call, impl: Impl, *, fused: bool = True, n: int | Tensor = 0, block: int | None = None
+) -> dict[str, Tensor]:
+    """What is in the tables after an update of a copy; also the gradients of the weights. block: of its sums."""
+    call = call.copied()
+    if block is not None:
+        grad_N = reference.weight_gradients(call.tables, call.grads, call.bags, block)
+        reference.fused_update(call.tables, call.grads, call.bags, call.lr_T, n, block)
+    elif fused:
+        grad_N = embedding_bag.weight_gradients(call.tables, call.grads, call.bags, impl=impl)
+        embedding_bag.fused_update(call.tables, call.grads, call.bags, call.lr_T, n, impl=impl)
+    else:
+        grad_N = embedding_bag.weight_gradients(call.tables, call.grads, call.bags, impl=impl)
         found = embedding_bag.row_gradients(call.tables, call.grads, call.bags, impl=impl)
-        embedding_bag.update_rows(call.tables, found, call.lr_T, impl=impl)
-    return {"gradients of weights_N": grad_N, **call.content()}
+        embedding_bag.update_rows(call.tables, found, call.lr_T, n, impl=impl)
+    content = {name: tensor.cpu() for name, tensor in call.content().items()}
+    return {"gradients of weights_N": grad_N.cpu(), **content}
+
+
+def cell(shape: str, dim: int, rule: str) -> tuple[Call, str, int]:
+    """One cell of the matrix, its name and its number; what is not named in it varies with its number."""
+    n = random.Random(f"{shape} {dim} {rule}").randrange(36)
+    dims = [DIMS[(DIMS.index(dim) + 5 * t) % len(DIMS)] for t in range(len(SHAPES[shape].rows))]
+    levels, dtype, apart = 1 + n % 3, (torch.int64, torch.int32)[n // 3 % 2], ("", "columns", "rows")[n // 6 % 3]
+    call = build(SHAPES[shape], dims, RULES[rule], seed=n, levels=levels, dtype=dtype, apart=apart)
+    return call, f"{shape}, dim {dim}, {rule}, {levels} levels, {dtype}, {apart}", n
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:

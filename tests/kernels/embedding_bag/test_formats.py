@@ -7,20 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparrow.core.config import Family
 from sparrow.kernels import embedding_bag
-from sparrow.kernels.embedding_bag import Tables, bags_of
+from sparrow.kernels.embedding_bag import Rows, Tables, bags_of
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from tests.kernels.embedding_bag.cases import (
     DIMS,
+    IMPLS,
     RULES,
     SHAPES,
     Shape,
     assert_same,
     build,
     built,
+    interpreted,
     looked_up,
     updated,
 )
@@ -39,33 +42,38 @@ def every_format() -> dict[str, RowFormat]:
 
 
 FORMATS = every_format()
+FAST = [  # test_triton.py has the quick tests of the latter
+    pytest.param("cpp", marks=built),
+    pytest.param("triton", marks=[interpreted, pytest.mark.slow]),
+]
+each_fast = pytest.mark.parametrize("impl", FAST)
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=list(FORMATS))
 
 
-@built
+@each_fast
 @each_format
 @pytest.mark.parametrize(
     "dim",
     [dim if dim in (1, 2, 5, 8, 17, 33, 64, 129, 256) else pytest.param(dim, marks=pytest.mark.slow) for dim in DIMS],
 )
-def test_every_dim(dim: int, format: RowFormat) -> None:
+def test_every_dim(dim: int, format: RowFormat, impl: Any) -> None:
     call = build(SHAPES["everything"], [dim] * 3, sgd.Config(lr=0.1), format=format, levels=2)
-    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), f"dim {dim}")
+    assert_same(looked_up(call, impl), looked_up(call, "reference"), f"dim {dim}")
     for fused in (True, False):
-        found, expected = updated(call, "cpp", fused=fused), updated(call, "reference", fused=fused)
+        found, expected = updated(call, impl, fused=fused), updated(call, "reference", fused=fused)
         torch.testing.assert_close(found.pop("gradients of weights_N"), expected.pop("gradients of weights_N"))
         assert_same(found, expected, f"dim {dim}")
 
 
-@built
+@each_fast
 @each_format
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape(shape: str, format: RowFormat) -> None:
+def test_every_shape(shape: str, format: RowFormat, impl: Any) -> None:
     call = build(SHAPES[shape], [6, 20, 5], sgd.Config(lr=0.1), format=format)
-    assert_same(looked_up(call, "cpp"), looked_up(call, "reference"), shape)
+    assert_same(looked_up(call, impl), looked_up(call, "reference"), shape)
 
 
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_state_of_no_row(impl: Any) -> None:
     """As of a table that a batch does not use."""
     call = build(SHAPES["empty batch"], [6], adam.Config(), state=torch.bfloat16)
@@ -73,16 +81,16 @@ def test_state_of_no_row(impl: Any) -> None:
     assert_same({k: v for k, v in updated(call, impl).items() if k in before}, before, "nothing was looked up")
 
 
-@built
+@each_fast
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "rule", [rule if rule.endswith(("plain", "all")) else pytest.param(rule, marks=pytest.mark.slow) for rule in RULES]
 )
 @each_format
-def test_every_rule(format: RowFormat, rule: str, state: torch.dtype) -> None:
+def test_every_rule(format: RowFormat, rule: str, state: torch.dtype, impl: Any) -> None:
     """The kernels differ in the last bit before they round, so that a number in some thousands is rounded otherwise."""
     call = build(Shape(keys=([2] * 300,), rows=(200,)), [24], RULES[rule], format=format, state=state)
-    found, expected = (updated(call, impl) for impl in ("cpp", "reference"))
+    found, expected = (updated(call, which) for which in (impl, "reference"))
     step = {"fp16": 2**-9, "bf16": 2**-6, "split_bf16": 2**-6, "int8": 0.05, "int4": 0.8}.get(format.cpp() or "", 1e-5)
     for t, table in enumerate(call.tables):
         for values in (found, expected):
@@ -126,7 +134,7 @@ def test_every_processor(processor: str, format: RowFormat) -> None:
 
 
 @each_format
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat) -> None:
     call = build(Shape(keys=([1] * 4,), rows=(4,)), [9], sgd.Config(lr=0.1), format=format)
     grad_UD = torch.full((4, 9), 0.5)
@@ -143,7 +151,7 @@ def test_a_row_that_does_not_learn_keeps_its_bytes(impl: Any, format: RowFormat)
             assert after[name].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("impl", ["reference", pytest.param("cpp", marks=built)])
+@pytest.mark.parametrize("impl", IMPLS)
 def test_split_bf16_trains_as_fp32(impl: Any) -> None:
     """For equal gradients; what is looked up is the truncated half."""
     whole = build(SHAPES["several tables"], [16, 5, 40], rowwise_adagrad.Config(lr=0.1))
@@ -215,3 +223,50 @@ def test_wrong_rows_are_refused() -> None:
     level = replace(table.levels[0], format=fp32.Config())
     with pytest.raises(ValueError, match="weight_RD: expected a contiguous tensor"):
         embedding_bag.lookup(Tables([replace(table, levels=(level,))]), call.bags, impl="cpp")
+
+
+@built
+@each_format
+@pytest.mark.parametrize("dim", [1, 5, 16, 31, 64])
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: RowFormat) -> None:
+    """A row that leaves is rounded with the number of its own last update; a clean one is not written."""
+    for rule in (rowwise_adagrad.Config(), adam.Config()):
+        call = build(Shape(keys=([1] * 40,), rows=(200,)), [dim], rule, format=format, state=state)
+        (table,) = call.tables
+        random = torch.Generator().manual_seed(5)
+        frames = Rows(
+            format=fp32.Config(),
+            payload={"weight": torch.randn(64, dim, generator=random)},
+            state={n: torch.rand(64, *t.shape[1:], generator=random) for n, t in table.levels[0].state.items()},
+            touched_R=torch.randint(0, 2, (64,), dtype=torch.uint8, generator=random),
+            changed_R=torch.randint(0, 4, (64,), dtype=torch.int32, generator=random),
+        )
+        frames_L, rows_L = torch.randperm(64, generator=random)[:40], torch.randperm(200, generator=random)[:40]
+        others = torch.tensor(sorted(set(range(200)) - set(rows_L.tolist())))
+        old_L = torch.where(torch.arange(40) % 5 > 0, others[torch.randperm(160, generator=random)[:40]], -1)
+        found = []
+        for impl in ("cpp", "reference"):
+            levels = tuple(copied(level) for level in (frames, *table.levels))
+            made = Tables([replace(table, levels=levels)])
+            embedding_bag.replace_rows(made, frames_L, rows_L, old_L, impl=impl)  # type: ignore[arg-type]
+            found.append(levels)
+        for mine, its, before in zip(*found, (frames, *table.levels), strict=True):
+            for name, tensor in all_of(mine).items():
+                assert torch.equal(tensor, all_of(its)[name]), (name, rule)
+            assert not torch.equal(mine.touched_R, before.touched_R)
+        clean_R = old_L[(old_L >= 0) & (frames.changed_R[frames_L] == 0)]  # type: ignore[index]
+        assert len(clean_R)
+        for name, tensor in found[0][1].payload.items():
+            assert torch.equal(tensor[clean_R], table.levels[0].payload[name][clean_R])
+
+
+def all_of(level: Rows) -> dict[str, Tensor]:
+    found = {**level.payload, **level.state, "touched": level.touched_R}
+    return found if level.changed_R is None else {**found, "changed": level.changed_R}
+
+
+def copied(level: Rows) -> Rows:
+    own = {name: {n: t.clone() for n, t in getattr(level, name).items()} for name in ("payload", "state")}
+    changed_R = None if level.changed_R is None else level.changed_R.clone()
+    return replace(level, **own, touched_R=level.touched_R.clone(), changed_R=changed_R)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,8 +12,8 @@ from tests.kernels.embedding_bag.cases import (
     SHAPES,
     assert_close,
     assert_same,
-    build,
     built,
+    cell,
     looked_up,
     updated,
 )
@@ -27,12 +25,7 @@ def test_uninitialised_memory_is_poisoned() -> None:
 
 
 def check_cell(shape: str, dim: int, rule: str, processors: list[str]) -> None:
-    """One cell of the matrix; what is not named in it varies with its number."""
-    n = random.Random(f"{shape} {dim} {rule}").randrange(36)
-    dims = [DIMS[(DIMS.index(dim) + 5 * t) % len(DIMS)] for t in range(len(SHAPES[shape].rows))]
-    levels, dtype, apart = 1 + n % 3, (torch.int64, torch.int32)[n // 3 % 2], ("", "columns", "rows")[n // 6 % 3]
-    call = build(SHAPES[shape], dims, RULES[rule], seed=n, levels=levels, dtype=dtype, apart=apart)
-    what = f"{shape}, dim {dim}, {rule}, {levels} levels, {dtype}, {apart}"
+    call, what, n = cell(shape, dim, rule)
     exact, close = looked_up(call, "reference"), updated(call, "reference")
     assert all(tensor.isfinite().all() for tensor in (*exact.values(), *close.values())), what
     first: dict[str, Tensor] = {}

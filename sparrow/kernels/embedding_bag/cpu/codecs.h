@@ -60,6 +60,9 @@ INLINE I<W> widened(const H<W>& h) {
 #if LANES >= 8
   if constexpr (W == 8) return bits_as<I<W>>(_mm256_cvtepu16_epi32(bits_as<__m128i>(h)));
 #endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<I<W>>(_mm512_cvtepu16_epi32(bits_as<__m256i>(h)));
+#endif
   return converted<I<W>, W>(h);
 }
 
@@ -83,6 +86,9 @@ INLINE H<W> halves_of(const I<W>& i) {
     return bits_as<H<W>>(_mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
   }
 #endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<H<W>>(_mm512_cvtepi32_epi16(bits_as<__m512i>(i)));
+#endif
   return converted<H<W>, W>(i);
 }
 
@@ -94,6 +100,9 @@ INLINE B<W> bytes_of(const I<W>& i) {
     const __m128i all = bits_as<__m128i>(halves_of<W>(i));
     return bits_as<B<W>>(_mm_cvtsi128_si64(_mm_packus_epi16(all, all)));
   }
+#endif
+#if LANES == 16
+  if constexpr (W == 16) return bits_as<B<W>>(_mm512_cvtepi32_epi8(bits_as<__m512i>(i)));
 #endif
   return converted<B<W>, W>(converted<H<W>, W>(i));
 }
@@ -302,9 +311,10 @@ struct Noise {
   }
   template <int W>
   INLINE U<W> at(int64_t from) const {
-    static constexpr uint32_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    U<W> x = load_as<U<W>>(count) + static_cast<uint32_t>(column + from);
-    x = x * 0x9E3779B9u + low;
+    constexpr uint32_t G = 0x9E3779B9;
+    static constexpr uint32_t times[16] = {0,     1 * G, 2 * G,  3 * G,  4 * G,  5 * G,  6 * G,  7 * G,
+                                           8 * G, 9 * G, 10 * G, 11 * G, 12 * G, 13 * G, 14 * G, 15 * G};
+    U<W> x = load_as<U<W>>(times) + (static_cast<uint32_t>(column + from) * G + low);
     x = (x ^ x >> 16) * 0x21F0AAADu;
     x = x ^ high;
     x = (x ^ x >> 15) * 0x735A2D97u;
@@ -383,7 +393,6 @@ INLINE H<W> to_fp16(const V<W>& x, const Noise& noise, int64_t at) {
 
 // The least and the largest number of a row; zeros are positive.
 INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
-  low = high = row[0];
   const auto by = [&](auto lanes) {
     constexpr int W = decltype(lanes)::width;
     V<W> least = load<W>(row), most = least;
@@ -392,17 +401,10 @@ INLINE void ends(const float* row, int64_t dim, float& low, float& high) {
       least = v < least ? v : least;
       most = v > most ? v : most;
     });
-    float lows[W], highs[W];
-    store<W>(lows, least);
-    store<W>(highs, most);
-    for (int w = 0; w < W; ++w) {
-      low = lows[w] < low ? lows[w] : low;
-      high = highs[w] > high ? highs[w] : high;
-    }
+    low = folded<W>(least, [](const auto& a, const auto& b) { return a < b ? a : b; }) + 0.0f;
+    high = folded<W>(most, [](const auto& a, const auto& b) { return a > b ? a : b; }) + 0.0f;
   };
   dim >= LANES ? by(Lanes<LANES>{}) : by(Lanes<1>{});
-  low += 0.0f;
-  high += 0.0f;
 }
 
 INLINE uint16_t half_of(float x) { return to_fp16<1>(x, Noise(), 0); }
@@ -428,6 +430,18 @@ void encode_int8(const float* from, int64_t dim, uint8_t* to, const Noise& noise
   store_as(to + dim + 4, low);
 }
 
+// Two codes of four bits a byte, the first one low.
+INLINE void store_pairs(uint8_t* to, const I<LANES>& codes) {
+  typedef uint64_t Pairs __attribute__((vector_size(LANES * 4)));
+  Pairs pairs = bits_as<Pairs>(codes);
+  pairs |= pairs >> 28;  // in the low byte of each
+#if LANES == 16
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm512_cvtepi64_epi8(bits_as<__m512i>(pairs)));
+#else
+  for (int p = 0; p < LANES / 2; ++p) to[p] = static_cast<uint8_t>(pairs[p]);
+#endif
+}
+
 void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise, float* scratch) {
   float low, high;
   ends(from, dim, low, high);
@@ -442,25 +456,23 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
     scale = 0x3c00;  // 1
   }
   const float step = from_fp16<1>(scale), inverse = 1.0f / step;
-  uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
-  each(dim, [&](auto lanes, int64_t at) {
+  const auto codes_at = [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     const V<W> x = load<W>(from + at) - begin, steps = noise.on ? x / step : x * inverse;
     const V<W> least = steps > 0.0f ? steps : V<W>{};  // NaN, of a row beyond fp16, becomes 0
     const V<W> most = least < 15.0f ? least : V<W>{} + 15.0f;
-    const I<W> made = noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
-    store_as(codes + at, bytes_of<W>(made));
-  });
-  codes[dim] = 0;
+    return noise.on ? whole<W>(most, noise.template at<W>(at)) : nearest<W>(most);
+  };
   const int64_t pairs = (dim + 1) / 2;
-  int64_t p = 0;
-  for (; p + 4 <= pairs; p += 4) {  // eight codes at a time
-    uint64_t x = load_as<uint64_t>(codes + 2 * p);
-    x = (x | x >> 4) & 0x00ff00ff00ff00ffull;
-    x = (x | x >> 8) & 0x0000ffff0000ffffull;
-    store_as(to + p, static_cast<uint32_t>(x | x >> 16));
+  if (dim % 2 == 0 && dim >= LANES) {
+    each_of<LANES>(dim, [&](auto lanes, int64_t at) { store_pairs(to + at / 2, codes_at(lanes, at)); });
+  } else {
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(scratch);
+    each(dim,
+         [&](auto lanes, int64_t at) { store_as(codes + at, bytes_of<decltype(lanes)::width>(codes_at(lanes, at))); });
+    codes[dim] = 0;
+    for (int64_t p = 0; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   }
-  for (; p < pairs; ++p) to[p] = static_cast<uint8_t>(codes[2 * p] | codes[2 * p + 1] << 4);
   store_as(to + pairs, scale);
   store_as(to + pairs + 2, bias);
 }
@@ -496,14 +508,24 @@ void encode(const Level& level, int64_t row, int64_t dim, const Rounding& roundi
 
 // -- state in bf16 ---------------------------------------------------------------------------------------------------
 
-INLINE void decode_state(const uint16_t* from, int64_t count, float* to) {
+// A field of a row's state: where it is kept, or decoded into `scratch`.
+INLINE float* state_of(const Level& level, const Rule& rule, int field, int64_t row, int64_t dim, float* scratch) {
+  const int64_t count = rule.wide[field] ? dim : 1;
+  if (!level.narrow) return static_cast<float*>(level.state[field]) + row * count;
+  const uint16_t* const from = static_cast<const uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
-    store<W>(to + at, from_bf16<W>(load_as<H<W>>(from + at)));
+    store<W>(scratch + at, from_bf16<W>(load_as<H<W>>(from + at)));
   });
+  return scratch;
 }
 
-INLINE void encode_state(const float* from, int64_t count, const Noise& noise, uint16_t* to) {
+// The same of a level whose state is bf16, back to where it is kept.
+INLINE void encode_state(const Level& level, const Rule& rule, const Rounding& rounding, int field, int64_t row,
+                         int64_t dim, const float* from) {
+  const int64_t count = rule.wide[field] ? dim : 1;
+  const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
+  uint16_t* const to = static_cast<uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     store_as(to + at, to_bf16<W>(load<W>(from + at), noise, at));

@@ -153,10 +153,10 @@ struct Update {
   float* scratch;
 };
 
-// Rows of a table that are copied to other slots, from one level to another.
-struct Copies {
+// Rows of a table that enter frames, which are its first level, and those that leave them. All are slots.
+struct Replace {
   const Table* table;
-  const int64_t *from, *to;  // slots
+  const int64_t *frames, *rows, *old;  // old: -1 where a frame was free
   int64_t begin, end;
   float* scratch;
 };
@@ -168,7 +168,7 @@ struct Loops {
   void (*dots)(const Dots&);
   void (*reduce)(const Reduce&);
   void (*update)(const Update&);
-  void (*move)(const Copies&);
+  void (*replace)(const Replace&);
 };
 
 }  // namespace sparrow::embedding_bag

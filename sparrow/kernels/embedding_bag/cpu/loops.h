@@ -88,18 +88,50 @@ struct Vectors {
   INLINE const V<W>& operator[](int64_t k) const { return K ? local[k] : v[k]; }
 };
 
-// A vector's sum, halves onto halves.
 template <int W>
-INLINE float sum_of(const V<W>& v) {
-  if constexpr (W == 1) {
-    return v;
-  } else if constexpr (W > LANES) {
-    return sum_of<W / 2>(v.low + v.high);
-  } else {
+struct Two {
+  V<W / 2> low, high;
+};
+
+// The halves of a vector.
+template <int W>
+INLINE Two<W> halved(const V<W>& v) {
+  if constexpr (W > LANES) return {v.low, v.high};
+#if LANES >= 8  // without these the compiler goes through memory
+  if constexpr (W == 8 && W <= LANES) {
+    const __m256 all = reinterpret_cast<const __m256&>(v);
+    return {(V<4>)_mm256_castps256_ps128(all), (V<4>)_mm256_extractf128_ps(all, 1)};
+  }
+#endif
+#if LANES == 16
+  if constexpr (W == 16) {
+    const __m512 all = reinterpret_cast<const __m512&>(v);
+    return {(V<8>)_mm512_castps512_ps256(all), (V<8>)_mm512_extractf32x8_ps(all, 1)};
+  }
+#endif
+  if constexpr (W <= LANES) {
     float lanes[W];
     store<W>(lanes, v);
-    return sum_of<W / 2>(load<W / 2>(lanes) + load<W / 2>(lanes + W / 2));
+    return {load<W / 2>(lanes), load<W / 2>(lanes + W / 2)};
   }
+}
+
+// All lanes of a vector in one, by `f`, halves onto halves.
+template <int W, class F>
+INLINE float folded(const V<W>& v, const F& f) {
+  if constexpr (W == 1) {
+    return v;
+  } else if constexpr (W == 4) {
+    return f(f(v[0], v[2]), f(v[1], v[3]));
+  } else {
+    const Two<W> two = halved<W>(v);
+    return folded<W / 2>(f(two.low, two.high), f);
+  }
+}
+
+template <int W>
+INLINE float sum_of(const V<W>& v) {
+  return folded<W>(v, [](const auto& a, const auto& b) { return a + b; });
 }
 
 // The sum of a[k] * b[k] over the row, in lanes: the same on every processor and at any number of threads.
@@ -241,27 +273,16 @@ INLINE void limit(const Shape<W, K>& shape, Vectors<W, K>& v, float most) {
 // A row that is not stored as fp32, in scratch memory: its values, and where the fields of its state are.
 void unpack(const Level& level, const Rule& rule, int64_t row, int64_t dim, float* weight, float** state) {
   decode(level, row, dim, weight);
-  for (int field = 0; field < rule.fields; ++field) {
-    const int64_t count = rule.wide[field] ? dim : 1;
-    if (level.narrow) {
-      state[field] = weight + (1 + field) * kScratchRow(dim);
-      decode_state(static_cast<const uint16_t*>(level.state[field]) + row * count, count, state[field]);
-    } else {
-      state[field] = static_cast<float*>(level.state[field]) + row * count;
-    }
-  }
+  for (int field = 0; field < rule.fields; ++field)
+    state[field] = state_of(level, rule, field, row, dim, weight + (1 + field) * kScratchRow(dim));
 }
 
 // The same row, back to where it is stored.
 void pack(const Level& level, const Rule& rule, const Rounding& rounding, int64_t row, int64_t dim, float* weight) {
   encode(level, row, dim, rounding, weight, weight + 4 * kScratchRow(dim));
   if (!level.narrow) return;
-  for (int field = 0; field < rule.fields; ++field) {
-    const int64_t count = rule.wide[field] ? dim : 1;
-    const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
-    encode_state(weight + (1 + field) * kScratchRow(dim), count, noise,
-                 static_cast<uint16_t*>(level.state[field]) + row * count);
-  }
+  for (int field = 0; field < rule.fields; ++field)
+    encode_state(level, rule, rounding, field, row, dim, weight + (1 + field) * kScratchRow(dim));
 }
 
 template <int W, int K>
@@ -314,6 +335,7 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
     if (table.rule.wide[field]) prefetch(state + row * wide, wide, wide >= kFarUpdate);
     else PREFETCH(state + row * bytes);
   }
+  if (level.changed) PREFETCH(level.changed + row);
 }
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
@@ -473,44 +495,46 @@ void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
 void reduce(const Reduce& r) { FOR_SHAPE(reduce_shape, r, r.table->dim) }
 void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
 
-// Rows copied from level to level, in the format of each; what is rounded takes the number of the row's last update.
-void move(const Copies& m) {
-  const Table& table = *m.table;
-  constexpr int64_t kAhead = 6;
-  for (int64_t i = m.begin; i < m.end; ++i) {
-    if (i + kAhead < m.end) {
-      prefetch_target(table, m.from[i + kAhead]);
-      prefetch_target(table, m.to[i + kAhead]);
+// Copies a row from slot to slot, in the format of each; what is rounded takes the number of the row's last update.
+void copy_row(const Table& table, int64_t from_slot, int64_t to_slot, float* scratch) {
+  const int64_t dim = table.dim;
+  const Level &from = table.level_of(from_slot), &to = table.level_of(to_slot);
+  const int64_t source = from_slot - from.first, target = to_slot - to.first;
+  Rounding rounding = table.rounding;
+  rounding.n = from.changed ? from.changed[source] : 0;
+  if (to.format == kFp32) {
+    decode(from, source, dim, reinterpret_cast<float*>(to.row(target)));
+  } else {
+    const bool is_fp32 = from.format == kFp32;
+    if (!is_fp32) decode(from, source, dim, scratch);
+    const float* const values = is_fp32 ? reinterpret_cast<const float*>(from.row(source)) : scratch;
+    encode(to, target, dim, rounding, values, scratch + kScratchRow(dim));
+  }
+  for (int field = 0; field < table.rule.fields; ++field) {
+    const float* const values = state_of(from, table.rule, field, source, dim, scratch);
+    const int64_t count = table.rule.wide[field] ? dim : 1;
+    if (to.narrow) encode_state(to, table.rule, rounding, field, target, dim, values);
+    else __builtin_memcpy(static_cast<float*>(to.state[field]) + target * count, values, count * 4);
+  }
+  to.touched[target] = from.touched[source];
+  if (to.changed) to.changed[target] = 0;
+}
+
+void replace(const Replace& r) {
+  constexpr int64_t kAhead = 8;
+  const Level& frames = *r.table->levels;
+  for (int64_t i = r.begin; i < r.end; ++i) {
+    if (i + kAhead < r.end) {
+      prefetch_target(*r.table, r.frames[i + kAhead]);
+      prefetch_target(*r.table, r.rows[i + kAhead]);
+      if (r.old[i + kAhead] >= 0) prefetch_target(*r.table, r.old[i + kAhead]);
     }
-    const Level &from = table.level_of(m.from[i]), &to = table.level_of(m.to[i]);
-    const int64_t source = m.from[i] - from.first, target = m.to[i] - to.first;
-    float* state[kFields];
-    if (from.is_plain()) {
-      __builtin_memcpy(m.scratch, from.row(source), table.dim * 4);
-      for (int field = 0; field < table.rule.fields; ++field)
-        state[field] = static_cast<float*>(from.state[field]) + source * (table.rule.wide[field] ? table.dim : 1);
-    } else {
-      unpack(from, table.rule, source, table.dim, m.scratch, state);
-    }
-    if (!to.narrow) {
-      for (int field = 0; field < table.rule.fields; ++field) {
-        const int64_t count = table.rule.wide[field] ? table.dim : 1;
-        __builtin_memcpy(static_cast<float*>(to.state[field]) + target * count, state[field], count * 4);
-      }
-    } else {
-      for (int field = 0; field < table.rule.fields; ++field)
-        __builtin_memmove(m.scratch + (1 + field) * kScratchRow(table.dim), state[field],
-                          (table.rule.wide[field] ? table.dim : 1) * 4);
-    }
-    Rounding rounding = table.rounding;
-    rounding.n = from.changed ? from.changed[source] : 0;
-    pack(to, table.rule, rounding, target, table.dim, m.scratch);
-    to.touched[target] = from.touched[source];
-    if (to.changed) to.changed[target] = 0;
+    if (r.old[i] >= 0 && frames.changed[r.frames[i]] > 0) copy_row(*r.table, r.frames[i], r.old[i], r.scratch);
+    copy_row(*r.table, r.rows[i], r.frames[i], r.scratch);
   }
 }
 
-const Loops loops{pool, copy, dots, reduce, update, move};
+const Loops loops{pool, copy, dots, reduce, update, replace};
 #undef EACH
 #undef FOR_SHAPE
 #undef FOR_FORMAT

@@ -1,0 +1,322 @@
+"""Rows of every format as fp32 lanes, and back. `kernels/formats` defines them and `kernels/rounding` the noise."""
+
+import triton
+import triton.language as tl
+
+LOW: tl.constexpr = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def row_at(address, rows, ROW_BYTES: tl.constexpr, TYPE: tl.constexpr, ALIGN: tl.constexpr):
+    """Pointers [ROWS, 1] to rows that lie together from `address` on, which is a multiple of ALIGN bytes."""
+    SHARED: tl.constexpr = (ROW_BYTES & -ROW_BYTES) if (ROW_BYTES & -ROW_BYTES) < ALIGN else ALIGN
+    return tl.multiple_of((address + rows * ROW_BYTES).to(tl.pointer_type(TYPE)), SHARED)[:, None]
+
+
+@triton.jit
+def vectors_at(address, rows, stride, ALIGN: tl.constexpr):
+    """Pointers [ROWS, 1] to vectors of fp32 that are `stride` bytes apart; ALIGN divides address and stride."""
+    return tl.multiple_of((address + rows * stride).to(tl.pointer_type(tl.float32)), ALIGN)[:, None]
+
+
+@triton.jit
+def number_at(address, rows, TYPE: tl.constexpr):
+    """Pointers [ROWS] to numbers that lie together from `address` on."""
+    return address.to(tl.pointer_type(TYPE)) + rows
+
+
+# -- noise -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _splitmix64(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def noise(key, FIELD: tl.constexpr, rows, n, columns):
+    """u, uint32 [ROWS, columns], of rows [ROWS] and columns [1, columns] of the whole component."""
+    mixed = _splitmix64(rows.to(tl.uint64) + _splitmix64((n * 16 + FIELD).to(tl.uint64) ^ key.to(tl.uint64)))[:, None]
+    h = columns.to(tl.uint32) * 0x9E3779B9 + (mixed & LOW).to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x21F0AAAD
+    h = h ^ (mixed >> 32).to(tl.uint32)
+    h = (h ^ (h >> 15)) * 0x735A2D97
+    return h ^ (h >> 15)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _whole(x, u):
+    """x >= 0 rounded to a whole number stochastically; 0 for NaN."""
+    below = tl.floor(x)
+    part = ((x - below) * 2147483648.0).to(tl.uint32)
+    return tl.where(x == x, below + ((u >> 1) < part).to(tl.float32), 0.0)
+
+
+@triton.jit
+def _nearest(x):
+    """0 <= x <= 255 rounded to a whole number, ties to even: there are no fractions above 1.5 * 2^23."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _with_sign(size, x):
+    bits = size.to(tl.uint32, bitcast=True) | (x.to(tl.uint32, bitcast=True) & 0x80000000)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _is_finite(size):
+    return size < float("inf")
+
+
+@triton.jit
+def to_fp16(x, u, STOCHASTIC: tl.constexpr):
+    """float16."""
+    if not STOCHASTIC:
+        return x.to(tl.float16)
+    size = tl.abs(x)
+    size = tl.where(_is_finite(size), tl.minimum(size, 65504.0), size)
+    dropped = ((size.to(tl.uint32, bitcast=True) + (u >> 19)) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    small = _whole(tl.where(size < 6.103515625e-05, size, 0.0) * 16777216.0, u) * 5.9604644775390625e-08
+    rounded = tl.where(size < 6.103515625e-05, small, tl.where(_is_finite(size), dropped, size))
+    return _with_sign(rounded, x).to(tl.float16)
+
+
+@triton.jit
+def to_bf16(x, u, STOCHASTIC: tl.constexpr):
+    """bfloat16, as its bits, uint16."""
+    bits = x.to(tl.uint32, bitcast=True)
+    if STOCHASTIC:
+        size = tl.abs(x)
+        most = tl.minimum(size, 3.3895313892515355e38).to(tl.uint32, bitcast=True)
+        kept = tl.where(_is_finite(size), most + (u >> 16), bits)
+        cut = ((kept & 0x7FFF0000) | (bits & 0x80000000)) >> 16
+    else:
+        cut = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return tl.where(x == x, cut, 0x7FC0).to(tl.uint16)
+
+
+@triton.jit
+def _of_bf16(bits):
+    return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _load_bits(bytes_at, here, BYTES: tl.constexpr, WORD: tl.constexpr, ALIGN: tl.constexpr):
+    """An unsigned number of so many bytes, at a place that is a multiple of ALIGN."""
+    if ALIGN >= BYTES:
+        return tl.load(bytes_at.to(tl.pointer_type(WORD)), mask=here, other=0)
+    bits = tl.load(bytes_at, mask=here, other=0).to(tl.uint32)
+    for i in tl.static_range(1, BYTES):
+        bits |= tl.load(bytes_at + i, mask=here, other=0).to(tl.uint32) << (8 * i)
+    return bits.to(WORD)
+
+
+@triton.jit
+def _store_bits(bytes_at, bits, here, BYTES: tl.constexpr, WORD: tl.constexpr, ALIGN: tl.constexpr):
+    if ALIGN >= BYTES:
+        tl.store(bytes_at.to(tl.pointer_type(WORD)), bits, mask=here)
+    else:
+        for i in tl.static_range(BYTES):
+            tl.store(bytes_at + i, ((bits.to(tl.uint32) >> (8 * i)) & 255).to(tl.uint8), mask=here)
+
+
+@triton.jit
+def _ends(x, inside):
+    """The least and the greatest number of each row [ROWS, 1]; NaN where a row has one."""
+    bad = tl.max((inside & (x != x)).to(tl.int32), 1)[:, None] > 0
+    low = tl.min(tl.where(inside, x, float("inf")), 1)[:, None] + 0.0  # no -0
+    high = tl.max(tl.where(inside, x, float("-inf")), 1)[:, None] + 0.0
+    return tl.where(bad, float("nan"), low), tl.where(bad, float("nan"), high)
+
+
+@triton.jit
+def _bounded(x, MOST: tl.constexpr):
+    """x in [0, MOST]; 0 for NaN."""
+    return tl.where(x == x, tl.minimum(tl.maximum(x, 0.0), MOST), 0.0)
+
+
+# -- int8 and int4 ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _encode_int8(x, u, inside, STOCHASTIC: tl.constexpr):
+    """Codes [ROWS, BLOCK_D], scale and bias [ROWS, 1]."""
+    low, high = _ends(x, inside)
+    scale = tl.math.div_rn(high - low, 255.0)
+    if STOCHASTIC:
+        codes = _whole(_bounded(tl.math.div_rn(x - low, tl.where(scale > 0, scale, 1.0)), 255.0), u)
+    else:
+        codes = _nearest(_bounded((x - low) * tl.math.div_rn(255.0, high - low + 1e-8), 255.0))
+    return codes, scale, low
+
+
+@triton.jit
+def _bits16(x):
+    return x.to(tl.int16, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def _of_bits16(bits):
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _below(x):
+    """The largest float16 that is not above x."""
+    near = x.to(tl.float16)
+    lower = tl.where(near > 0, _bits16(near) - 1, tl.where(near == 0, -0x7FFF, _bits16(near) + 1))
+    return tl.where(near.to(tl.float32) > x, _of_bits16(lower), near)
+
+
+@triton.jit
+def _encode_int4(x, u, inside, STOCHASTIC: tl.constexpr):
+    """Codes [ROWS, BLOCK_D], scale and bias [ROWS, 1] in float16."""
+    low, high = _ends(x, inside)
+    bias = _below(low) if STOCHASTIC else low.to(tl.float16)
+    begin = bias.to(tl.float32)
+    scale = tl.math.div_rn(tl.where(high == begin, 15.0, high - begin), 15.0).to(tl.float16)
+    if STOCHASTIC:
+        for _ in tl.static_range(2):
+            cut = begin + 15.0 * scale.to(tl.float32) < high
+            scale = tl.where(cut, _of_bits16(_bits16(scale) + 1), scale)
+        codes = _whole(_bounded(tl.math.div_rn(x - begin, scale.to(tl.float32)), 15.0), u)
+    else:
+        scale = tl.where(scale == 0, 1.0, scale.to(tl.float32)).to(tl.float16)
+        codes = _nearest(_bounded((x - begin) * tl.math.div_rn(1.0, scale.to(tl.float32)), 15.0))
+    return codes, scale, bias
+
+
+@triton.jit
+def _load_codes(address, rows, here, FORMAT: tl.constexpr, OF: tl.constexpr):
+    """Values of rows of codes."""
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    mask = here[:, None] & (lanes < OF.D)
+    if FORMAT == "int8":
+        at = row_at(address, rows, OF.D + 8, tl.uint8, OF.ALIGN)
+        codes = tl.load(at + lanes, mask=mask, other=0)
+        WORDS: tl.constexpr = 4 if OF.ALIGN >= 4 and OF.D % 4 == 0 else 1
+        scale = _load_bits(at + OF.D, here[:, None], 4, tl.uint32, WORDS).to(tl.float32, bitcast=True)
+        bias = _load_bits(at + OF.D + 4, here[:, None], 4, tl.uint32, WORDS).to(tl.float32, bitcast=True)
+    else:
+        PAIRS: tl.constexpr = (OF.D + 1) // 2
+        at = row_at(address, rows, PAIRS + 4, tl.uint8, OF.ALIGN)
+        codes = (tl.load(at + lanes // 2, mask=mask, other=0) >> (lanes % 2 * 4).to(tl.uint8)) & 15
+        HALVES: tl.constexpr = 2 if OF.ALIGN >= 2 and PAIRS % 2 == 0 else 1
+        scale = _load_bits(at + PAIRS, here[:, None], 2, tl.uint16, HALVES).to(tl.float16, bitcast=True).to(tl.float32)
+        bias = (
+            _load_bits(at + PAIRS + 2, here[:, None], 2, tl.uint16, HALVES).to(tl.float16, bitcast=True).to(tl.float32)
+        )
+    return tl.where(mask, codes.to(tl.float32) * scale + bias, 0.0)
+
+
+@triton.jit
+def _store_codes(address, rows, here, x, u, FORMAT: tl.constexpr, STOCHASTIC: tl.constexpr, OF: tl.constexpr):
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    inside = lanes < OF.D
+    if FORMAT == "int8":
+        codes, scale, bias = _encode_int8(x, u, inside, STOCHASTIC)
+        at = row_at(address, rows, OF.D + 8, tl.uint8, OF.ALIGN)
+        tl.store(at + lanes, codes.to(tl.uint8), mask=here[:, None] & inside)
+        WORDS: tl.constexpr = 4 if OF.ALIGN >= 4 and OF.D % 4 == 0 else 1
+        _store_bits(at + OF.D, scale.to(tl.uint32, bitcast=True), here[:, None], 4, tl.uint32, WORDS)
+        _store_bits(at + OF.D + 4, bias.to(tl.uint32, bitcast=True), here[:, None], 4, tl.uint32, WORDS)
+    else:
+        PAIRS: tl.constexpr = (OF.D + 1) // 2
+        codes, scale, bias = _encode_int4(x, u, inside, STOCHASTIC)
+        at = row_at(address, rows, PAIRS + 4, tl.uint8, OF.ALIGN)
+        codes = tl.where(inside, codes, 0.0).to(tl.uint8)
+        if OF.BLOCK_D > 1:
+            low, high = tl.split(tl.reshape(codes, [codes.shape[0], OF.BLOCK_D // 2, 2]))
+            pairs = low | (high << 4)
+            place = tl.arange(0, OF.BLOCK_D // 2)[None, :]
+            tl.store(at + place, pairs, mask=here[:, None] & (place < PAIRS))
+        else:
+            tl.store(at, codes, mask=here[:, None])
+        HALVES: tl.constexpr = 2 if OF.ALIGN >= 2 and PAIRS % 2 == 0 else 1
+        _store_bits(at + PAIRS, scale.to(tl.uint16, bitcast=True), here[:, None], 2, tl.uint16, HALVES)
+        _store_bits(at + PAIRS + 2, bias.to(tl.uint16, bitcast=True), here[:, None], 2, tl.uint16, HALVES)
+
+
+# -- every format ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def load_row(at, rows, here, FORMAT: tl.constexpr, EXACT: tl.constexpr, OF: tl.constexpr):
+    """Values of rows, float32 [ROWS, BLOCK_D], 0 where there is none.
+
+    at: the addresses of the two fields of the payload, for all rows or [ROWS]. rows: int64 [ROWS]. here: which of them
+    are read. EXACT: as a rule begins with them, not as a lookup reads them.
+    """
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    mask = here[:, None] & (lanes < OF.D)
+    if FORMAT == "fp32":
+        values = tl.load(row_at(at[0], rows, OF.D * 4, tl.float32, OF.ALIGN) + lanes, mask=mask, other=0.0)
+    elif FORMAT == "fp16":
+        values = tl.load(row_at(at[0], rows, OF.D * 2, tl.float16, OF.ALIGN) + lanes, mask=mask, other=0.0).to(
+            tl.float32
+        )
+    elif FORMAT == "bf16" or (FORMAT == "split_bf16" and not EXACT):
+        values = _of_bf16(tl.load(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, mask=mask, other=0))
+    elif FORMAT == "split_bf16":
+        above = tl.load(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, mask=mask, other=0).to(tl.uint32)
+        below = tl.load(row_at(at[1], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, mask=mask, other=0).to(tl.uint32)
+        values = ((above << 16) | below).to(tl.float32, bitcast=True)
+    else:
+        values = _load_codes(at[0], rows, here, FORMAT, OF)
+    return values
+
+
+@triton.jit
+def store_row(at, rows, here, x, u, FORMAT: tl.constexpr, STOCHASTIC: tl.constexpr, OF: tl.constexpr):
+    """Write values x [ROWS, BLOCK_D], rounded with u if STOCHASTIC. The rest is as for `load_row`."""
+    lanes = tl.arange(0, OF.BLOCK_D)[None, :]
+    mask = here[:, None] & (lanes < OF.D)
+    if FORMAT == "fp32":
+        tl.store(row_at(at[0], rows, OF.D * 4, tl.float32, OF.ALIGN) + lanes, x, mask=mask)
+    elif FORMAT == "fp16":
+        tl.store(row_at(at[0], rows, OF.D * 2, tl.float16, OF.ALIGN) + lanes, to_fp16(x, u, STOCHASTIC), mask=mask)
+    elif FORMAT == "bf16":
+        tl.store(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, to_bf16(x, u, STOCHASTIC), mask=mask)
+    elif FORMAT == "split_bf16":
+        bits = x.to(tl.uint32, bitcast=True)
+        tl.store(row_at(at[0], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, (bits >> 16).to(tl.uint16), mask=mask)
+        tl.store(row_at(at[1], rows, OF.D * 2, tl.uint16, OF.ALIGN) + lanes, (bits & 0xFFFF).to(tl.uint16), mask=mask)
+    else:
+        _store_codes(at[0], rows, here, x, u, FORMAT, STOCHASTIC, OF)
+
+
+@triton.jit
+def load_state(address, rows, here, KIND: tl.constexpr, OF: tl.constexpr):
+    """A field of a rule's state, float32 [ROWS, BLOCK_D], or [ROWS, 1] for a number a row or no field at all."""
+    if KIND == "":
+        return tl.zeros([rows.shape[0], 1], tl.float32)
+    elif KIND == "fp32 row":
+        return load_row((address, address), rows, here, "fp32", True, OF)
+    elif KIND == "bf16 row":
+        return load_row((address, address), rows, here, "bf16", True, OF)
+    elif KIND == "fp32 number":
+        return tl.load(number_at(address, rows, tl.float32), mask=here, other=0.0)[:, None]
+    else:
+        return _of_bf16(tl.load(number_at(address, rows, tl.uint16), mask=here, other=0))[:, None]
+
+
+@triton.jit
+def store_state(address, rows, here, x, u, KIND: tl.constexpr, OF: tl.constexpr):
+    """Write a field of a rule's state; bf16 is rounded stochastically with u."""
+    if KIND == "fp32 row":
+        store_row((address, address), rows, here, x, u, "fp32", False, OF)
+    elif KIND == "bf16 row":
+        store_row((address, address), rows, here, x, u, "bf16", True, OF)
+    elif KIND == "fp32 number":
+        tl.store(number_at(address, rows, tl.float32)[:, None], x, mask=here[:, None])
+    elif KIND == "bf16 number":
+        tl.store(number_at(address, rows, tl.uint16)[:, None], to_bf16(x, u, True), mask=here[:, None])
