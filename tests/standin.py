@@ -9,6 +9,7 @@ The operators of `embedding_bag` run on the numbers in host memory, and none of 
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -259,9 +260,9 @@ def standin() -> Iterator[StandIn]:
             "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None,
         }.items():  # fmt: skip
             patch.setattr(torch.cuda, name, value)
-        for name in ("lookup", "row_gradients", "weight_gradients", "update_rows", "fused_update", "copy_rows"):
-            patch.setattr(embedding_bag, name, _on_device(getattr(embedding_bag, name)))
-        patch.setattr(embedding_bag, "count_outside", _on_device(embedding_bag.count_outside))
-        _backend()
+        for name in embedding_bag.__all__:
+            operator = getattr(embedding_bag, name)
+            if inspect.isfunction(operator) and "impl" in inspect.signature(operator).parameters:
+                patch.setattr(embedding_bag, name, _on_device(operator))
         with device, _Names(device):
             yield device

@@ -45,9 +45,9 @@ class Feed:
         return replace(share, batch=self._sent(batch))
 
     def _sent(self, batch: Batch) -> Batch:
-        """The batch on its way to the device."""
+        """The batch, on its way to the device if that is a GPU."""
         if self._stream is None:
-            return batch.to(self._device)
+            return batch
         with torch.cuda.stream(self._stream):
             return batch.each(Tensor.pin_memory).to(self._device, non_blocking=True)
 

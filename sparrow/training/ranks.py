@@ -99,9 +99,8 @@ class Ranks:
 
         This is where the host waits for a GPU in each step.
         """
-        here = [
-            value.to(values[-1].device, non_blocking=True) for value in values
-        ]  # the norm of nothing is on the host
+        device = values[-1].device  # the norm of nothing is on the host
+        here = [value.to(device, non_blocking=True) for value in values]
         mine = torch.cat([torch.stack(here).double().cpu(), torch.tensor(numbers, dtype=torch.float64)])
         found: list[float] = self.world.all_sum("what a step found", mine).tolist()
         return found

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.layers import MLP, Linear, NumericEmbedding, computing, to_compute
+from sparrow.layers import MLP, Linear, NumericEmbedding, attention, computing, to_compute
 
 
 def gradients(y: Tensor, of: list[Tensor]) -> tuple[Tensor, ...]:
@@ -139,3 +139,12 @@ def test_the_upstream_gradient_is_left_alone() -> None:
     mlp(x).sum().backward()  # a gradient that is one number, expanded
     want = torch.autograd.grad(mlp(x), x, upstream)[0]
     torch.testing.assert_close(x.grad, 2 * want)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_a_softmax_over_the_keys(causal: bool) -> None:
+    query, key, value = torch.randn(3, 2, 5, 4).unbind(0)
+    weights = query @ key.transpose(1, 2) * 0.3
+    if causal:
+        weights = weights.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(attention(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value)
