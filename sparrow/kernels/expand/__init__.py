@@ -23,6 +23,8 @@ def expand(values_UD: Tensor, index_N: Tensor) -> Tensor:
         values_UD: [U, D].
         index_N: int64 [N], 0 <= index_n < U. On a GPU nobody checks it.
     """
+    if not values_UD.is_cuda:  # torch's gradient is in order there, and `torch.compile` sees through it
+        return values_UD.index_select(0, index_N)
     out_ND: Tensor = _Expand.apply(values_UD, index_N)
     return out_ND
 
@@ -37,6 +39,8 @@ def sum_rows(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
         index_N: int64 [N], 0 <= index_n < count. On a GPU nobody checks it.
         count: how many sums there are.
     """
+    if not values_ND.is_cuda:
+        return reference.sum_in_order(values_ND, index_N, count)
     out_UD: Tensor = _SumRows.apply(values_ND, index_N, count)
     return out_UD
 
@@ -50,11 +54,6 @@ def expand_jagged(listed: Jagged) -> Jagged:
     return Jagged(values_N=expand(listed.values_N, index_N), offsets_B1=offsets_B1, weights_N=weights_N)
 
 
-def _sum(values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
-    ordered = reference.sum_in_blocks if values_ND.is_cuda else reference.sum_in_order
-    return ordered(values_ND, index_N, count)
-
-
 class _Expand(Function):
     @staticmethod
     def forward(ctx: Any, values_UD: Tensor, index_N: Tensor) -> Tensor:
@@ -66,14 +65,14 @@ class _Expand(Function):
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
         (index_N,) = ctx.saved_tensors
-        return _sum(grad_ND, index_N, ctx.count), None
+        return reference.sum_in_blocks(grad_ND, index_N, ctx.count), None
 
 
 class _SumRows(Function):
     @staticmethod
     def forward(ctx: Any, values_ND: Tensor, index_N: Tensor, count: int) -> Tensor:
         ctx.save_for_backward(index_N)
-        return _sum(values_ND, index_N, count)
+        return reference.sum_in_blocks(values_ND, index_N, count)
 
     @staticmethod
     @once_differentiable
