@@ -46,17 +46,21 @@ def let_go() -> None:
         torch.ops.sparrow.let_go()
 
 
+def is_interpreted() -> bool:
+    """Returns whether Triton kernels that are defined now run in Triton's interpreter, on a CPU."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
 def missing_triton(device: torch.device) -> str:
     """Returns why Triton kernels cannot run on tensors on `device`, or "" when they can."""
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed; install it with `pip install sparrow-rec[triton]`"
-    if device.type == "cpu" and not is_interpreted:
+    if device.type == "cpu" and not is_interpreted():
         return (
             "triton runs on a GPU; on a CPU set TRITON_INTERPRET=1 before the start, which is slow and meant for tests"
         )
-    if device.type != "cpu" and is_interpreted:
-        return "TRITON_INTERPRET=1 is set, which is for tensors on a CPU; unset it"
+    if device.type != "cpu" and is_interpreted():
+        return "TRITON_INTERPRET is set, which is for tensors on a CPU; unset it"
     return ""
 
 
@@ -107,4 +111,4 @@ def _say(problem: str) -> None:
         warnings.warn(problem, stacklevel=3)
 
 
-__all__ = ["Impl", "let_go", "missing", "missing_triton", "resolve"]
+__all__ = ["Impl", "is_interpreted", "let_go", "missing", "missing_triton", "resolve"]

@@ -324,7 +324,6 @@ def test_names_that_meet_are_refused() -> None:
         EmbeddingTables([two, TableSpec(name="t.quotient", dim=4, addressing=Direct(3))], [])
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own: its compiler does so
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # where a program breaks in two, torch asks for it
 @pytest.mark.parametrize("how", ["product", "sum"])
 def test_two_components_in_a_compiled_program(how: Any) -> None:

@@ -42,7 +42,7 @@ def lookup(features, numbers, slots, offsets, weights, N, OUT_ALIGN: tl.constexp
     bags = tl.program_id(0).to(tl.int64) * OF.ROWS + tl.arange(0, OF.ROWS)
     first, length = bag_at(feature, offsets, bags, N)
     pooled = tl.zeros([OF.ROWS, OF.BLOCK_D], tl.float32)
-    for i in range(0, tl.max(length)):
+    for i in tl.range(0, tl.max(length), loop_unroll_factor=4):
         here = i < length
         slot = tl.load(slots + first + i, mask=here, other=0).to(tl.int64)
         row = values(at, slot, here, False, OF)
@@ -87,7 +87,7 @@ def dots(features, numbers, slots, offsets, grad_N, N, OUT_ALIGN: tl.constexpr, 
     inside = bags < tl.load(feature + F_BAGS)
     grad = tl.load(grads + lanes, mask=inside[:, None] & (lanes < OF.D), other=0.0)
     scale = scale_of(feature, length)
-    for i in range(0, tl.max(length)):
+    for i in tl.range(0, tl.max(length), loop_unroll_factor=4):
         here = i < length
         slot = tl.load(slots + first + i, mask=here, other=0).to(tl.int64)
         row = values(at, slot, here, False, OF)

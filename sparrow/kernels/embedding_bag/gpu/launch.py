@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,7 +11,9 @@ import torch
 import triton
 from torch import Tensor
 
-INTERPRETED: bool = triton.knobs.runtime.interpret  # the kernels beside this file were defined under the same setting
+from sparrow.kernels import is_interpreted
+
+INTERPRETED = is_interpreted()  # when the kernels beside this file were defined
 TILE = 2048 if INTERPRETED else 512  # numbers of a tile: the interpreter pays by operation, a GPU by register
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # no fused multiply-add: it rounds once, the reference twice
 SIZE = triton.language.constexpr(1024)  # entries of a program that sums nothing
@@ -30,7 +31,7 @@ def launch(program: Any, grid: Sequence[int], device: torch.device, *arguments: 
         with np.errstate(all="ignore"):
             program[tuple(grid)](*arguments, **constants)
         return
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with torch.cuda.device(device):
         program[tuple(grid)](*arguments, **constants, **OPTIONS)
 
 

@@ -105,7 +105,7 @@ def _add_entries(of, first, count, BY: tl.constexpr, OF: tl.constexpr):
     """The sum of so many sorted entries from `first` on, [ROWS, BLOCK_D], in order."""
     lanes = tl.arange(0, OF.BLOCK_D)[None, :]
     total = tl.zeros([first.shape[0], OF.BLOCK_D], tl.float32)
-    for i in range(0, tl.max(count)):
+    for i in tl.range(0, tl.max(count), loop_unroll_factor=4):
         here = i < count
         entry = tl.load(of.order + first + i, mask=here, other=0)
         row = row_at(tl.load(of.addresses + entry, mask=here, other=0), 0, 16, tl.float32, BY.ALIGN)
@@ -147,7 +147,7 @@ def sum_of(of, partial, entry, segment, inside, BY: tl.constexpr, OF: tl.constex
     blocks = tl.where(count > BY.BLOCK, (count + BY.BLOCK - 1) // BY.BLOCK, 0)
     first = (begin - entry) // BY.BLOCK * 2
     lanes = tl.arange(0, OF.BLOCK_D)[None, :]
-    for k in range(0, tl.max(blocks)):
+    for k in tl.range(0, tl.max(blocks), loop_unroll_factor=4):
         place = first + 2 * k + (1 if k == 0 else 0)
         mask = (k < blocks)[:, None] & (lanes < OF.D)
         total += tl.load(partial + place[:, None] * OF.D + lanes, mask=mask, other=0.0)
