@@ -46,7 +46,7 @@ class TableUse:
         """How rows are stored, in words: format, rounding, the rule's state, cache."""
         one, cache = self.component, ""
         if one.cache.is_on:
-            cache = f"{one.cache.frames(one.rows, one.frame_bytes(one.dim)):,} frames, {one.cache.policy}"
+            cache = f"{one.frames(one.rows):,} frames, {one.cache.policy}"
         return [Family("sparrow.kernels.formats").name_of(one.format), one.format.rounding, one.state, cache]
 
     @property

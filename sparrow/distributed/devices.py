@@ -13,7 +13,7 @@ from sparrow.core.errors import UserError
 def own_device(device: str, rank: int, local_size: int) -> torch.device | None:
     """Returns the CUDA device of a rank, by torchrun's LOCAL_RANK; None when it runs on the CPU.
 
-    If CUDA_VISIBLE_DEVICES names one device, the launcher has chosen.
+    If CUDA_VISIBLE_DEVICES names one device, a launcher that starts each rank by itself has chosen.
 
     Args:
         device: "cpu" or "cuda"; also "cuda:1" if each host has one rank.
@@ -32,7 +32,12 @@ def own_device(device: str, rank: int, local_size: int) -> torch.device | None:
             raise UserError(f"device: {device!r} for each of {ranks} ranks on a host; use 'cuda': each takes its own")
         return asked
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    index = 0 if visible and "," not in visible else int(os.environ.get("LOCAL_RANK", rank % local_size))
+    is_one = bool(visible) and "," not in visible
+    if is_one and ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives all its ranks the same
+        raise UserError(
+            f"device: CUDA_VISIBLE_DEVICES={visible} is one device for {ranks} ranks; start one, or unset it"
+        )
+    index = 0 if is_one else int(os.environ.get("LOCAL_RANK", rank % local_size))
     count = torch.cuda.device_count()
     if index >= count:
         raise UserError(f"device: {ranks} ranks on a host of {count} CUDA devices; start {count} (--nproc-per-node)")

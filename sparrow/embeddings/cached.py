@@ -42,7 +42,7 @@ class CachedStore(nn.Module):
             raise UserError(f"table {component.name!r}: its cache is for the CPU, and the rows are on a GPU; {remedy}")
         self.component = component
         self.beneath = MemoryStore(component, rows, dim)
-        count = component.cache.frames(rows, component.frame_bytes(dim))
+        count = component.frames(rows)
         self._fields = component.frame_fields(dim)
         for name, field in self._fields.items():
             made = empty_rows(*field.shape(count), dtype=field.dtype).fill_(-1 if name == "tag" else 0)

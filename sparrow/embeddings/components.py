@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -170,15 +170,25 @@ class ComponentTables(nn.Module):
 
     def gradients(self) -> dict[str, RowGradients]:
         """Returns component -> exact unique-row gradients since the last `update` or `discard`, to read or scale."""
-        for number, record in enumerate(self.all_records()):
-            pending = self._pending[number]
-            if len(pending) > 1:
-                rows_N = torch.cat([g.rows_U for g in pending])
-                grad_ND = torch.cat([g.grad_UD for g in pending])
-                one_each = torch.arange(rows_N.numel() + 1, device=rows_N.device)
-                bags = embedding_bag.bags_of(rows_N, one_each)
-                merged = embedding_bag.row_gradients(Tables([record.kernel_table]), [grad_ND], bags, impl=self.impl)
-                self._pending[number] = [RowGradients(*merged[0])]
+        tables = self.kernel_tables
+        merging = [number for number, pending in enumerate(self._pending) if len(pending) > 1]
+        if merging:  # in one call, since a GPU is waited for in each
+            parts = [self._pending[number] for number in merging]
+            rows = [torch.cat([g.rows_U for g in pending]) for pending in parts]
+            grads = [torch.cat([g.grad_UD for g in pending]) for pending in parts]
+            counts = [len(rows_N) for rows_N in rows]
+            bags = Bags(
+                slots_N=torch.cat(rows),
+                offsets_B1=torch.arange(sum(counts) + 1, device=rows[0].device),
+                bags=counts,
+                bounds=[0, *accumulate(counts)],
+                lookups=Lookups(Lookup(table=i, pooling="sum", key=i, output=i) for i in range(len(merging))),
+            )
+            of = Tables([tables[number] for number in merging])
+            for number, found in zip(
+                merging, embedding_bag.row_gradients(of, grads, bags, impl=self.impl), strict=True
+            ):
+                self._pending[number] = [RowGradients(*found)]
         names = [record.name for record in self.all_records()]
         return {name: pending[0] for name, pending in zip(names, self._pending, strict=True) if pending}
 

@@ -239,6 +239,7 @@ class RowRecords(nn.Module):
         out_V = torch.ones(len(rows_V), dtype=torch.bool)
         if isinstance(self.store, CachedStore) and (left, right) == self.columns:
             out_V = self.store.restore(rows_V, fields, int(chunk.fields["batch"]))
+        out_V &= fields["changed"] > 0  # the others are beneath as they are
         if not out_V.any():
             return
         self.rounded += int(out_V.sum())

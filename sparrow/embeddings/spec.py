@@ -40,18 +40,6 @@ class Cache:
         """Whether there are frames."""
         return bool(self.fraction or self.bytes)
 
-    def frames(self, rows: int, frame_bytes: int) -> int:
-        """Returns how many frames there are: whole sets, one at least and as many as rows need at most.
-
-        A fraction is rounded up, so that 1 is a frame for each row. Bytes are a bound that only the first set may pass.
-
-        Args:
-            rows: R.
-            frame_bytes: of one frame.
-        """
-        sets = math.ceil(self.fraction * rows / WAYS) if self.fraction else self.bytes // (WAYS * frame_bytes)
-        return WAYS * max(1, min(sets, -(-rows // WAYS)))
-
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -121,13 +109,23 @@ class Component:
         """Returns the bytes of a frame."""
         return sum(field.bytes_row for field in self.frame_fields(dim).values())
 
+    def frames(self, rows: int) -> int:
+        """Returns how many frames a part with so many rows has: whole sets, one at least, and as many as rows need.
+
+        A fraction is rounded up, so that 1 is a frame for each row. Bytes are those of all rows with all columns, and a
+        bound that only first sets may pass. Parts of the same rows have the same frames, however columns are cut.
+        """
+        size = WAYS * self.frame_bytes(self.dim)
+        share = self.cache.bytes * rows // (self.rows * size)
+        sets = math.ceil(self.cache.fraction * rows / WAYS) if self.cache.fraction else share
+        return WAYS * max(1, min(sets, -(-rows // WAYS)))
+
     def bytes_of(self, rows: int, dim: int) -> int:
         """Returns the bytes of a part of the rows with `dim` columns, the frames of its cache among them."""
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         if not self.cache.is_on:
             return own
-        size = self.frame_bytes(dim)
-        return own + self.cache.frames(rows, size) * size + rows * (self.cache.policy == "lfu")
+        return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
 
     @property
     def bytes_values(self) -> int:

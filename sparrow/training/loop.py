@@ -411,6 +411,8 @@ class Trainer:
             self.stop = self.asked
 
     def _save(self, best: bool = False) -> None:
+        for tables in self.tables:
+            tables.raise_bad_ids()  # what they changed is never saved
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
         state = {name: getattr(self, name) for name in _STATE} | {

@@ -16,7 +16,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The second of two hosts with two ranks and two devices each; this is its second rank."""
     for name, value in {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     return monkeypatch
 
@@ -29,6 +30,14 @@ def test_each_rank_of_a_host_has_its_own(host: pytest.MonkeyPatch) -> None:
     host.setenv("LOCAL_RANK", "3")  # two hosts of two by --sharding.ranks_per_host, on one machine
     host.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UserError, match=r"4 ranks on a host of 2 CUDA devices; start 2 \(--nproc-per-node\)"):
+        own_device("cuda", 3, 2)
+
+
+def test_torchruns_ranks_do_not_share_the_one_device_that_is_visible(host: pytest.MonkeyPatch) -> None:
+    host.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert own_device("cuda", 3, 2) == torch.device("cuda", 0)  # each rank may have been given another one
+    host.setenv("TORCHELASTIC_RUN_ID", "a job")
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=5 is one device for 2 ranks"):
         own_device("cuda", 3, 2)
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.cached import CachedStore
+from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
 from sparrow.kernels import Impl, missing, missing_triton
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
@@ -284,10 +285,34 @@ def test_gradients_that_are_not_finite_spoil_no_row_and_lose_none(name: str, mod
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 42, 425, 500])
 def test_a_fraction_of_one_has_a_frame_for_each_row_and_bytes_are_a_bound(rows: int) -> None:
-    assert rows <= Cache(fraction=1.0).frames(rows, 65) < rows + 32
+    def frames(rows: int, **cache: Any) -> int:
+        return Component(name="t", rows=rows, dim=12, format=int8.Config(), cache=Cache(**cache)).frames(rows)
+
+    assert rows <= frames(rows, fraction=1.0) < rows + 32
     for count in (32, 33, 95, 96):
-        assert Cache(bytes=count * 65).frames(1000, 65) == count // 32 * 32
-    assert Cache(bytes=1).frames(rows, 65) == Cache(fraction=1e-9).frames(rows, 65) == 32
+        assert frames(1000, bytes=count * 65) == count // 32 * 32
+    assert frames(rows, bytes=1) == frames(rows, fraction=1e-9) == 32
+
+
+def test_bytes_of_a_cache_are_those_of_all_parts() -> None:
+    """The plan does not decide how many frames a table has."""
+    whole = Component(name="t", rows=100_000, dim=16, format=int8.Config(), cache=Cache(bytes=1_000_000))
+    assert whole.frame_bytes(16) * whole.frames(100_000) <= 1_000_000
+    assert 4 * whole.frames(25_000) in range(whole.frames(100_000) - 4 * 32, whole.frames(100_000) + 1)
+    cut = replace(whole, dim=24, format=fp16.Config())
+    parts = [RowRecords(cut, 0, columns=columns).store.levels[0].count for columns in ((0, 8), (8, 24))]
+    assert parts[0] == parts[1] == cut.frames(100_000)
+
+
+def test_a_row_that_was_not_updated_in_its_frame_is_not_rounded_again() -> None:
+    """When it finds no frame where a checkpoint is loaded: what lies beneath is right."""
+    component = Component(name="t", rows=1000, dim=8, format=int4.Config(), cache=Cache(fraction=0.5))
+    record, other = (RowRecords(replace(component, cache=cache), 0) for cache in (component.cache, Cache()))
+    record.store.admit(torch.arange(0, 1000, 3), record.kernel_table)
+    before = other.store.read(slice(None))["weight"].clone()
+    for chunk in record.chunks(1 << 20):
+        other.load_chunk(chunk)
+    assert other.rounded == 0 and torch.equal(other.store.read(slice(None))["weight"], before)
 
 
 @pytest.mark.parametrize(

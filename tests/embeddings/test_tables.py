@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Hashed, RowRecords, TableSpec
-from sparrow.kernels import Impl, missing
+from sparrow.kernels import Impl, embedding_bag, missing
 from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 
 ROWS, DIM, BATCH = 11, 6, 9
@@ -120,6 +120,24 @@ def test_fused_and_deferred_agree_bitwise() -> None:
             objective(tensors(tables(batch(step, weighted=True)))).backward()
             tables.update()
     assert equal(fused, deferred)
+
+
+def test_gradients_of_several_batches_are_merged_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all tables: a GPU is waited for in each."""
+    merged, calls = make("deferred"), []
+    for seed in (1, 2):
+        objective(tensors(merged(batch(seed)))).backward()
+    operator = embedding_bag.row_gradients
+    monkeypatch.setattr(embedding_bag, "row_gradients", lambda *a, **k: calls.append(1) or operator(*a, **k))
+    assert set(merged.gradients()) == {"item", "user"} and len(calls) == 1
+    apart = [make("deferred") for _ in range(2)]
+    for seed, tables in zip((1, 2), apart, strict=True):
+        objective(tensors(tables(batch(seed)))).backward()
+    for name, found in merged.gradients().items():
+        total = torch.zeros(int(found.rows_U.max()) + 1, found.grad_UD.shape[1])
+        for tables in apart:
+            total.index_add_(0, tables.gradients()[name].rows_U, tables.gradients()[name].grad_UD)
+        assert torch.equal(found.grad_UD, total[found.rows_U])
 
 
 def test_touched_are_the_rows_looked_up() -> None:
