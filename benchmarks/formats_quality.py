@@ -7,8 +7,8 @@ Two logs: Globo, and a generated one of 2 M rows whose ids follow Zipf's law wit
 `recipes/globo.toml` with vectors of 64 numbers. Every row is predicted before it is trained on, and the last fifth of
 the stream counts. Seeds are paired: for a seed, rows come in the same order and all weights begin with the same
 numbers, before they are rounded. Bytes are those of the tensors that the tables allocated. Results are kept in CELLS,
-so that a stopped run goes on where it was. A difference below "can tell" is not one that these seeds tell from none
-(95 %, Student's t, two-sided, each setting by itself).
+so that a stopped run goes on where it was. A difference below "can tell" may be chance (95 %, Student's t,
+two-sided, each setting by itself).
 """
 
 from __future__ import annotations

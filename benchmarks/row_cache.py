@@ -47,20 +47,18 @@ def format_of(name: str) -> Any:
     return Family("sparrow.kernels.formats").config(name)()
 
 
+def component(rows: int, dim: int, format: str, cache: Cache) -> Component:
+    """A table's rows."""
+    made = format_of(format)
+    return Component(name="t", rows=rows, dim=dim, format=made, rule=RULE, init_scale=0.1, cache=cache)
+
+
 class Side:
     """A table with one feature."""
 
     def __init__(self, point: Point, format: str, cache: Cache) -> None:
-        component = Component(
-            name="t",
-            rows=point.rows,
-            dim=point.dim,
-            format=format_of(format),
-            rule=RULE,
-            init_scale=0.1,
-            cache=cache,
-        )
-        self.tables = ComponentTables([RowRecords(component, seed=1)], [Feature(name="f", table="t")])
+        records = RowRecords(component(point.rows, point.dim, format, cache), seed=1)
+        self.tables = ComponentTables([records], [Feature(name="f", table="t")])
         self.grad = torch.randn(BATCH, point.dim, generator=torch.Generator().manual_seed(3))
 
     @property
@@ -131,15 +129,7 @@ def hit_rates() -> float:
     batches = list(zipf(CURVE_BATCHES * BATCH, CURVE_ROWS, 1.05, random).split(BATCH))
     stores = {
         (fraction, policy): CachedStore(
-            Component(
-                name="t",
-                rows=CURVE_ROWS,
-                dim=1,
-                format=format_of("int8"),
-                rule=RULE,
-                init_scale=0.1,
-                cache=Cache(fraction=fraction, policy=policy),  # type: ignore[arg-type]
-            ),
+            component(CURVE_ROWS, 1, "int8", Cache(fraction=fraction, policy=policy)),  # type: ignore[arg-type]
             CURVE_ROWS,
             1,
         )

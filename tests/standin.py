@@ -177,7 +177,8 @@ class StandIn(TorchDispatchMode):
 
 def _wrapped(mine: list[OnDevice], out: Tensor) -> Tensor:
     """Returns the tensor of the device with these numbers: one that the operator was given, or a new one."""
-    return next((t for t in mine if t.held is out), None) if any(t.held is out for t in mine) else OnDevice(out)
+    same = [t for t in mine if t.held is out]
+    return same[0] if same else OnDevice(out)
 
 
 class _Names(TorchFunctionMode):
@@ -230,16 +231,18 @@ def _on_host(x: Any) -> Any:
 def _on_device(operator: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         host = [_on_host(a) for a in args]
-        there = any(isinstance(t, OnDevice) for t in tree_leaves([a for a in args if not isinstance(a, Tables)]))
-        there = there or any(isinstance(t, OnDevice) for a in args if isinstance(a, (Bags, Tables)) for t in _all(a))
+        there = any(isinstance(t, OnDevice) for a in args for t in _some(a))
         out = operator(*host, **{**kwargs, "impl": "auto"})
         return tree_map_only(Tensor, OnDevice, out) if there else out
 
     return run
 
 
-def _all(x: Any) -> list[Any]:
-    return [x.slots_N] if isinstance(x, Bags) else [level.touched_R for level in x.levels]
+def _some(x: Any) -> list[Any]:
+    """Returns tensors of an argument that say where it is."""
+    if isinstance(x, Bags):
+        return [x.slots_N]
+    return [level.touched_R for level in x.levels] if isinstance(x, Tables) else tree_leaves(x)
 
 
 @contextmanager

@@ -24,8 +24,8 @@ class Jagged:
         offsets_B1: int64 [rows + 1], from 0 to N.
         weights_N: float [N], or None.
         inverse_B: int64 [B], or None when sample b uses row b.
-        host: the feature of the batch that was copied to this device. Sizes are asked of it, because a device would let
-            the host wait.
+        host: the feature of the batch that was copied to this device. Sizes are read from it, because the host would
+            have to wait for a GPU.
     """
 
     values_N: Tensor

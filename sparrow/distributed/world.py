@@ -112,16 +112,15 @@ class World:
         Raises:
             UserError: when the ranks do not fill a grid, or do not all come.
         """
-        size = _size()
+        size, kind, timeout = _size(), torch.device(device).type, timedelta(seconds=timeout_s)
         if size == 1:
             if torch.device(device).index is not None:
                 torch.cuda.set_device(device)  # kernels run on the device that is set
             return cls()
-        limits.allow(size, on_gpus=torch.device(device).type == "cuda")
+        limits.allow(size, on_gpus=kind == "cuda")
         local = local_size or int(os.environ.get("LOCAL_WORLD_SIZE", size))
         if size % local:
             raise UserError(f"{size} ranks do not divide into hosts of {local}; start as many on every host")
-        kind, timeout = torch.device(device).type, timedelta(seconds=timeout_s)
         own = own_device(device, int(os.environ["RANK"]), local)
         if own is not None:
             torch.cuda.set_device(own)  # from now on "cuda" means this device
@@ -175,7 +174,7 @@ class World:
 
     @property
     def has_lanes(self) -> bool:
-        """Whether lanes have groups of their own. Gloo has threads for each group, and runs what it is given."""
+        """Whether lanes have groups of their own. Gloo needs none: a group of it has several threads."""
         return self.mesh is not None and self.mesh.device_type == "cuda"
 
     def open_lanes(self, dims: Iterable[str]) -> None:

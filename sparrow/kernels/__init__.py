@@ -91,13 +91,13 @@ def resolve(impl: Impl, device: torch.device, *, has_triton: bool = False) -> Li
         if problem := missing():
             raise UserError(f"impl: 'cpp', but {problem}; build them with `make setup` or use impl='auto'")
         return "cpp"
-    if impl == "reference" or (device.type != "cpu" and not (device.type == "cuda" and has_triton)):
+    if impl == "reference":
         return "reference"
     if device.type == "cpu":
         if not (problem := missing()):
             return "cpp"
         _say(f"{problem}: the slower reference runs instead; build them with `make setup`")
-    else:
+    elif device.type == "cuda" and has_triton:
         if not (problem := missing_triton(device)):
             return "triton"
         _say(f"the slower reference runs on {device}: {problem}")

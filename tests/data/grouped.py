@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from sparrow import data
 from sparrow.core import Batch
 from sparrow.data.batches import parts
 from sparrow.data.batches.dataset import Dataset
@@ -52,6 +55,13 @@ def made(sessions: int = 60, hours: int = 3, seed: int = 0) -> pa.Table:
                 })  # fmt: skip
     rows.sort(key=lambda row: row["ts"])
     return pa.Table.from_pylist([{**row, "row": float(i)} for i, row in enumerate(rows)])
+
+
+def prepared_sessions(place: Path) -> str:
+    """The log of 40 sessions in two hours, prepared within a folder; the row's number is an ordinary feature."""
+    pq.write_table(made(40, 2), place / "log.parquet")
+    schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})
+    return str(data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out)
 
 
 def everything(dataset: Dataset, split: str = "train") -> list[dict[str, Any]]:

@@ -17,12 +17,13 @@ from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, Tabl
 from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
-from sparrow.kernels import Impl, missing, missing_triton
+from sparrow.kernels import Impl
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rules import RowRule, adagrad, rowwise_adagrad, sgd
+from tests.kernels.embedding_bag.cases import built, interpreted
 
 ROWS, DIM = 500, 12
-IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing()))]
+IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
 FORMATS: dict[str, RowFormat] = {
     "fp16": fp16.Config(),
     "bf16": bf16.Config(),
@@ -108,11 +109,7 @@ def test_a_frame_for_each_row_is_fp32_begun_at_the_decoded_rows(name: str, polic
     assert torch.equal(exact[~is_in], plain.record("t").weight[~is_in])
 
 
-no_triton = missing_triton(torch.device("cpu"))
-FAST = [
-    pytest.param("cpp", marks=pytest.mark.skipif(bool(missing()), reason=missing())),
-    pytest.param("triton", marks=[pytest.mark.skipif(bool(no_triton), reason=no_triton), pytest.mark.slow]),
-]
+FAST = [pytest.param("cpp", marks=built), pytest.param("triton", marks=[interpreted, pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("impl", FAST)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from sparrow import data
 from sparrow.distributed.world import LANES
-from sparrow.features.schema import Column
-from tests.data.grouped import SCHEMA, made
+from tests.data.grouped import prepared_sessions
 from tests.equivalence import cases
 from tests.equivalence.pool import Pool
 
@@ -22,10 +18,7 @@ pytestmark = pytest.mark.multi
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = tmp_path_factory.mktemp("sessions")
-    pq.write_table(made(40, 2), place / "log.parquet")
-    schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})
-    return str(data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out)
+    return prepared_sessions(tmp_path_factory.mktemp("sessions"))
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -5,7 +5,7 @@ import torch
 
 import sparrow.kernels
 from sparrow.core import UserError
-from sparrow.kernels import missing, missing_triton, resolve
+from sparrow.kernels import missing, resolve
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -77,8 +77,3 @@ def test_without_triton_the_reference_runs_on_a_gpu_and_says_so_once(monkeypatch
     assert resolve("auto", GPU, has_triton=True) == "reference"
     with pytest.raises(UserError, match="triton is not installed"):
         resolve("triton", GPU, has_triton=True)
-
-
-def test_why_triton_cannot_run(triton_is_there: pytest.MonkeyPatch) -> None:
-    assert missing_triton(GPU) == ""
-    assert "TRITON_INTERPRET" in missing_triton(CPU)

@@ -84,7 +84,7 @@ def test_a_step_waits_at_most_twice(prepared: Path, tmp_path: Path, name: str, m
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise", "data_parallel"])
 def test_two_gpus_learn_as_one(prepared: Path, tmp_path: Path, plan: str) -> None:
-    one = train(dataclasses.replace(run_on(prepared, tmp_path / "one", "deferred")))
+    one = train(run_on(prepared, tmp_path / "one", "deferred"))
     run = run_on(prepared, tmp_path / "two", "deferred")
     run = dataclasses.replace(run, sharding=dataclasses.replace(run.sharding, plan=plan))
     run.save(tmp_path / "run.toml")

@@ -7,21 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sparrow import data
 from sparrow.core.config import Family, to_dict
-from sparrow.features.schema import Column
 from sparrow.kernels.formats import fp32, int4, int8, split_bf16
 from sparrow.sharding import Layout
 from tests import standin, standin_cases
-from tests.data.grouped import SCHEMA, made
+from tests.data.grouped import prepared_sessions
 from tests.models.test_models import HISTORY, MODELS, named
 
 FAMILY = Family("sparrow.models")
@@ -39,10 +35,7 @@ def away() -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Clustered, with groups and weights."""
-    place = tmp_path_factory.mktemp("sessions")
-    pq.write_table(made(40, 2), place / "log.parquet")
-    schema = replace(SCHEMA, columns={**SCHEMA.columns, "row": Column(kind="numeric")})
-    return str(data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out)
+    return prepared_sessions(tmp_path_factory.mktemp("sessions"))
 
 
 def settings(config: Any, **more: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -91,13 +92,19 @@ def test_bytes_are_those_of_the_tensors_and_of_the_preflight(
     assert ("32 frames, lru" in cells) == (tables is FEW)
 
 
-def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -> None:
-    train(small_run(prepared, tmp_path / "first", tables=ALL, loop=Loop(max_steps=12)))
+def notes() -> tuple[list[str], Callable[[str, dict[str, Any]], None]]:
+    """What a run says, and the listener that writes it down."""
     said: list[str] = []
 
     def hear(event: str, values: dict[str, Any]) -> None:
         said.extend([values["text"]] if event == "note" else [])
 
+    return said, hear
+
+
+def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -> None:
+    train(small_run(prepared, tmp_path / "first", tables=ALL, loop=Loop(max_steps=12)))
+    said, hear = notes()
     run = small_run(prepared, tmp_path / "warm", tables=FEW, init_from=str(tmp_path / "first"), loop=Loop(max_steps=1))
     trainer = Trainer(run, listener=hear)
     trainer.fit()
@@ -113,11 +120,7 @@ def test_rows_that_find_no_frame_are_told_once(prepared: Path, tmp_path: Path) -
 
 
 def test_frames_too_few_for_the_batches_in_flight_are_told_once(prepared: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def hear(event: str, values: dict[str, Any]) -> None:
-        said.extend([values["text"]] if event == "note" else [])
-
+    said, hear = notes()
     few = TableChoices(format=int8.Config(), cache=Cache(fraction=0.01, protect=3))
     run = small_run(prepared, tmp_path / "few", tables=few, loop=Loop(max_steps=9))
     trainer = Trainer(replace(run, data=replace(run.data, id_dropout={})), listener=hear)

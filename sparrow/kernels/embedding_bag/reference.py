@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
+from sparrow.kernels.expand.reference import sum_in_blocks
 from sparrow.kernels.rounding import noise, state_to_bf16
 from sparrow.kernels.rules import learns, regularized_update
 
@@ -280,19 +281,8 @@ def _within(index: Tensor, size: int) -> bool:
 
 def _sum_rows(values_ND: Tensor, index_N: Tensor, count: int, block: int | None = None) -> Tensor:
     if block is not None:
-        pairs_P, pair_N = _blocks(index_N, count, block)
-        return _sum_rows(_sum_rows(values_ND, pair_N, pairs_P.shape[0]), pairs_P[:, 0], count)
+        return sum_in_blocks(values_ND, index_N, count, block)
     out = values_ND.new_zeros(count, values_ND.shape[1])
     if values_ND.is_cuda:  # here index_add_ adds in the order in which threads arrive, index_put_ in a fixed one
         return out.index_put_((index_N,), values_ND, accumulate=True)
     return out.index_add_(0, index_N, values_ND)
-
-
-def _blocks(index_N: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
-    """The pairs (row, its block) in order, [P, 2], and the pair of each value when a row's values come in blocks."""
-    sorted_N, order_N = index_N.sort(stable=True)
-    first_C = torch.searchsorted(sorted_N, torch.arange(count, device=index_N.device))
-    turn_N = torch.empty_like(index_N)
-    turn_N[order_N] = torch.arange(index_N.numel(), device=index_N.device) - first_C[sorted_N]
-    pairs_P, pair_N = torch.stack([index_N, turn_N // block], 1).unique(dim=0, return_inverse=True)
-    return pairs_P, pair_N

@@ -1,6 +1,6 @@
 """The operators on a GPU, with the signatures of the reference: what the host does around the kernels in `gpu/`.
 
-Tables that kernels are compiled alike for are a group (`gpu/groups.py`), and a group is one launch. Nothing here waits
+Tables for which kernels are compiled alike are a group (`gpu/groups.py`), and a group is one launch. Nothing here waits
 for the device, but for `row_gradients`, whose results have a size that the device knows. What lies outside a table or
 outside the bags is left out there: it reads and writes nothing. On a CPU it is refused first.
 """
@@ -106,7 +106,7 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
         mine = [(place, *given[number]) for place, number in enumerate(group.members)]
         rows = [[place, r.data_ptr(), r.numel(), *columns_of(grad, 0)] for place, r, grad in mine]
         grid = [blocks(max(row[2] for row in rows), group.kind.ROWS), len(rows)]
-        arguments = (numbers(rows, device), group.numbers, *_numbers_of(lr_T, n, device))
+        arguments = (numbers(rows, device), group.numbers, *_on_device(lr_T, n, device))
         align = alignment(number for row in rows for number in row[3:])
         launch(updates.update_rows, grid, device, *arguments, GRAD_ALIGN=align, OF=group.kind)
 
@@ -117,7 +117,7 @@ def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tens
     limits = [table.slots for table in tables]
     reference.check(tables, bags, limits, grads)
     entries, kept = _entries(grads, bags, limits, groups)
-    lr_T, n = _numbers_of(lr_T, n, device)
+    lr_T, n = _on_device(lr_T, n, device)
     for group in groups:
         first, last = entries.range_of(group)
         if first < last:
@@ -196,7 +196,7 @@ def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
     return [grad if grad.stride(1) == 1 or grad.shape[1] == 1 else grad.contiguous() for grad in grads]
 
 
-def _numbers_of(lr_T: Tensor, n: Tensor | int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _on_device(lr_T: Tensor, n: Tensor | int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Learning rates and the number of the update, on the device."""
     number = n if isinstance(n, Tensor) else torch.full((), n, dtype=torch.int64, device=device)
     return lr_T.to(device, non_blocking=True), number.to(device, torch.int64, non_blocking=True)

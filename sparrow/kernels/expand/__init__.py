@@ -1,4 +1,4 @@
-"""Rows that several samples share: copied to each of them, and sums over those that share one. With gradients.
+"""Copies rows to the samples that share them, and sums over the samples that share a row. Both have gradients.
 
 The gradient of a copy is a sum, and that of a sum is a copy. On a GPU torch's own operators for them (`index_select`,
 indexing, `index_add`) add in the order in which threads arrive, or in one thread for each row. Here the order is fixed.

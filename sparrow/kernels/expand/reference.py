@@ -28,9 +28,8 @@ def sum_in_blocks(values_ND: Tensor, index_N: Tensor, count: int, block: int = B
     blocks_U = (first_U1.diff() + block - 1) // block
     block_U1 = torch.cat([blocks_U.new_zeros(1), blocks_U.cumsum(0)])
     block_K = torch.arange(size // block + min(count, size), device=device)
-    sum_K = torch.searchsorted(block_U1[1:], block_K, right=True).clamp(
-        max=count - 1
-    )  # the sum that a block is part of
+    # the sum that each block is part of
+    sum_K = torch.searchsorted(block_U1[1:], block_K, right=True).clamp(max=count - 1)
     first_K = (first_U1[sum_K] + (block_K - block_U1[sum_K]) * block).clamp(max=size)
     first_K1 = torch.cat([first_K, first_U1[-1:]])
     parts_KD = torch.segment_reduce(values_ND[order_N], "sum", offsets=first_K1, axis=0, unsafe=True)

@@ -7,7 +7,7 @@ from sparrow.kernels.embedding_bag.gpu.codecs import vectors_at
 from sparrow.kernels.embedding_bag.gpu.launch import SIZE, kernel
 from sparrow.kernels.embedding_bag.gpu.records import table_at, values
 
-# numbers of a feature: see `triton.py`
+# numbers of a feature: see `features.numbers_of`
 F_TABLE, F_LOW, F_FIRST_BAG, F_BAGS, F_IS_MEAN, F_IS_NONE, F_OUT, F_STRIDE, FEATURE = (
     tl.constexpr(i) for i in range(9)
 )
@@ -45,7 +45,7 @@ def lookup(features, numbers, slots, offsets, weights, N, OUT_ALIGN: tl.constexp
     for i in tl.range(0, tl.max(length), loop_unroll_factor=4):
         here = i < length
         slot = tl.load(slots + first + i, mask=here, other=0).to(tl.int64)
-        row = values(at, slot, here, False, OF)
+        row = values(at, slot, here, OF)
         if weights is not None:
             row = row * tl.load(weights + first + i, mask=here, other=0.0)[:, None]
         pooled += row
@@ -90,7 +90,7 @@ def dots(features, numbers, slots, offsets, grad_N, N, OUT_ALIGN: tl.constexpr, 
     for i in tl.range(0, tl.max(length), loop_unroll_factor=4):
         here = i < length
         slot = tl.load(slots + first + i, mask=here, other=0).to(tl.int64)
-        row = values(at, slot, here, False, OF)
+        row = values(at, slot, here, OF)
         place = grad_N + first + i
         dot = tl.sum(grad * row, 1) * scale
         tl.store(place, tl.load(place, mask=here, other=0.0) + dot, mask=here)

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-LOW: tl.constexpr = tl.constexpr(0xFFFFFFFF)
-
 
 @triton.jit
 def row_at(address, rows, ROW_BYTES: tl.constexpr, TYPE: tl.constexpr, ALIGN: tl.constexpr):
@@ -39,7 +37,7 @@ def _splitmix64(x):
 def noise(key, FIELD: tl.constexpr, rows, n, columns):
     """u, uint32 [ROWS, columns], of rows [ROWS] and columns [1, columns] of the whole component."""
     mixed = _splitmix64(rows.to(tl.uint64) + _splitmix64((n * 16 + FIELD).to(tl.uint64) ^ key.to(tl.uint64)))[:, None]
-    h = columns.to(tl.uint32) * 0x9E3779B9 + (mixed & LOW).to(tl.uint32)
+    h = columns.to(tl.uint32) * 0x9E3779B9 + mixed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = h ^ (mixed >> 32).to(tl.uint32)
     h = (h ^ (h >> 15)) * 0x735A2D97

@@ -151,6 +151,12 @@ def gradients_of_bags(
     """Returns for each feature the gradients of its bags, and the tensors that they are in.
 
     Those of samples that share a bag are summed, in blocks too.
+
+    Args:
+        grads: float32, with the columns of a row side by side.
+        bags: the batch, with contiguous tensors.
+        groups: of all tables.
+        block: how many gradients of a bag are summed at a time.
     """
     vectors = [columns_of(grads[f.output], f.column) for f in bags.lookups]
     shared = [i for group in groups for i, f in enumerate(bags.lookups) if f.inverse >= 0 and f.table in group.members]
@@ -159,8 +165,7 @@ def gradients_of_bags(
     limits = [bags.bags[f.key] for f in bags.lookups]
     sources, kept = [], []
     for i in shared:
-        samples_B = bags.inverses[bags.lookups[i].inverse].contiguous()
-        kept.append(samples_B)
+        samples_B = bags.inverses[bags.lookups[i].inverse]
         of = [0, 0, 0, samples_B.numel(), False, True, *vectors[i]]
         sources.append(Source(table=i, ids=samples_B.data_ptr(), count=samples_B.numel(), limit=limits[i], bags=of))
     members = [[i for i in shared if bags.lookups[i].table in group.members] for group in groups]

@@ -14,12 +14,12 @@ from torch import Tensor
 from sparrow.kernels import is_interpreted
 
 INTERPRETED = is_interpreted()  # when the kernels beside this file were defined
-TILE = 2048 if INTERPRETED else 512  # numbers of a tile: the interpreter pays by operation, a GPU by register
+TILE = 2048 if INTERPRETED else 512  # numbers of a tile: many for the interpreter, as few as registers hold on a GPU
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # no fused multiply-add: it rounds once, the reference twice
 SIZE = triton.language.constexpr(1024)  # entries of a program that sums nothing
 PROGRAMS = 2 if INTERPRETED else 4096  # of kernels that find out on the device how many rows there are
 
-# an operator's kernel; how long a batch is does not make it another program
+# makes a kernel, which is not compiled again for a batch of another length
 kernel: Any = triton.jit(do_not_specialize=["N", "E", "U", "BLOCKS", "entry", "last_entry", "first_key"])
 
 

@@ -44,15 +44,12 @@ def _payload(level):
 
 
 @triton.jit
-def values(at, slots, here, EXACT: tl.constexpr, OF: tl.constexpr):
-    """Values of slots [ROWS] of tables whose numbers begin at `at`; 0 for a slot that no level has.
-
-    at: one place for all slots, or [ROWS].
-    """
+def values(at, slots, here, OF: tl.constexpr):
+    """What lookups read of slots [ROWS] of the table whose numbers begin at `at`; 0 for a slot that no level has."""
     found = tl.zeros([slots.shape[0], OF.BLOCK_D], tl.float32)
     for number in tl.static_range(len(OF.levels)):
         level, rows, mine = level_at(at, slots, here, number)
-        row = load_row(_payload(level), rows, mine, OF.levels[number].format, EXACT, OF)
+        row = load_row(_payload(level), rows, mine, OF.levels[number].format, False, OF)
         found = tl.where(mine[:, None], row, found) if len(OF.levels) > 1 else row
     return found
 
