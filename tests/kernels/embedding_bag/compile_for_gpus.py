@@ -57,7 +57,7 @@ def run(call: Call) -> None:
     rows = [(torch.arange(table.rows), torch.zeros(table.rows, table.dim)) for table in call.tables]
     triton.update_rows(call.tables, rows, call.lr_T, 1)
     triton.fused_update(call.tables, call.grads, call.bags, call.lr_T, 1)
-    triton.copy_rows(Tables(call.tables[:1]), torch.tensor([0]), torch.tensor([1]))
+    triton._copy_rows(Tables(call.tables[:1]), torch.tensor([0]), torch.tensor([1]))
     triton.count_outside(call.bags.slots_N, call.bags.bounds, [1] * len(call.bags.bags))
 
 
