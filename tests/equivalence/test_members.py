@@ -116,7 +116,7 @@ def single(member: str, size: int, weighted: bool) -> tuple[list[list[list[Tenso
     return found, tables
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("member", "layout"), [(m, p) for m in TABLES for p in PLANS])
 def test_a_second_member_is_sharded_as_it_is_on_one_rank(
     ranks: Callable[[int], Pool], member: str, layout: str, size: int
@@ -142,7 +142,7 @@ def test_a_second_member_is_sharded_as_it_is_on_one_rank(
     assert seen == {r.component.name: r.rows * r.dim for r in whole.all_records()}
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("member", "layout"), [(m, p) for m in ROUNDED for p in PLANS])
 def test_rows_are_rounded_to_the_same_bits_on_any_number_of_ranks(
     ranks: Callable[[int], Pool], member: str, layout: str, size: int
