@@ -12,6 +12,8 @@ from hypothesis import settings
 
 from sparrow import data
 
+pytest.register_assert_rewrite("tests.kernels.embedding_bag.cases")  # before any test imports it
+
 if not torch.cuda.is_available():  # before anything imports Triton kernels: then its interpreter runs them on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

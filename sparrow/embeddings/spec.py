@@ -33,7 +33,7 @@ class Cache:
         require(least=0, bytes=self.bytes)
         require(least=1, protect=self.protect)
         if self.fraction and self.bytes:
-            raise UserError("cache: fraction and bytes are given; choose one")
+            raise UserError("fraction and bytes are given; choose one")
 
     @property
     def is_on(self) -> bool:

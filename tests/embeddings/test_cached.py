@@ -317,7 +317,7 @@ def test_a_row_that_was_not_updated_in_its_frame_is_not_rounded_again() -> None:
     [
         ({"fraction": 1.5}, "fraction: 1.5 is out of range; .* at most 1"),
         ({"fraction": -0.1}, "fraction: -0.1 is out of range; give a number of 0 or more"),
-        ({"fraction": 0.1, "bytes": 5}, "cache: fraction and bytes are given; choose one"),
+        ({"fraction": 0.1, "bytes": 5}, "fraction and bytes are given; choose one"),
         ({"protect": 0}, "protect: 0 is out of range; give a number of 1 or more"),
     ],
 )

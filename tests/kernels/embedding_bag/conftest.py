@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite("tests.kernels.embedding_bag.cases")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def poison() -> Iterator[None]:
