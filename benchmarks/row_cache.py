@@ -11,9 +11,6 @@ as many rows would have had.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,19 +18,18 @@ from typing import Any
 import torch
 from embedding_bag import RULE, target, zipf
 from limits import bytes_last_level_cache
-from row_formats import BATCH, BYTES_FP32, POOLING, Point, Results, Turns, batches_of, processor
+from row_formats import BATCH, BYTES_FP32, POOLING, Point, Results, Turns, batches_of, begun, processor
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.config import Family
-from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import Feature, TableChoices
 from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.components import ComponentTables
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Component
 from sparrow.features.schema import Column, Encoding, Schema
-from sparrow.kernels import embedding_bag, missing
+from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Bags
 from sparrow.models import dlrm
 
@@ -205,15 +201,7 @@ def models(results: Results, formats: Sequence[str]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one table, under two minutes")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each ratio")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (all)")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    keep_freed_memory()
-    if missing():
-        sys.exit(f"{missing()}: run `make setup`")
+    options = begun(__doc__, "one table, under two minutes")
     from sparrow.kernels.embedding_bag import cpp
 
     print(

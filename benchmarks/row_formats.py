@@ -273,10 +273,10 @@ def processor() -> str:
     return f"{found.get('model name', 'an unknown processor')} {has} AVX-512"
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two points, under a minute")
+def begun(description: str | None, quick: str) -> argparse.Namespace:
+    """The options of a program that compares tables; its threads and kernels are ready. quick: what `--quick` does."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each ratio")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (all)")
     options = parser.parse_args()
@@ -284,6 +284,12 @@ def main() -> None:
     keep_freed_memory()
     if missing():
         sys.exit(f"{missing()}: run `make setup`")
+    return options
+
+
+def main() -> None:
+    """Measure and print."""
+    options = begun(__doc__, "two points, under a minute")
     from sparrow.kernels.embedding_bag import cpp
 
     print(
