@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sparrow.embeddings.memory import empty_rows
+from sparrow.embeddings.tiers.memory import empty_rows
 
 
 @functools.cache

@@ -11,6 +11,7 @@ as many rows would have had.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,10 @@ from torch import Tensor
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.config import Family
 from sparrow.embeddings import Feature, TableChoices
-from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.components import ComponentTables
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Component
+from sparrow.embeddings.tiers import CachedStore, MemoryStore
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Bags
@@ -123,15 +124,10 @@ def hit_rates() -> float:
     """Prints them; returns the largest difference between LRU and the curve."""
     random = torch.Generator().manual_seed(1)
     batches = list(zipf(CURVE_BATCHES * BATCH, CURVE_ROWS, 1.05, random).split(BATCH))
-    stores = {
-        (fraction, policy): CachedStore(
-            component(CURVE_ROWS, 1, "int8", Cache(fraction=fraction, policy=policy)),  # type: ignore[arg-type]
-            CURVE_ROWS,
-            1,
-        )
-        for fraction in FRACTIONS
-        for policy in ("lru", "lfu")
-    }
+    stores = {}
+    for fraction, policy in itertools.product(FRACTIONS, ("lru", "lfu")):
+        made = component(CURVE_ROWS, 1, "int8", Cache(fraction=fraction, policy=policy))  # type: ignore[arg-type]
+        stores[fraction, policy] = CachedStore(made, CURVE_ROWS, 1, MemoryStore(made, CURVE_ROWS, 1))
     for store in stores.values():
         table = embedding_bag.Table(levels=store.levels, rule=RULE, rows=CURVE_ROWS, dim=1)
         for rows_N in batches:

@@ -107,6 +107,8 @@ class TableChoices:
     def of(self, name: str, rows: int) -> TableChoices:
         """Returns the choices for one table: the overrides that are for it are applied, and none are left.
 
+        A table whose rows are exact has no cache.
+
         Args:
             name: the table's.
             rows: as many as the log's encoding gives it.
@@ -115,7 +117,9 @@ class TableChoices:
         for override in self.overrides:
             if override.is_for(name, rows):
                 chosen = override.on(chosen)
-        return chosen
+        # a frame of such a table would be a second copy of the same bits
+        is_exact = isinstance(chosen.format, fp32.Config) and chosen.state == "fp32"
+        return replace(chosen, cache=Cache()) if is_exact else chosen
 
     def spec(self, name: str, dim: int, *, rows: int, is_numbered: bool, init_scale: float | None = None) -> TableSpec:
         """Returns what one table of a log is.

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
-from sparrow.embeddings.cached import CachedStore, new_store
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.store import At, RowStore
+from sparrow.embeddings.tiers import At, CachedStore, RowStore, new_store
 from sparrow.kernels import philox
 from sparrow.kernels.embedding_bag import Table
 from sparrow.kernels.rounding import noise, state_to_bf16
@@ -160,17 +159,22 @@ class RowRecords(nn.Module):
         The tensors are views where the store has some.
         """
         row_bytes = sum(field.bytes_row for field in self.component.fields_of(self.dim).values())
-        step = max(1, max_bytes // row_bytes)
-        for first in range(0, self.rows, step):
-            last = min(first + step, self.rows)
+        for first, last in self._ranges(max_bytes // row_bytes):
             place = (self.first_row + first, self.first_row + last)
             fields = self.store.read(slice(first, last))
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
-        if isinstance(self.store, CachedStore):
-            frames = self.store.saved()
+        if not isinstance(self.store, CachedStore):
+            return
+        for first, last in self._ranges(max_bytes // (self.component.frame_bytes(self.dim) + 1)):
+            place = (self.first_row + first, self.first_row + last)
+            frames = self.store.saved(first, last)
             frames["row"] = frames["row"].long() + self.first_row
-            place = (self.first_row, self.first_row + self.rows)
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=frames, is_cache=True)
+
+    def _ranges(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Cuts the rows that are here into ranges of at most so many, and at least one."""
+        step = max(1, rows)
+        return ((first, min(first + step, self.rows)) for first in range(0, self.rows, step))
 
     def load_chunk(self, chunk: Chunk) -> int:
         """Overwrite what the chunk has of these rows and columns. Returns how many values that were.

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,16 @@ from torch import Tensor
 from sparrow.core import Batch
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.training.dropout import Dropout
+
+
+@dataclass
+class _Step:
+    """What a step trains on, the loader's position before it, and what a GPU does last to copy it."""
+
+    shares: list[Share]
+    position: dict[str, int]
+    is_last: bool  # the epoch has no step left
+    copied: torch.cuda.Event | None
 
 
 class Feed:
@@ -27,15 +38,22 @@ class Feed:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._shares: Iterator[Share] | None = None
-        self._ahead: tuple[list[Share], dict[str, int], bool] | None = None
+        self._ahead: deque[_Step] = deque()
 
-    def peek(self) -> list[Share]:
-        """Returns what `take` will return. It is empty at the end of an epoch. A GPU may still be copying it."""
-        if self._ahead is None:
-            position = self._loader.state_dict(), self._loader.exhausted
+    def peek(self, steps: int = 0) -> list[Share]:
+        """Returns what `take` will return, or what it will `steps` later. A GPU may still be copying it.
+
+        It is empty at the end of an epoch. The next epoch is looked at only when this one has been taken.
+        """
+        while len(self._ahead) <= steps:
+            if self._ahead and not self._ahead[-1].shares:
+                return []
+            position, is_last = self._loader.state_dict(), self._loader.exhausted
             self._shares = self._loader.shares() if self._shares is None else self._shares
-            self._ahead = [self._made(one) for one in itertools.islice(self._shares, self._accumulate)], *position
-        return self._ahead[0]
+            shares = [self._made(one) for one in itertools.islice(self._shares, self._accumulate)]
+            copied = self._stream.record_event() if self._stream else None
+            self._ahead.append(_Step(shares, position, is_last, copied))
+        return self._ahead[steps].shares
 
     def _made(self, share: Share) -> Share:
         """The share that the loader has just given, as it is trained on."""
@@ -52,19 +70,19 @@ class Feed:
             return batch.each(Tensor.pin_memory).to(self._device, non_blocking=True)
 
     def arrive(self) -> None:
-        """Let whatever a GPU does from now on wait for what was looked at. The host does not wait."""
-        if self._stream is None:
+        """Let whatever a GPU does from now on wait for what `take` will return. The host does not wait."""
+        shares = self.peek()
+        if (copied := self._ahead[0].copied) is None:
             return
         current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
-        for share in self.peek():
+        current.wait_event(copied)
+        for share in shares:
             share.batch.each(lambda t: _kept(t, current))
 
     def take(self) -> list[Share]:
         """Returns the next step's batches. It is empty at the end of an epoch, after which the next begins."""
-        found = self.peek()
         self.arrive()
-        self._ahead = None
+        found = self._ahead.popleft().shares
         if not found:
             self._shares = None
         return found
@@ -72,11 +90,11 @@ class Feed:
     @property
     def exhausted(self) -> bool:
         """Whether the epoch has no step left."""
-        return self._loader.exhausted if self._ahead is None else self._ahead[2]
+        return self._ahead[0].is_last if self._ahead else self._loader.exhausted
 
     def state_dict(self) -> dict[str, int]:
         """Returns the loader's position, from which the batches come that were not handed out."""
-        return self._loader.state_dict() if self._ahead is None else self._ahead[1]
+        return self._ahead[0].position if self._ahead else self._loader.state_dict()
 
 
 def _kept(t: Tensor, stream: torch.cuda.Stream) -> Tensor:

@@ -274,16 +274,20 @@ class Trainer:
         self.examples += sum(share.samples for share in micro)
 
     def _look_ahead(self) -> None:
-        """Begin to copy the next step's batches to a GPU, and to send their ids to their shards."""
+        """Begin to copy batches to a GPU, and to send the ids of the next step's to their shards.
+
+        Ids leave from the GPU. So where they are sent, batches are copied a step before.
+        """
         many = self.ranks.world.size > 1
         if self.step + 1 >= self.total_steps or not (many or self.device.type == "cuda"):
             return
         coming = self.feed.peek()
         if many:
             self.feed.arrive()
-            for share in coming:
-                for tables in self.tables:
-                    tables.prefetch(share.batch.ids)
+            for share, tables in itertools.product(coming, self.tables):
+                tables.prefetch(share.batch.ids)
+        if many and self.device.type == "cuda":
+            self.feed.peek(1)
 
     def _set_lr(self) -> None:
         factor = self.run.schedule.factor(self.step, self.total_steps)
@@ -434,8 +438,7 @@ class Trainer:
         is_new = self.kept != self.step
         self.kept = self.step  # asked of memory: ranks may see the folder differently
         background = self.run.checkpoint.background
-        step = self.step
-        world = self.ranks.world
+        step, world = self.step, self.ranks.world
         if background and is_new:
             chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}

@@ -20,7 +20,7 @@ from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, TableSpec, stored_in, unallocated
-from sparrow.embeddings.store import FoldedStore
+from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparrow.checkpoint import Checkpoint
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.cached import CachedStore
+from sparrow.embeddings.tiers.cached import CachedStore
 
 
 class Stored:

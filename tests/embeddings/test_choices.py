@@ -7,7 +7,8 @@ import pytest
 from sparrow.core import UserError
 from sparrow.embeddings import Direct, Hashed, TableChoices
 from sparrow.embeddings.choices import Override
-from sparrow.kernels.formats import fp16, fp32
+from sparrow.embeddings.spec import Cache
+from sparrow.kernels.formats import fp16, fp32, int8
 from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.trained.run import Run
 
@@ -40,6 +41,14 @@ rule = { name = "adam" }
     for name in ("lr", "default", "rule"):  # names of settings are names of tables as any other
         assert found.tables.of(name, 10).rule == adam.Config()
     assert small.spec("x", 4, rows=10, is_numbered=True).addressing == Hashed(100, 3)
+
+
+def test_a_table_whose_rows_are_exact_has_no_cache() -> None:
+    cache, rules = Cache(fraction=0.05), [{}, {"state": "bf16"}, {"format": int8.Config()}]
+    overrides = (Override(where="rows < 100", format={"name": "fp32"}),)
+    made = [TableChoices(cache=cache, overrides=overrides, **rule) for rule in rules]  # type: ignore[arg-type]
+    assert [one.of("x", 1000).cache for one in made] == [Cache(), cache, cache]
+    assert [one.of("x", 10).cache for one in made] == [Cache(), cache, Cache()]
 
 
 def test_a_later_override_changes_what_an_earlier_one_made() -> None:

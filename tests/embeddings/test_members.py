@@ -28,10 +28,10 @@ from sparrow.embeddings import (
     addressing,
     stored_in,
 )
-from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import Impl, missing
 from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, split_bf16
@@ -422,11 +422,12 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
 
 
 def test_a_choice_that_a_run_did_not_make_is_told(prepared: Path, tmp_path: Path) -> None:
-    train(run_of(prepared, tmp_path / "run", TableChoices()))
+    made = TableChoices(format=fp16.Config())
+    train(run_of(prepared, tmp_path / "run", made))
     others = {
-        "format": (TableChoices(format=fp16.Config()), "'fp32'", "'fp16'"),
-        "state": (TableChoices(state="bf16"), "'fp32'", "'bf16'"),
-        "cache.fraction": (TableChoices(cache=Cache(fraction=0.2)), "0.0", "0.2"),
+        "format": (TableChoices(), "'fp16'", "'fp32'"),
+        "state": (replace(made, state="bf16"), "'fp32'", "'bf16'"),
+        "cache.fraction": (replace(made, cache=Cache(fraction=0.2)), "0.0", "0.2"),
     }
     for setting, (choices, then, name) in others.items():
         told = rf"tables\.\w+\.{setting} is {then} there and {name} here; restore the setting or begin another run_dir"

@@ -12,8 +12,8 @@ import torch
 from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
-from sparrow.embeddings.cached import CachedStore
 from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.kernels.formats import fp16, int8
 from sparrow.kernels.rules import sgd
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise

@@ -184,7 +184,7 @@ def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) ->
 
 KILLED_EVICTING = """
     import os, signal, sys
-    from sparrow.embeddings import cached
+    from sparrow.embeddings.tiers import cached
     from sparrow.trained.run import Run
     from sparrow.training import Trainer
 
@@ -297,6 +297,20 @@ def test_what_is_saved_and_said_has_judged_every_step(prepared: Path, tmp_path: 
         streams = saved.part("progressive")
         assert sum(int(streams[f"{window}.sums"][0, 0]) for window in range(5)) == saved.state["examples"] == step * 256
         assert int(streams["5.sums"][0, 0]) == step % 2 * 256  # since the last line of the log
+
+
+def test_what_bad_ids_changed_is_never_saved(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU tells late that an id was outside of its table."""
+    trainer = Trainer(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=6)))
+
+    def tell() -> None:
+        if trainer.step >= 4:
+            raise UserError("table 'item': id 9 is outside")
+
+    monkeypatch.setattr(trainer.tables[0], "raise_bad_ids", tell)
+    with pytest.raises(UserError, match="id 9 is outside"):
+        trainer.fit()
+    assert trainer.step == 4 and checkpoint.latest(tmp_path / "run" / "checkpoints") is None
 
 
 def test_a_nonfinite_step_is_left_out(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import UserError
-from sparrow.embeddings.memory import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.store import At, MemoryStore, RowStore, chosen_device, chosen_store, level_of
+from sparrow.embeddings.tiers.memory import empty_rows
+from sparrow.embeddings.tiers.store import At, RowStore, chosen_device, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
 from sparrow.kernels.row_cache import Frames
@@ -27,6 +27,7 @@ class CachedStore(nn.Module):
         component: whose rows these are. It says how many frames there are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
+        beneath: a store of these rows, whose slots are rows. Those that are out are there.
 
     Raises:
         UserError: on a GPU.
@@ -35,13 +36,14 @@ class CachedStore(nn.Module):
     slots_are_rows = False
     is_allocated = True
 
-    def __init__(self, component: Component, rows: int, dim: int) -> None:
+    def __init__(self, component: Component, rows: int, dim: int, beneath: RowStore) -> None:
         super().__init__()
         if chosen_device() != "cpu":
             remedy = "leave it out, or use --device cpu"
             raise UserError(f"table {component.name!r}: its cache is for the CPU, and the rows are on a GPU; {remedy}")
         self.component = component
-        self.beneath = MemoryStore(component, rows, dim)
+        assert beneath.slots_are_rows
+        self.beneath = beneath
         count = component.frames(rows)
         self._fields = component.frame_fields(dim)
         for name, field in self._fields.items():
@@ -109,16 +111,22 @@ class CachedStore(nn.Module):
 
     # -- frames in and out ----------------------------------------------------------------------------------------
 
-    def saved(self) -> dict[str, Tensor]:
-        """Returns the frames that hold a row, field by field [U], the row numbers as "row", and the counts.
+    def saved(self, first: int = 0, last: int | None = None) -> dict[str, Tensor]:
+        """Returns the frames that hold a row, field by field [U], the row numbers as "row", and the counts of rows.
 
         "age" is how many batches ago the row was used. "batch" is the number of batches so far.
+
+        Args:
+            first: the first row that is asked about.
+            last: the row after the last one; by default all.
         """
-        held = (self.frame("tag") >= 0).nonzero()[:, 0]
+        last = self.rows if last is None else last
+        tags_F = self.frame("tag")
+        held = ((tags_F >= first) & (tags_F < last)).nonzero()[:, 0]
         found = {name: self.frame(name)[held] for name in self._fields if name not in ("tag", "stamp")}
-        found["row"] = self.frame("tag")[held]
+        found["row"] = tags_F[held]
         found["age"] = self.batch - self.frame("stamp")[held]
-        return {**found, "batch": torch.tensor([self.batch]), "counts": self.get_buffer("counts")}
+        return {**found, "batch": torch.tensor([self.batch]), "counts": self.get_buffer("counts")[first:last]}
 
     @torch.no_grad()
     def restore(self, rows_U: Tensor, fields: Mapping[str, Tensor], batch: int) -> Tensor:
@@ -139,15 +147,3 @@ class CachedStore(nn.Module):
         low, high = max(first, 0), min(first + len(counts_R), len(mine_R))
         if low < high:
             mine_R[low:high] = counts_R[low - first : high - first]
-
-
-def new_store(component: Component, rows: int, dim: int) -> RowStore:
-    """Returns a store of the kind that `stored_in` chose; by default in memory, with a cache if the component has one.
-
-    Args:
-        component: whose rows it holds.
-        rows: how many of its rows.
-        dim: how many of its dimensions.
-    """
-    make = chosen_store() or (CachedStore if component.cache.is_on else MemoryStore)
-    return make(component, rows, dim)
