@@ -1,4 +1,4 @@
-"""Where rows are kept: a store is a file. A cache of exact rows stands over any of them."""
+"""Where rows are kept: a store is a file. A cache of exact rows stands over one whose slots are rows."""
 
 from __future__ import annotations
 
