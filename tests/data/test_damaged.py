@@ -244,6 +244,17 @@ def test_damaged_files_for_a_quarter_minute_each(tmp_path: Path, check) -> None:
             break
 
 
+@pytest.mark.parametrize("bit", [1, 16])
+def test_any_byte_of_a_parquet_footer_may_be_wrong(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"label": [0, 1] * 10, "tags": [["a", "b"], ["c"]] * 10}), path, row_group_size=10)
+    whole, refused = path.read_bytes(), 0
+    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        refused += read(path, "stop") is None
+    assert refused > 100
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_in_another_order_are_the_same_log(tmp_path: Path, mode: Mode) -> None:
     rng = np.random.default_rng(5)

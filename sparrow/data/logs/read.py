@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -329,12 +329,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
-def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
-    """Returns how many of a row group's rows are read at a time: about _BATCH_BYTES of these columns, if it is even."""
-    columns = (group.column(i) for i in range(group.num_columns))
-    kept = [c for c in columns if any(f"{c.path_in_schema}.".startswith(f"{name}.") for name in names)]
-    size = sum(max(column.total_uncompressed_size, 8 * column.num_values) for column in kept)
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(size, 1)))
+def _batch_rows(group: pq.RowGroupMetaData, columns: int) -> int:
+    """Returns how many of a row group's rows are read at a time: about _BATCH_BYTES, if it is even.
+
+    The group is asked for its size, not those of its columns: there, a damaged footer makes Arrow end the process.
+    """
+    size = max(group.total_byte_size, 8 * columns * group.num_rows, 1)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // size))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -349,7 +350,7 @@ def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
         rows = parquet.metadata.num_rows
         try:
             for group in range(parquet.num_row_groups):  # one by one: Arrow fetches all that it is asked for at once
-                size = _batch_rows(parquet.metadata.row_group(group), names)
+                size = _batch_rows(parquet.metadata.row_group(group), len(names))
                 for batch in parquet.iter_batches(size, row_groups=[group], columns=names):
                     batch.validate(full=True)  # text that is not UTF-8, offsets beyond the data
                     rows -= batch.num_rows
