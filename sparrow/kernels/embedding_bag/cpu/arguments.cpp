@@ -257,9 +257,7 @@ bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, con
           rows[n] = reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(rows[n]) | kFrame);
       }
     }
-    for (int64_t n = 0; n < std::min(count, ahead_of(places.bytes, places.bytes >= kFarLookup)); ++n)
-      for (int64_t b = 0; b < places.bytes && b < 1024; b += 64)
-        PREFETCH(reinterpret_cast<const void*>((reinterpret_cast<uintptr_t>(rows[n]) & ~kFrame) + b));
+    for (int64_t n = 0; n < std::min(count, ahead_of(places.bytes)); ++n) prefetch(address_of(rows[n]), places.bytes);
   });
   return true;
 }

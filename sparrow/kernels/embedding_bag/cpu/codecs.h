@@ -214,10 +214,6 @@ struct Int4 {
   }
 };
 
-INLINE const uint8_t* address_of(const uint8_t* row) {
-  return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(row) & ~kFrame);
-}
-
 // Rows of which some are fp32: see `Places`.
 template <class Other>
 struct Mixed {

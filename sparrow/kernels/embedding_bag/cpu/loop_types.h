@@ -5,17 +5,20 @@
 
 #include "../../cpu.h"
 
-#define PREFETCH(address) __builtin_prefetch(address)
-#define PREFETCH_FAR(address) __builtin_prefetch(address, 0, 2)
-
 namespace sparrow::embedding_bag {
 
-// Bytes from which a row is asked for into the second cache. The first has too few lines under way at a time
-// (measured).
-constexpr int64_t kFarLookup = 516, kFarUpdate = 512;
 // Lookups between asking for a row and using it.
-constexpr int64_t ahead_of(int64_t bytes, bool far) {
-  return far ? std::clamp<int64_t>(16384 / bytes, 4, 32) : std::clamp<int64_t>(4096 / bytes, 8, 16);
+INLINE constexpr int64_t ahead_of(int64_t bytes) {
+  const int64_t rows = 16384 / bytes;
+  return rows < 4 ? 4 : rows < 32 ? rows : 32;
+}
+
+// Asks for the cache lines of a row, at most 4096 bytes of them, into the second cache: the first has too few lines
+// under way at a time (measured).
+INLINE void prefetch(const void* row, int64_t bytes) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(row), end = begin + (bytes < 4096 ? bytes : 4096);
+  for (uintptr_t line = begin & ~uintptr_t{63}; line < end; line += 64)
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
 }
 
 // Floats of scratch memory: for a row in whole vectors, and for the rows that a loop needs at most: four of its own,
@@ -81,6 +84,9 @@ struct Places {
   const uint8_t* const* rows;
 };
 constexpr uintptr_t kFrame = uintptr_t{1} << (sizeof(uintptr_t) * 8 - 2);  // no address has it
+INLINE const uint8_t* address_of(const uint8_t* row) {
+  return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(row) & ~kFrame);
+}
 
 // Lookups of some bags of a feature, whose rows are found.
 struct Pool {

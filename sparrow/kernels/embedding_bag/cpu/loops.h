@@ -168,16 +168,6 @@ INLINE V<W> square_root(const V<W>& v) {
   return load<W>(lanes);
 }
 
-INLINE void prefetch(const void* row, int64_t bytes, bool far) {
-  const uint8_t* const from = static_cast<const uint8_t*>(row);
-  if (far) {
-    for (int64_t b = 0; b < bytes && b < 4096; b += 64) PREFETCH_FAR(from + b);
-  } else {
-    for (int64_t b = 0; b < bytes; b += 64) PREFETCH(from + b);
-    PREFETCH(from + bytes - 1);
-  }
-}
-
 #include "codecs.h"
 
 // -- row rules: one function each; kernels/rules/ holds the definitions ----------------------------------------------
@@ -326,24 +316,21 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
 INLINE void prefetch_target(const Table& table, int64_t slot) {
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
-  prefetch(level.row(row), level.bytes, level.bytes >= kFarUpdate);
-  PREFETCH(level.touched + row);
-  if (level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2, level.bytes >= kFarUpdate);
-  const int64_t bytes = level.narrow ? 2 : 4, wide = bytes * table.dim;
+  prefetch(level.row(row), level.bytes);
+  prefetch(level.touched + row, 1);
+  if (level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2);
   for (int field = 0; field < table.rule.fields; ++field) {
-    const uint8_t* const state = static_cast<const uint8_t*>(level.state[field]);
-    if (table.rule.wide[field]) prefetch(state + row * wide, wide, wide >= kFarUpdate);
-    else PREFETCH(state + row * bytes);
+    const int64_t bytes = (level.narrow ? 2 : 4) * (table.rule.wide[field] ? table.dim : 1);
+    prefetch(static_cast<const uint8_t*>(level.state[field]) + row * bytes, bytes);
   }
-  if (level.changed) PREFETCH(level.changed + row);
+  if (level.changed) prefetch(level.changed + row, sizeof *level.changed);
 }
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
 template <class Reader, int W, int K>
 INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = p.at.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(p.at.bytes, far);
+  const int64_t ahead = ahead_of(p.at.bytes);
   const uint8_t* const* row = p.at.rows;
   const uint8_t* const* const end = p.at.rows + p.count;
   for (int64_t b = 0; b < p.bags; ++b) {
@@ -351,7 +338,7 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
     EACH(k) sum[k] = V<W>{};
     const int64_t length = p.offsets[b + 1] - p.offsets[b];
     for (const uint8_t* const* const last = row + length; row < last; ++row) {
-      if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes, far);
+      if (row + ahead < end) prefetch(address_of(row[ahead]), p.at.bytes);
       const Reader reader(*row, shape.dim);
       if (p.weights) {
         const float weight = p.weights[row - p.at.rows];
@@ -370,10 +357,9 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
 
 template <class Reader, int W, int K>
 INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
-  const bool far = p.at.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(p.at.bytes, far);
+  const int64_t ahead = ahead_of(p.at.bytes);
   for (int64_t n = 0; n < p.count; ++n) {
-    if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes, far);
+    if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes);
     const Reader reader(p.at.rows[n], shape.dim);
     const float weight = p.weights ? p.weights[n] : 1.0f;
     EACH(k) store<W>(p.out + n * p.stride + shape.at(k), values<W>(reader, shape.at(k)) * weight);
@@ -383,10 +369,9 @@ INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
 template <class Reader, int W, int K>
 INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
-  const bool far = d.at.bytes >= kFarLookup;
-  const int64_t ahead = ahead_of(d.at.bytes, far);
+  const int64_t ahead = ahead_of(d.at.bytes);
   for (int64_t n = 0; n < d.count; ++n) {
-    if (n + ahead < d.count) prefetch(address_of(d.at.rows[n + ahead]), d.at.bytes, far);
+    if (n + ahead < d.count) prefetch(address_of(d.at.rows[n + ahead]), d.at.bytes);
     const Reader reader(d.at.rows[n], shape.dim);
     EACH(k) a[k] = values<W>(reader, shape.at(k));
     read(shape, d.grad, b);
@@ -399,8 +384,7 @@ INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const uint64_t* keys = r.keys;
-  const bool far = shape.dim * 4 >= kFarUpdate;
-  const int64_t end = r.end, ahead = ahead_of(shape.dim * 4, far);
+  const int64_t end = r.end, ahead = ahead_of(shape.dim * 4);
   float* out = r.out;
   int64_t* rows = r.rows;
   Vectors<W, K> sum(r.scratch);
@@ -410,7 +394,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
     for (; i < end && row_of(keys[i]) == row; ++i) {
       if (i + ahead < end) {
         const uint64_t key = keys[i + ahead];
-        prefetch(r.gradient(key), shape.dim * 4, far);
+        prefetch(r.gradient(key), shape.dim * 4);
         if (!rows && row_of(key) != row_of(keys[i + ahead - 1])) prefetch_target(*r.table, row_of(key));
       }
       const float* from = r.gradient(keys[i]);
@@ -435,7 +419,7 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
 template <int W, int K>
 INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
   Vectors<W, K> grad(u.scratch);
-  const int64_t ahead = ahead_of(shape.dim * 4, shape.dim * 4 >= kFarUpdate);
+  const int64_t ahead = ahead_of(shape.dim * 4);
   for (int64_t i = u.begin; i < u.end; ++i) {
     if (i + ahead < u.end) prefetch_target(*u.table, u.rows[i + ahead]);
     read(shape, u.grad + i * shape.dim, grad);
