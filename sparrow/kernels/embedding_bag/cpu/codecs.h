@@ -201,6 +201,23 @@ struct Int4 {
     if constexpr (W == 1) {
       return at % 2 ? from[0] >> 4 : from[0] & 15;
     } else {
+#if LANES >= 8
+      // a byte in each eight, and its high half in the upper four of them
+      if constexpr (W == 8) {
+        if (at % 2 == 0) {
+          const __m256i pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_as<int32_t>(from)));
+          return bits_as<I<W>>(pairs | pairs << 28) & 15;
+        }
+      }
+#endif
+#if LANES == 16
+      if constexpr (W == 16) {
+        if (at % 2 == 0) {
+          const __m512i pairs = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(load_as<int64_t>(from)));
+          return bits_as<I<W>>(pairs | pairs << 28) & 15;
+        }
+      }
+#endif
       // W codes are W / 2 bytes; those from an odd column on end within the byte after them
       uint64_t packed = 0;
       __builtin_memcpy(&packed, from, W / 2);
