@@ -329,8 +329,9 @@ class ComponentTables(nn.Module):
         return mapped
 
     def _settle(self) -> None:
-        for record in self.all_records():
-            record.store.settle()
+        if not self._slots_are_rows:
+            for record in self.all_records():
+                record.store.settle()
 
     def _lookups(self, ids: KeyedJagged) -> Lookups:
         samples = [(f.pooling, ids.samples(f.name)) for f in self.features]

@@ -79,14 +79,14 @@ class Tables(tuple[Table, ...]):
         return [tensor for level in self.levels for tensor in level.payload.values()]
 
     @cached_property
-    def formats(self) -> list[str]:
-        """The C++ codec of every level."""
-        return [level.format.cpp() or "" for level in self.levels]
+    def formats(self) -> str:
+        """The C++ codec of every level, by commas."""
+        return ",".join(level.format.cpp() or "" for level in self.levels)
 
     @cached_property
     def is_compiled(self) -> bool:
         """Whether the C++ operators know all formats."""
-        return all(self.formats)
+        return all(level.format.cpp() for level in self.levels)
 
     @cached_property
     def dims(self) -> list[int]:
@@ -100,13 +100,20 @@ class Tables(tuple[Table, ...]):
         return [*numbers, *(int(level.format.rounding == "stochastic") for level in self.levels)]
 
     @cached_property
+    def rounding_T(self) -> Tensor:
+        """The same, int64."""
+        return torch.tensor(self.rounding)
+
+    @cached_property
     def touched(self) -> list[Tensor]:
         """Every level's touched bytes."""
         return [level.touched_R for level in self.levels]
 
     @cached_property
     def changed(self) -> list[Tensor]:
-        """Every level's numbers of last updates; empty where nobody asks."""
+        """Every level's numbers of last updates; empty where nobody asks. No level's if nobody asks for any."""
+        if all(level.changed_R is None for level in self.levels):
+            return []
         none = torch.empty(0, dtype=torch.int32)
         return [none if level.changed_R is None else level.changed_R for level in self.levels]
 
@@ -126,16 +133,17 @@ class Tables(tuple[Table, ...]):
         return [n for table in self for n in (table.rows, table.dim)]
 
     @cached_property
-    def rules(self) -> tuple[list[str], list[float]]:
-        """Name of every table's rule, and seven numbers for each: see `rule_of` in cpu/arguments.cpp."""
-        names, numbers = [], []
+    def rules(self) -> tuple[str, Tensor]:
+        """Name of every table's rule, by commas, and seven numbers for each: see `rule_of` in cpu/arguments.cpp."""
+        names: list[str] = []
+        numbers: list[float] = []
         for table in self:
             name, own = table.rule.cpp()
             extra = table.rule.regularization
             numbers += [extra.weight_decay, float(extra.decay == "decoupled"), extra.clip_norm, extra.max_norm]
             numbers += [own.get("eps", 0.0), own.get("beta1", 0.0), own.get("beta2", 0.0)]
             names.append(name)
-        return names, numbers
+        return ",".join(names), torch.tensor(numbers, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

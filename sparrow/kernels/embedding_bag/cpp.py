@@ -73,7 +73,7 @@ def _records(tables: Tables) -> tuple[Any, ...]:
 
 def _rules(tables: Tables, lr_T: Tensor, n: int) -> tuple[Any, ...]:
     names, numbers = tables.rules
-    return names, lr_T, numbers, tables.rounding, n
+    return names, lr_T, numbers, tables.rounding_T, n
 
 
 def _batch(bags: Bags) -> tuple[Any, ...]:

@@ -66,14 +66,22 @@ const KnownFormat& format_of(const std::string& name) {
   return known_formats[0];
 }
 
+std::vector<std::string> names_in(const std::string& joined) {
+  std::vector<std::string> names;
+  for (size_t at = 0; at < joined.size(); at += names.back().size() + 1)
+    names.push_back(joined.substr(at, joined.find(',', at) - at));
+  return names;
+}
+
 // table, pooling, key, inverse (-1: none), output, column: the order of `cpp.py`
 constexpr int64_t kNumbersPerFeature = 6;
 
 }  // namespace
 
-Tables::Tables(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
+Tables::Tables(const std::vector<Tensor>& payload, const std::string& format_names,
                const std::vector<int64_t>& level_counts, const std::vector<int64_t>& dims)
     : counts(level_counts) {
+  const std::vector<std::string> formats = names_in(format_names);
   check(dims.size() == level_counts.size(), "dims: expected one for each of ", level_counts.size(), " tables");
   levels.reserve(formats.size() + level_counts.size());
   size_t f = 0, p = 0;
@@ -111,27 +119,32 @@ Tables::Tables(const std::vector<Tensor>& payload, const std::vector<std::string
   check(f == formats.size() && p == payload.size(), "payload: more tensors than the formats have");
 }
 
-void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
+void Tables::set_rules(const std::string& rules, const Tensor& lr_T, const Tensor& numbers_T,
                        const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                       const std::vector<Tensor>& changed, const std::vector<int64_t>& rounding, int64_t n) {
+                       const std::vector<Tensor>& changed, const Tensor& rounding_T, int64_t n) {
+  const std::vector<std::string> names = names_in(rules);
   const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
   check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
-            numbers.size() == kNumbers * all.size(),
+            numbers_T.numel() == static_cast<int64_t>(kNumbers * all.size()),
         "rules: expected a name, a learning rate and ", kNumbers, " numbers for each of ", all.size(), " tables");
-  check(rounding.size() == 3 * all.size() + touched.size(), "rounding: expected 3 numbers a table and one a level");
-  check(changed.size() == touched.size(), "changed_R: expected one for each level");
+  const double* numbers = data<double>(numbers_T, ScalarType::Double, 1, "numbers_T");
+  check(rounding_T.numel() == static_cast<int64_t>(3 * all.size() + touched.size()),
+        "rounding: expected 3 numbers a table and one a level");
+  const int64_t* rounding = data<int64_t>(rounding_T, ScalarType::Long, 1, "rounding_T");
+  check(changed.empty() || changed.size() == touched.size(), "changed_R: expected one for each level, or none");
   size_t s = 0, w = 0;
   for (size_t t = 0; t < all.size(); ++t) {
     Table& table = all[t];
-    table.rule = rule_of(names[t], lr[t], numbers.data() + kNumbers * t);
+    table.rule = rule_of(names[t], lr[t], numbers + kNumbers * t);
     table.rounding = {rounding[3 * t], rounding[3 * t + 1], rounding[3 * t + 2], n};
     Level* level = const_cast<Level*>(table.levels);
     for (Level* const last = level + counts[t]; level < last; ++level, ++w) {
       const int64_t rows = std::min(level[1].first, table.rows) - level->first;
       check(w < touched.size() && touched[w].numel() == rows, "touched_R: expected ", rows, " rows");
       level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
-      check(changed[w].numel() == 0 || changed[w].numel() == rows, "changed_R: expected ", rows, " rows or none");
-      level->changed = changed[w].numel() ? data<int32_t>(changed[w], ScalarType::Int, 1, "changed_R") : nullptr;
+      const bool is_noted = !changed.empty() && changed[w].numel() > 0;
+      check(!is_noted || changed[w].numel() == rows, "changed_R: expected ", rows, " rows or none");
+      level->changed = is_noted ? data<int32_t>(changed[w], ScalarType::Int, 1, "changed_R") : nullptr;
       level->stochastic = rounding[3 * all.size() + w] != 0;
       level->narrow = table.rule.fields > 0 && s < state.size() && state[s].scalar_type() == ScalarType::BFloat16;
       for (int field = 0; field < table.rule.fields; ++field, ++s) {
@@ -139,7 +152,7 @@ void Tables::set_rules(const std::vector<std::string>& names, const Tensor& lr_T
         check(s < state.size() && state[s].numel() == rows * (wide ? table.dim : 1) && state[s].size(0) == rows,
               names[t], ": field ", field, " of the state does not have a number per ", wide ? "weight" : "row");
         const ScalarType type = level->narrow ? ScalarType::BFloat16 : ScalarType::Float;
-        level->state[field] = data<void>(state[s], type, wide ? 2 : 1, "state");
+        level->state[field] = static_cast<float*>(data<void>(state[s], type, wide ? 2 : 1, "state"));
       }
     }
   }

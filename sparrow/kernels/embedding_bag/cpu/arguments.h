@@ -14,14 +14,15 @@
 #include <string>
 #include <vector>
 
-// Parts of the operators' schemas.
+// Parts of the operators' schemas. Names are joined by commas and numbers are in tensors where there are many: each
+// entry of a list costs a call as much as a lookup.
 #define BATCH \
   "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
-#define PAYLOAD "Tensor[] payload, str[] formats, int[] levels, int[] dims"
-#define TABLES                                                                                                \
-  "Tensor(a!)[] payload, str[] formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched, " \
+#define PAYLOAD "Tensor[] payload, str formats, int[] levels, int[] dims"
+#define TABLES                                                                                              \
+  "Tensor(a!)[] payload, str formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched, " \
   "Tensor(d!)[] changed"
-#define RULES "str[] rules, Tensor lr, float[] numbers, int[] rounding, int n"
+#define RULES "str rules, Tensor lr, Tensor numbers, Tensor rounding, int n"
 
 namespace sparrow::embedding_bag {
 
@@ -44,13 +45,13 @@ struct Tables {
 
   // payload: the values of all levels of all tables, field by field; formats: of each level; level_counts, dims: of
   // each table
-  Tables(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
-         const std::vector<int64_t>& level_counts, const std::vector<int64_t>& dims);
+  Tables(const std::vector<Tensor>& payload, const std::string& formats, const std::vector<int64_t>& level_counts,
+         const std::vector<int64_t>& dims);
 
-  // rounding: three numbers of each table, then one of each level; n: of this update
-  void set_rules(const std::vector<std::string>& names, const Tensor& lr_T, const std::vector<double>& numbers,
+  // changed: of each level, or empty; rounding: three numbers of each table, then one of each level; n: of this update
+  void set_rules(const std::string& rules, const Tensor& lr_T, const Tensor& numbers_T,
                  const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                 const std::vector<Tensor>& changed, const std::vector<int64_t>& rounding, int64_t n);
+                 const std::vector<Tensor>& changed, const Tensor& rounding_T, int64_t n);
 
   int64_t count() const { return static_cast<int64_t>(all.size()); }
   const Table& operator[](int64_t t) const { return all[t]; }

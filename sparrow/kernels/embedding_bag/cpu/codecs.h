@@ -535,8 +535,8 @@ void encode(const Level& level, int64_t row, int64_t dim, const Rounding& roundi
 // A field of a row's state: where it is kept, or decoded into `scratch`.
 INLINE float* state_of(const Level& level, const Rule& rule, int field, int64_t row, int64_t dim, float* scratch) {
   const int64_t count = rule.wide[field] ? dim : 1;
-  if (!level.narrow) return static_cast<float*>(level.state[field]) + row * count;
-  const uint16_t* const from = static_cast<const uint16_t*>(level.state[field]) + row * count;
+  if (!level.narrow) return level.state[field] + row * count;
+  const uint16_t* const from = reinterpret_cast<const uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     store<W>(scratch + at, from_bf16<W>(load_as<H<W>>(from + at)));
@@ -549,7 +549,7 @@ INLINE void encode_state(const Level& level, const Rule& rule, const Rounding& r
                          int64_t dim, const float* from) {
   const int64_t count = rule.wide[field] ? dim : 1;
   const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
-  uint16_t* const to = static_cast<uint16_t*>(level.state[field]) + row * count;
+  uint16_t* const to = reinterpret_cast<uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;
     store_as(to + at, to_bf16<W>(load<W>(from + at), noise, at));

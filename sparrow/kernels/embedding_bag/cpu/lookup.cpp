@@ -8,7 +8,7 @@
 namespace sparrow::embedding_bag {
 namespace {
 
-std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::vector<std::string>& formats,
+std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::string& formats,
                            const std::vector<int64_t>& levels, const std::vector<int64_t>& dims, const Tensor& slots_N,
                            const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
                            const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,

@@ -13,12 +13,13 @@ INLINE constexpr int64_t ahead_of(int64_t bytes) {
   return rows < 4 ? 4 : rows < 32 ? rows : 32;
 }
 
-// Asks for the cache lines of a row, at most 4096 bytes of them, into the second cache: the first has too few lines
-// under way at a time (measured).
+// Asks for a cache line into the second cache: the first has too few lines under way at a time (measured).
+INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+
+// The same for the cache lines of a row, at most 4096 bytes of them.
 INLINE void prefetch(const void* row, int64_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(row), end = begin + (bytes < 4096 ? bytes : 4096);
-  for (uintptr_t line = begin & ~uintptr_t{63}; line < end; line += 64)
-    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+  for (uintptr_t line = begin & ~uintptr_t{63}; line < end; line += 64) prefetch(reinterpret_cast<const void*>(line));
 }
 
 // Floats of scratch memory: for a row in whole vectors, and for the rows that a loop needs at most: four of its own,
@@ -52,10 +53,10 @@ struct Level {
   Format format;
   bool stochastic;  // how rows are rounded; else to nearest
   uint8_t* rows;
-  int64_t bytes;  // of a row in `rows`
-  uint8_t* low;   // the low halves of kSplitBf16
-  void* state[kFields];
-  bool narrow;  // state is bf16; else fp32
+  int64_t bytes;          // of a row in `rows`
+  uint8_t* low;           // the low halves of kSplitBf16
+  float* state[kFields];  // of bf16 where `narrow`
+  bool narrow;
   uint8_t* touched;
   int32_t* changed;  // null, or for each row the number of the last update that changed it
 

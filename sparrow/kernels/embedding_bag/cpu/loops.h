@@ -176,13 +176,14 @@ template <int W, int K>
 struct Target {  // what a rule may change: the row's weights, in `w`, and its state
   const Shape<W, K>& shape;
   const Rule& rule;
-  float* const* state;  // where the fields of this row are
+  float* const* state;  // its fields
+  int64_t row;          // within them
   Vectors<W, K>&g, &w;  // the gradient, and the weights
   float* scratch;       // of K = 0
 
   INLINE Vectors<W, K> more(int64_t nth) const { return Vectors<W, K>(scratch + (2 + nth) * kScratchRow(shape.dim)); }
-  INLINE float* wide(int64_t field) const { return state[field]; }
-  INLINE float& narrow(int64_t field) const { return *state[field]; }
+  INLINE float* wide(int64_t field) const { return state[field] + row * shape.dim; }
+  INLINE float& narrow(int64_t field) const { return state[field][row]; }
 };
 
 template <int W, int K>
@@ -284,13 +285,10 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   if (!(dot(shape, g, g) <= __FLT_MAX__)) return;  // an infinite sum of squares would end the row's learning for good
   const bool is_plain = level.is_plain();
   float* weight = reinterpret_cast<float*>(level.row(row));
-  float* state[kFields];
-  if (is_plain) {
-    for (int field = 0; field < rule.fields; ++field)
-      state[field] = static_cast<float*>(level.state[field]) + row * (rule.wide[field] ? shape.dim : 1);
-  } else {
+  float* unpacked[kFields];
+  if (!is_plain) {
     weight = scratch + 4 * kScratchRow(shape.dim);
-    unpack(level, rule, row, shape.dim, weight, state);
+    unpack(level, rule, row, shape.dim, weight, unpacked);
   }
   Vectors<W, K> w(scratch + kScratchRow(shape.dim));
   read(shape, weight, w);
@@ -299,7 +297,7 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
     EACH(k) g[k] += rule.l2 * w[k];
   if (rule.keep != 1)
     EACH(k) w[k] *= rule.keep;
-  const Target<W, K> target{shape, rule, state, g, w, scratch};
+  const Target<W, K> target{shape, rule, is_plain ? level.state : unpacked, is_plain ? row : 0, g, w, scratch};
   switch (rule.kind) {
     case kSgd: sgd(target); break;
     case kRowwiseAdagrad: rowwise_adagrad(target); break;
@@ -317,13 +315,14 @@ INLINE void prefetch_target(const Table& table, int64_t slot) {
   const Level& level = table.level_of(slot);
   const int64_t row = slot - level.first;
   prefetch(level.row(row), level.bytes);
-  prefetch(level.touched + row, 1);
+  prefetch(level.touched + row);
   if (level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2);
   for (int field = 0; field < table.rule.fields; ++field) {
-    const int64_t bytes = (level.narrow ? 2 : 4) * (table.rule.wide[field] ? table.dim : 1);
-    prefetch(static_cast<const uint8_t*>(level.state[field]) + row * bytes, bytes);
+    const uint8_t* const state = reinterpret_cast<const uint8_t*>(level.state[field]);
+    const int64_t bytes = level.narrow ? 2 : 4, wide = bytes * table.dim;
+    table.rule.wide[field] ? prefetch(state + row * wide, wide) : prefetch(state + row * bytes);
   }
-  if (level.changed) prefetch(level.changed + row, sizeof *level.changed);
+  if (level.changed) prefetch(level.changed + row);
 }
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
@@ -388,15 +387,17 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   float* out = r.out;
   int64_t* rows = r.rows;
   Vectors<W, K> sum(r.scratch);
+  const auto ask = [&](int64_t i) __attribute__((always_inline)) {
+    if (i >= end) return;
+    prefetch(r.gradient(keys[i]), shape.dim * 4);
+    if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1]))) prefetch_target(*r.table, row_of(keys[i]));
+  };
+  for (int64_t i = r.begin; i < r.begin + ahead; ++i) ask(i);
   for (int64_t i = r.begin; i < end;) {
     const int64_t row = row_of(keys[i]);
     EACH(k) sum[k] = V<W>{};
     for (; i < end && row_of(keys[i]) == row; ++i) {
-      if (i + ahead < end) {
-        const uint64_t key = keys[i + ahead];
-        prefetch(r.gradient(key), shape.dim * 4);
-        if (!rows && row_of(key) != row_of(keys[i + ahead - 1])) prefetch_target(*r.table, row_of(key));
-      }
+      ask(i + ahead);
       const float* from = r.gradient(keys[i]);
       if (r.scale || r.weights) {
         const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
@@ -420,8 +421,12 @@ template <int W, int K>
 INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
   Vectors<W, K> grad(u.scratch);
   const int64_t ahead = ahead_of(shape.dim * 4);
+  const auto ask = [&](int64_t i) __attribute__((always_inline)) {
+    if (i < u.end) prefetch_target(*u.table, u.rows[i]);
+  };
+  for (int64_t i = u.begin; i < u.begin + ahead; ++i) ask(i);
   for (int64_t i = u.begin; i < u.end; ++i) {
-    if (i + ahead < u.end) prefetch_target(*u.table, u.rows[i + ahead]);
+    ask(i + ahead);
     read(shape, u.grad + i * shape.dim, grad);
     apply(shape, *u.table, u.rows[i], grad, u.scratch);
   }
@@ -498,7 +503,7 @@ void copy_row(const Table& table, int64_t from_slot, int64_t to_slot, float* scr
     const float* const values = state_of(from, table.rule, field, source, dim, scratch);
     const int64_t count = table.rule.wide[field] ? dim : 1;
     if (to.narrow) encode_state(to, table.rule, rounding, field, target, dim, values);
-    else __builtin_memcpy(static_cast<float*>(to.state[field]) + target * count, values, count * 4);
+    else __builtin_memcpy(to.state[field] + target * count, values, count * 4);
   }
   to.touched[target] = from.touched[source];
   if (to.changed) to.changed[target] = 0;

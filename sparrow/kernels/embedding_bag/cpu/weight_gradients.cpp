@@ -10,7 +10,7 @@ namespace sparrow::embedding_bag {
 namespace {
 
 Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tensor>& payload,
-                        const std::vector<std::string>& formats, const std::vector<int64_t>& levels,
+                        const std::string& formats, const std::vector<int64_t>& levels,
                         const std::vector<int64_t>& dims, const Tensor& slots_N, const Tensor& offsets_B1,
                         const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
                         const std::vector<int64_t>& bounds, const std::vector<int64_t>& features) {
