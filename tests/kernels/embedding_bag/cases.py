@@ -349,7 +349,7 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
     payload = (tables.payload, tables.formats, tables.level_counts, tables.dims)
     rows, rules = (
         (*payload, tables.state, tables.touched, tables.changed),
-        (names, call.lr_T, of_rules, tables.rounding, 1),
+        (names, call.lr_T, of_rules, tables.rounding_T, 1),
     )
     found = embedding_bag.row_gradients(tables, call.grads, call.bags, impl="reference")
     return {

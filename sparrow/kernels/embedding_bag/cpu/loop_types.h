@@ -70,6 +70,10 @@ struct Table {
   Rounding rounding;
   const Level* levels;  // and one more, where the slots end
 
+  // Whether slots are rows, all of fp32, and nobody asks when they changed; or there are no rows, only their numbers.
+  INLINE bool is_simple() const {
+    return !levels || (levels[1].first >= rows && levels->is_plain() && !levels->changed);
+  }
   INLINE const Level& level_of(int64_t slot) const {
     const Level* level = levels;
     while (slot >= level[1].first) ++level;

@@ -276,14 +276,14 @@ void pack(const Level& level, const Rule& rule, const Rounding& rounding, int64_
     encode_state(level, rule, rounding, field, row, dim, weight + (1 + field) * kScratchRow(dim));
 }
 
-template <int W, int K>
+template <bool simple, int W, int K>
 INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Vectors<W, K>& g, float* scratch) {
   const Rule& rule = table.rule;
-  const Level& level = table.level_of(slot);
-  const int64_t row = slot - level.first;
+  const Level& level = simple ? *table.levels : table.level_of(slot);
+  const int64_t row = simple ? slot : slot - level.first;
   level.touched[row] = 1;
   if (!(dot(shape, g, g) <= __FLT_MAX__)) return;  // an infinite sum of squares would end the row's learning for good
-  const bool is_plain = level.is_plain();
+  const bool is_plain = simple || level.is_plain();
   float* weight = reinterpret_cast<float*>(level.row(row));
   float* unpacked[kFields];
   if (!is_plain) {
@@ -307,28 +307,33 @@ INLINE void apply(const Shape<W, K>& shape, const Table& table, int64_t slot, Ve
   }
   if (rule.max_norm > 0) limit(shape, w, rule.max_norm);
   write(shape, w, weight);
-  if (level.changed) level.changed[row] = static_cast<int32_t>(table.rounding.n);
+  if (!simple && level.changed) level.changed[row] = static_cast<int32_t>(table.rounding.n);
   if (!is_plain) pack(level, rule, table.rounding, row, shape.dim, weight);
 }
 
+template <bool simple = false>
 INLINE void prefetch_target(const Table& table, int64_t slot) {
-  const Level& level = table.level_of(slot);
-  const int64_t row = slot - level.first;
+  const Level& level = simple ? *table.levels : table.level_of(slot);
+  const int64_t row = simple ? slot : slot - level.first;
   prefetch(level.row(row), level.bytes);
   prefetch(level.touched + row);
-  if (level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2);
+  if (!simple && level.low) prefetch(level.low + row * table.dim * 2, table.dim * 2);
   for (int field = 0; field < table.rule.fields; ++field) {
     const uint8_t* const state = reinterpret_cast<const uint8_t*>(level.state[field]);
-    const int64_t bytes = level.narrow ? 2 : 4, wide = bytes * table.dim;
+    const int64_t bytes = !simple && level.narrow ? 2 : 4, wide = bytes * table.dim;
     table.rule.wide[field] ? prefetch(state + row * wide, wide) : prefetch(state + row * bytes);
   }
-  if (level.changed) prefetch(level.changed + row);
+  if (!simple && level.changed) prefetch(level.changed + row);
 }
+
+// A loop is a function of its own for each shape: in one with all of them the compiler keeps sums and counters in
+// memory.
+#define APART __attribute__((noinline))
 
 // -- loops over bags and rows ----------------------------------------------------------------------------------------
 
 template <class Reader, int W, int K>
-INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
+APART void pool_shape(const Pool& p, const Shape<W, K>& shape) {
   const int64_t ahead = ahead_of(p.at.bytes);
   const uint8_t* const* row = p.at.rows;
   const uint8_t* const* const end = p.at.rows + p.count;
@@ -355,7 +360,7 @@ INLINE void pool_shape(const Pool& p, const Shape<W, K>& shape) {
 }
 
 template <class Reader, int W, int K>
-INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
+APART void copy_shape(const Pool& p, const Shape<W, K>& shape) {
   const int64_t ahead = ahead_of(p.at.bytes);
   for (int64_t n = 0; n < p.count; ++n) {
     if (n + ahead < p.count) prefetch(address_of(p.at.rows[n + ahead]), p.at.bytes);
@@ -366,7 +371,7 @@ INLINE void copy_shape(const Pool& p, const Shape<W, K>& shape) {
 }
 
 template <class Reader, int W, int K>
-INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
+APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
   const int64_t ahead = ahead_of(d.at.bytes);
   for (int64_t n = 0; n < d.count; ++n) {
@@ -380,8 +385,8 @@ INLINE void dot_shape(const Dots& d, const Shape<W, K>& shape) {
 
 // Sum the gradients of each row that has a key in [begin, end), in order of occurrence, and apply the rule or write
 // the sum and the row's number one after the other.
-template <int W, int K>
-INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
+template <bool simple, int W, int K>
+APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const uint64_t* keys = r.keys;
   const int64_t end = r.end, ahead = ahead_of(shape.dim * 4);
   float* out = r.out;
@@ -390,7 +395,8 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const auto ask = [&](int64_t i) __attribute__((always_inline)) {
     if (i >= end) return;
     prefetch(r.gradient(keys[i]), shape.dim * 4);
-    if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1]))) prefetch_target(*r.table, row_of(keys[i]));
+    if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1])))
+      prefetch_target<simple>(*r.table, row_of(keys[i]));
   };
   for (int64_t i = r.begin; i < r.begin + ahead; ++i) ask(i);
   for (int64_t i = r.begin; i < end;) {
@@ -412,23 +418,23 @@ INLINE void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
       write(shape, sum, out);
       out += shape.dim;
     } else {
-      apply(shape, *r.table, row, sum, r.scratch);
+      apply<simple>(shape, *r.table, row, sum, r.scratch);
     }
   }
 }
 
-template <int W, int K>
-INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
+template <bool simple, int W, int K>
+APART void update_shape(const Update& u, const Shape<W, K>& shape) {
   Vectors<W, K> grad(u.scratch);
   const int64_t ahead = ahead_of(shape.dim * 4);
   const auto ask = [&](int64_t i) __attribute__((always_inline)) {
-    if (i < u.end) prefetch_target(*u.table, u.rows[i]);
+    if (i < u.end) prefetch_target<simple>(*u.table, u.rows[i]);
   };
   for (int64_t i = u.begin; i < u.begin + ahead; ++i) ask(i);
   for (int64_t i = u.begin; i < u.end; ++i) {
     ask(i + ahead);
     read(shape, u.grad + i * shape.dim, grad);
-    apply(shape, *u.table, u.rows[i], grad, u.scratch);
+    apply<simple>(shape, *u.table, u.rows[i], grad, u.scratch);
   }
 }
 
@@ -481,8 +487,14 @@ INLINE void update_shape(const Update& u, const Shape<W, K>& shape) {
 void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
 void copy(const Pool& p) { FOR_FORMAT(copy_shape, p) }
 void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
-void reduce(const Reduce& r) { FOR_SHAPE(reduce_shape, r, r.table->dim) }
-void update(const Update& u) { FOR_SHAPE(update_shape, u, u.table->dim) }
+void reduce(const Reduce& r) {
+  if (r.table->is_simple()) FOR_SHAPE(reduce_shape<true>, r, r.table->dim)
+  FOR_FEW_SHAPES(reduce_shape<false>, r, r.table->dim)
+}
+void update(const Update& u) {
+  if (u.table->is_simple()) FOR_SHAPE(update_shape<true>, u, u.table->dim)
+  FOR_FEW_SHAPES(update_shape<false>, u, u.table->dim)
+}
 
 // Copies a row from slot to slot, in the format of each; what is rounded takes the number of the row's last update.
 void copy_row(const Table& table, int64_t from_slot, int64_t to_slot, float* scratch) {
@@ -529,3 +541,4 @@ const Loops loops{pool, copy, dots, reduce, update, replace};
 #undef FOR_FORMAT
 #undef FOR_FEW_SHAPES
 #undef EITHER
+#undef APART
