@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from sparrow.core.config import Family, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
-from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed
+from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed, Numbering
 from sparrow.embeddings.spec import Cache, State, TableSpec
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
@@ -121,22 +121,22 @@ class TableChoices:
         is_exact = isinstance(chosen.format, fp32.Config) and chosen.state == "fp32"
         return replace(chosen, cache=Cache()) if is_exact else chosen
 
-    def spec(self, name: str, dim: int, *, rows: int, is_numbered: bool, init_scale: float | None = None) -> TableSpec:
+    def spec(self, name: str, dim: int, ids: Numbering, init_scale: float | None = None) -> TableSpec:
         """Returns what one table of a log is.
 
         Args:
             name: the table's.
             dim: D of its vectors.
-            rows: as many as the log's encoding gives it.
-            is_numbered: whether its ids are 0 <= id < rows; else they are hashes.
+            ids: how they are numbered.
             init_scale: the model's own, for tables of which a run says none.
 
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        chosen = self.of(name, rows)
+        chosen = self.of(name, ids.rows)
         try:
-            addressing = chosen.addressed(rows, is_numbered)
+            addressing = chosen.addressed(ids)
+            addressing.components(dim)
         except UserError as error:
             raise UserError(f"tables.addressing, table {name!r}: {error}") from None
         return TableSpec(
@@ -150,19 +150,18 @@ class TableChoices:
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
         )
 
-    def addressed(self, rows: int, is_numbered: bool) -> Addressing:
+    def addressed(self, ids: Numbering) -> Addressing:
         """Returns the addressing of a table.
 
         Args:
-            rows: as many as the log's encoding gives it.
-            is_numbered: whether its ids are 0 <= id < rows; else they are hashes.
+            ids: how they are numbered.
 
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
         if self.addressing is None:
-            return Direct(rows) if is_numbered else Hashed(rows)
-        return self.addressing.build(rows, is_numbered)
+            return Direct(ids.rows) if ids.is_numbered else Hashed(ids.rows)
+        return self.addressing.build(ids)
 
     def check_names(self, tables: list[str]) -> None:
         """Check the names in the overrides. tables: the names of all tables.

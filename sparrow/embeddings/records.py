@@ -68,6 +68,8 @@ class RowRecords(nn.Module):
             last = min(first + BLOCK, self.rows)
             values = torch.empty(last - first, self.dim)
             philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
+            if component.init_mean:
+                values += component.init_mean
             made = self._encoded(values, torch.arange(first, last), self.columns)
             for name, field in component.fields_of(self.dim).items():
                 if name not in made:

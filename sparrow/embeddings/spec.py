@@ -57,7 +57,8 @@ class Component:
         rule: how a row learns.
         state: how the rule's state is stored; bf16 is rounded stochastically.
         cache: fp32 frames for the rows that are used most.
-        init_scale: rows begin uniform in +-init_scale.
+        init_scale: rows begin uniform in init_mean +- init_scale.
+        init_mean: see init_scale.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Component:
     state: State = "fp32"
     cache: Cache = Cache()
     init_scale: float = 0.0
+    init_mean: float = 0.0
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows, dim=self.dim)
@@ -192,9 +194,10 @@ class TableSpec:
                 rule=self.rule,
                 state=self.state,
                 cache=self.cache,
-                init_scale=rows**-0.5 if self.init_scale is None else self.init_scale,
+                init_scale=0.0 if begin is not None else rows**-0.5 if self.init_scale is None else self.init_scale,
+                init_mean=begin or 0.0,
             )
-            for part, rows, dim in self.addressing.components(self.dim)
+            for part, rows, dim, begin in self.addressing.components(self.dim)
         )
 
 

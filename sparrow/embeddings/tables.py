@@ -274,12 +274,16 @@ class EmbeddingTables(nn.Module):
     def _parts_of(self, feature: Feature) -> list[Feature]:
         """What a feature looks up, one for each component of its table."""
         spec = self._spec_of[feature.name]
-        if len(spec.components) == 1:
+        if spec.name not in self._combined:
             return [replace(feature, table=spec.components[0].name)]
-        pooling = feature.pooling if self._combine(spec).is_linear else "none"
+        names = [part.name for part in spec.addressing.components(spec.dim)]
         return [
-            Feature(name=f"{feature.name}.{part.name}", table=component.name, pooling=pooling)
-            for part, component in zip(spec.addressing.components(spec.dim), spec.components, strict=True)
+            Feature(
+                name=f"{feature.name}.{name}" if name else feature.name,
+                table=component.name,
+                pooling=feature.pooling if self._combine(spec).is_linear else "none",
+            )
+            for name, component in zip(names, spec.components, strict=True)
         ]
 
     def _combine(self, spec: TableSpec) -> Any:
@@ -325,9 +329,9 @@ class EmbeddingTables(nn.Module):
         combine = self._combine(spec)
         parts = [found[name] for name in names]
         if not isinstance(parts[0], Jagged):
-            return combine(parts)
-        values_ND = combine([part.values_N for part in parts])  # type: ignore[union-attr]
+            return combine(parts, None)
         of = ids[feature.name]
+        values_ND = combine([part.values_N for part in parts], _within(of.values_N.long(), spec))  # type: ignore[union-attr]
         if of.weights_N is not None and not combine.is_linear:
             values_ND = values_ND * of.weights_N[:, None]
         if feature.pooling == "none":
@@ -337,7 +341,7 @@ class EmbeddingTables(nn.Module):
         bag_N = count.repeat_interleave(lengths_B, output_size=len(values_ND))
         pooled_BD = sum_rows(values_ND, bag_N, len(lengths_B))
         if feature.pooling == "mean":
-            pooled_BD = pooled_BD / lengths_B.clamp(min=1)[:, None]
+            pooled_BD = pooled_BD * lengths_B.clamp(min=1).reciprocal()[:, None]  # as the kernels do
         return pooled_BD if of.inverse_B is None else expand(pooled_BD, of.inverse_B)
 
     def _numbers(self, keys: tuple[str, ...]) -> list[int]:
@@ -414,6 +418,12 @@ def _no_name_twice(kind: str, *lists: list[str]) -> None:
     for names in lists:
         if len(set(names)) != len(names):
             raise UserError(f"{kind}s {names}: a name occurs twice; name each once")
+
+
+def _within(ids_N: Tensor, spec: TableSpec) -> Tensor:
+    """Returns the ids with `oov_row` in the place of those that the table does not hold."""
+    count = spec.addressing.ids
+    return ids_N if count is None else torch.where((ids_N < 0) | (ids_N >= count), spec.oov_row or 0, ids_N)
 
 
 def _place(feature: str, spec: TableSpec) -> str:

@@ -115,6 +115,13 @@ class Encoding:
         """Whether ids become numbers below `rows`, and a file says which. Else they become hashes."""
         return self.kind in NUMBERED
 
+    @property
+    def order(self) -> Literal["frequency", "value", "hash"]:
+        """What ids are numbered by. Those of a vocabulary fall in frequency."""
+        if not self.is_numbered:
+            return "hash"
+        return "frequency" if self.kind == "vocabulary" else "value"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:

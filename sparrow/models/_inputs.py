@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
-from sparrow.embeddings import EmbeddingTables, Feature, TableChoices
+from sparrow.embeddings import EmbeddingTables, Feature, Numbering, TableChoices
 from sparrow.features.schema import Schema
 from sparrow.kernels.expand import expand
 from sparrow.layers import CausalTransformer, NumericEmbedding
@@ -64,8 +64,8 @@ def tables_for(
     for name, table in schema.encodings.items():
         if table.rows is None:
             raise UserError(f"encodings.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
-        size, is_numbered = dim * several.get(name, 1), table.is_numbered
-        specs.append(tables.spec(name, size, rows=table.rows, is_numbered=is_numbered, init_scale=init_scale))
+        size, ids = dim * several.get(name, 1), Numbering(table.rows, table.order)
+        specs.append(tables.spec(name, size, ids, init_scale))
     features = []
     for name in schema.sparse:
         column = schema.columns[name]

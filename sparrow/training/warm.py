@@ -16,7 +16,7 @@ from sparrow.core import UserError
 from sparrow.core.config import Family
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
-from sparrow.embeddings import Component, TableSpec
+from sparrow.embeddings import Component, Numbering, TableSpec
 from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import identity, load_optimizer, tables_of
@@ -119,7 +119,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     """Returns for each component the rows of the same ids now, or -1, for each row that it had in the earlier run."""
     table = then.schema.encodings[spec.name]
     chosen = old.tables.of(spec.name, table.rows or 0)
-    before, after = chosen.addressed(table.rows or 0, table.is_numbered), spec.addressing
+    before, after = chosen.addressed(Numbering(table.rows or 0, table.order)), spec.addressing
     to_R = _moved(spec.name, then, now)
     then_parts, now_parts = before.components(spec.dim), after.components(spec.dim)
     if [(part.name, part.dim) for part in then_parts] != [(part.name, part.dim) for part in now_parts]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparrow.core import UserError
-from sparrow.embeddings import Direct, Hashed, TableChoices
+from sparrow.embeddings import Direct, Hashed, Numbering, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Cache
 from sparrow.kernels.formats import fp16, fp32, int8
@@ -40,7 +40,7 @@ rule = { name = "adam" }
     assert small.rule == rowwise_adagrad.Config(lr=0.2) and small.init_scale == 0.5
     for name in ("lr", "default", "rule"):  # names of settings are names of tables as any other
         assert found.tables.of(name, 10).rule == adam.Config()
-    assert small.spec("x", 4, rows=10, is_numbered=True).addressing == Hashed(100, 3)
+    assert small.spec("x", 4, Numbering(10)).addressing == Hashed(100, 3)
 
 
 def test_a_table_whose_rows_are_exact_has_no_cache() -> None:
@@ -66,10 +66,10 @@ def test_a_later_override_changes_what_an_earlier_one_made() -> None:
 
 
 def test_a_table_is_as_its_encoding_numbers_it() -> None:
-    assert TableChoices().spec("x", 4, rows=9, is_numbered=True).addressing == Direct(9)
-    assert TableChoices().spec("x", 4, rows=9, is_numbered=False).addressing == Hashed(9)
-    assert TableChoices().spec("x", 4, rows=9, is_numbered=True, init_scale=0.0).init_scale == 0.0
-    assert TableChoices(init_scale=0.3).spec("x", 4, rows=9, is_numbered=True, init_scale=0.0).init_scale == 0.3
+    assert TableChoices().spec("x", 4, Numbering(9)).addressing == Direct(9)
+    assert TableChoices().spec("x", 4, Numbering(9, "hash")).addressing == Hashed(9)
+    assert TableChoices().spec("x", 4, Numbering(9), init_scale=0.0).init_scale == 0.0
+    assert TableChoices(init_scale=0.3).spec("x", 4, Numbering(9), init_scale=0.0).init_scale == 0.3
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_direct_addressing_of_hashes_and_names_that_are_not_there() -> None:
     from sparrow.embeddings.addressing import direct
 
     with pytest.raises(UserError, match=r"tables\.addressing, table 'x': direct: the log's ids are hashes"):
-        TableChoices(addressing=direct.Config()).spec("x", 4, rows=9, is_numbered=False)
+        TableChoices(addressing=direct.Config()).spec("x", 4, Numbering(9, "hash"))
     with pytest.raises(UserError, match=r"tables\.overrides: no table 'itme'; did you mean 'item'"):
         TableChoices(overrides=(Override(names=("itme",), init_scale=0.1),)).check_names(["item", "user"])

@@ -23,11 +23,14 @@ from sparrow.embeddings import (
     Direct,
     EmbeddingTables,
     Feature,
+    Hashed,
+    Numbering,
     TableChoices,
     TableSpec,
     addressing,
     stored_in,
 )
+from sparrow.embeddings.addressing import coprime, cut, path, quotient_remainder
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
@@ -244,17 +247,60 @@ def test_a_chunk_of_another_format_is_refused() -> None:
 # -- an addressing of two components --------------------------------------------------------------------------------
 
 
-def plain_vectors(tables: EmbeddingTables, ids: KeyedJagged, how: str) -> dict[str, Tensor]:
+def each_product(leaves: dict[str, Tensor], ids_N: Tensor, tables: EmbeddingTables) -> Tensor:
+    gain_D = tables.combines[0].gain_D.detach()  # type: ignore[operator, union-attr]
+    return leaves["t.quotient"][ids_N // 4] * leaves["t.remainder"][ids_N % 4] * gain_D  # type: ignore[no-any-return]
+
+
+def each_path(leaves: dict[str, Tensor], ids_N: Tensor, tables: EmbeddingTables) -> Tensor:
+    of: Any = tables.combines[0]
+    x_ND, k_N = leaves["t"][ids_N % 7], ids_N // 7
+    h_NH = (torch.einsum("nhd,nd->nh", of.into_KHD[k_N], x_ND) + of.bias_KH[k_N]).relu()
+    return x_ND + torch.einsum("ndh,nh->nd", of.out_KDH[k_N], h_NH)
+
+
+Each = Callable[[dict[str, Tensor], Tensor, EmbeddingTables], Tensor]
+NUMBERED = Numbering(ROWS)
+# an addressing, and the vector of each id of its table in plain torch
+MEMBERS: dict[str, tuple[Any, Each]] = {
+    "a dense gain": (quotient.Quotient(ROWS, 4), each_product),
+    "hashed": (Hashed(7), lambda w, i, t: w["t"][Hashed(7).rows_of(i)[0]]),
+    "cut": (cut.Config(rows=6).build(NUMBERED), lambda w, i, t: w["t"][i.clamp(max=5)]),
+    "path": (path.Config(rows=7, hidden=3).build(NUMBERED), each_path),
+    "mult": (
+        quotient_remainder.Config(sizes=(6, 4)).build(NUMBERED),
+        lambda w, i, t: w["t.remainder"][i % 6] * w["t.quotient"][i // 6],
+    ),
+    "add": (
+        quotient_remainder.Config(sizes=(6, 4), operation="add").build(NUMBERED),
+        lambda w, i, t: w["t.remainder"][i % 6] + w["t.quotient"][i // 6],
+    ),
+    "concat": (
+        quotient_remainder.Config(sizes=(6, 4), operation="concat").build(NUMBERED),
+        lambda w, i, t: torch.cat([w["t.remainder"][i % 6], w["t.quotient"][i // 6]], 1),
+    ),
+    "three digits": (
+        quotient_remainder.Config(sizes=(4, 3, 2)).build(NUMBERED),
+        lambda w, i, t: w["t.digit0"][i % 4] * w["t.digit1"][i // 4 % 3] * w["t.digit2"][i // 12],
+    ),
+    "coprime": (
+        coprime.Config(sizes=(6, 5)).build(NUMBERED),
+        lambda w, i, t: w["t.mod6"][i % 6] * w["t.mod5"][i % 5],
+    ),
+    "three coprime beside each other": (
+        coprime.Config(sizes=(2, 3, 5), operation="concat").build(NUMBERED),
+        lambda w, i, t: torch.cat([w["t.mod2"][i % 2], w["t.mod3"][i % 3], w["t.mod5"][i % 5]], 1),
+    ),
+}
+
+
+def plain_vectors(tables: EmbeddingTables, ids: KeyedJagged, each: Each) -> dict[str, Tensor]:
     """The definition: the components' weights as leaves, combined for each id and pooled, in plain torch."""
     leaves = {r.component.name: r.weight.detach().clone().requires_grad_() for r in tables.all_records()}
     found = dict(leaves)
     for feature in FEATURES:
         of = ids[feature.name]
-        if feature.table == "u":
-            each_ND = leaves["u"][of.values_N]
-        else:
-            q_ND, r_ND = leaves["t.quotient"][of.values_N // 4], leaves["t.remainder"][of.values_N % 4]
-            each_ND = q_ND + r_ND if how == "sum" else q_ND * r_ND * tables.combines[0].gain_D.detach()  # type: ignore[operator]
+        each_ND = leaves["u"][of.values_N] if feature.table == "u" else each(leaves, of.values_N, tables)
         if of.weights_N is not None:
             each_ND = each_ND * of.weights_N[:, None]
         if feature.pooling == "none":
@@ -268,26 +314,70 @@ def plain_vectors(tables: EmbeddingTables, ids: KeyedJagged, how: str) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("how", "mode", "weighted"), list(itertools.product(["product", "sum"], ["fused", "deferred"], [False, True]))
+    ("member", "mode", "weighted"), list(itertools.product(MEMBERS, ["fused", "deferred"], [False, True]))
 )
-def test_two_components_are_their_definition(how: Any, mode: str, weighted: bool) -> None:
-    tables = make(mode, "sgd", addressing=quotient.Quotient(ROWS, 4, how))
-    assert [r.component.name for r in tables.all_records()] == ["t.quotient", "t.remainder", "u"]
+def test_an_addressing_is_its_definition(member: str, mode: str, weighted: bool) -> None:
+    addressing, each = MEMBERS[member]
+    tables = make(mode, "sgd", addressing=addressing)
+    tables.scale_lr(0.02)
+    for weight in tables.parameters():  # those that begin at 0 would say nothing
+        weight.data += torch.linspace(-1, 1, weight.numel()).view_as(weight)
     for step in range(3):
         ids = batch(step, weighted)
-        want = plain_vectors(tables, ids, how)
+        tables.zero_grad()
+        want = plain_vectors(tables, ids, each)
+        loss_of({f.name: want[f.name] for f in FEATURES}).backward()
+        grads = [weight.grad for weight in tables.parameters()]
+        tables.zero_grad()
         got = tables(ids)
         for feature in FEATURES:
             v = got[feature.name]
             torch.testing.assert_close(v.values_N if isinstance(v, Jagged) else v, want[feature.name])
-        loss_of({f.name: want[f.name] for f in FEATURES}).backward()
         loss_of(got).backward()
         tables.update()
         for record in tables.all_records():
             leaf = want[record.component.name]
-            torch.testing.assert_close(record.weight, (leaf - 0.5 * leaf.grad).detach(), rtol=2e-5, atol=2e-6)
-    if how == "product":
-        assert tables.combines[0].gain_D.grad.abs().sum() > 0, "the dense weight of `combine` has no gradient"  # type: ignore[union-attr]
+            torch.testing.assert_close(record.weight, (leaf - 0.01 * leaf.grad).detach(), rtol=2e-5, atol=2e-6)
+        if member == "path":
+            for weight, grad in zip(tables.parameters(), grads, strict=True):
+                torch.testing.assert_close(weight.grad, grad)
+        for weight in tables.parameters():
+            assert weight.grad is not None and weight.grad.abs().sum() > 0, (
+                "a dense weight of `combine` has no gradient"
+            )
+
+
+@pytest.mark.parametrize("member", ["mult", "add", "three digits", "coprime"])
+def test_a_table_begins_as_that_of_its_first_component(member: str) -> None:
+    tables = make("off", "sgd", addressing=MEMBERS[member][0])
+    first = next(iter(tables.all_records()))
+    found, ids = tables(batch(0)), batch(0)["c"].values_N
+    assert torch.equal(found["c"].values_N, first.weight[ids % first.rows])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("member", ["mult", "add"])
+def test_with_the_others_frozen_it_is_the_table_of_remainders(member: str) -> None:
+    """Bitwise, trained by AdaGrad: its small tables stay at the identity of their operation."""
+    made = make("fused", "rowwise_adagrad", addressing=MEMBERS[member][0])
+    plain = make("fused", "rowwise_adagrad", addressing=Direct(6))
+    plain.record("t").weight.copy_(made.record("t.remainder").weight)
+    small = made.record("t.quotient")
+    kept = {name: tensor.clone() for name, tensor in small.fields.items()}
+    for step in range(4):
+        ids = batch(step)
+        is_t_N = torch.arange(len(ids.values_N)) < ids.bounds[3]
+        remainders = replace(ids, values_N=torch.where(is_t_N, ids.values_N % 6, ids.values_N))
+        one, other = made(ids), plain(remainders)
+        for name in one:
+            a, b = (v.values_N if isinstance(v, Jagged) else v for v in (one[name], other[name]))
+            assert torch.equal(a, b)
+        loss_of(one).backward()
+        loss_of(other).backward()
+        for name, tensor in kept.items():
+            small.fields[name].copy_(tensor)
+        made.changed()
+    for name, tensor in plain.record("t").fields.items():
+        assert torch.equal(made.record("t.remainder").fields[name], tensor)
 
 
 def test_dedup_groups_of_two_components() -> None:
@@ -358,6 +448,12 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "int8": lambda: TableChoices(format=int8.Config()),
     "int8 and a cache": lambda: TableChoices(format=int8.Config(), cache=Cache(fraction=0.2, policy="lfu")),
     "int4 and its state": lambda: TableChoices(format=int4.Config(), rule=adam.Config(lr=0.01), state="bf16"),
+    "quotient and remainder": lambda: TableChoices(
+        addressing=quotient_remainder.Config(fold=True, collisions=3), format=int8.Config(), state="bf16"
+    ),
+    "coprime": lambda: TableChoices(addressing=coprime.Config(operation="add", parts=3)),
+    "paths": lambda: TableChoices(addressing=path.Config(hidden=4)),
+    "cut": lambda: TableChoices(overrides=(Override(names=("item",), addressing={"name": "cut", "fraction": 0.3}),)),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
         overrides=(

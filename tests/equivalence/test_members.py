@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sparrow.core import Jagged, KeyedJagged, UserError
 from sparrow.distributed import World
-from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, stored_in, unallocated
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Numbering, TableSpec, stored_in, unallocated
+from sparrow.embeddings.addressing import coprime, path, quotient_remainder
 from sparrow.kernels.formats import bf16, fp16, int4, int8, split_bf16
 from sparrow.kernels.rules import adagrad, rowwise_adagrad, sgd
 from sparrow.sharding import (
@@ -41,6 +42,9 @@ RULE = rowwise_adagrad.Config(lr=0.3)
 TABLES: dict[str, dict[str, Any]] = {
     "product": {"addressing": quotient.Quotient(ROWS, 4)},
     "sum": {"addressing": quotient.Quotient(ROWS, 4, "sum")},
+    "mult": {"addressing": quotient_remainder.Config(sizes=(6, 2, 2)).build(Numbering(ROWS))},
+    "concat": {"addressing": coprime.Config(sizes=(6, 5), operation="concat").build(Numbering(ROWS))},
+    "path": {"addressing": path.Config(rows=7).build(Numbering(ROWS))},
     "scattered": {},
 }
 ROUNDED: dict[str, dict[str, Any]] = {

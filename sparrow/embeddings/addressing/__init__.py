@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from sparrow.embeddings.addressing._size import Size
+from sparrow.embeddings.addressing._size import Numbering, Size
 from sparrow.embeddings.addressing.direct import Direct
 from sparrow.embeddings.addressing.hashed import Hashed
 
@@ -20,8 +20,13 @@ class Combine(Protocol):
         """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes first."""
         ...
 
-    def __call__(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Returns vectors [N, D of the table]. vectors: [N, D of the component], one for each component."""
+    def __call__(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
+        """Returns vectors [N, D of the table].
+
+        Args:
+            vectors: [N, D of the component], one for each component.
+            ids_N: int64, the legal ids whose vectors these are; None for sums of vectors.
+        """
         ...
 
 
@@ -54,12 +59,11 @@ class Addressing(Protocol):
 class AddressingConfig(Protocol):
     """What a member's `Config` offers."""
 
-    def build(self, rows: int, is_numbered: bool) -> Addressing:
+    def build(self, ids: Numbering) -> Addressing:
         """Returns the addressing of a log's table.
 
         Args:
-            rows: the rows that the log's encoding gives the table.
-            is_numbered: whether its ids are 0 <= id < rows; else they are hashes of 63 bits.
+            ids: how they are numbered.
 
         Raises:
             UserError: when such ids cannot be addressed so.
@@ -67,4 +71,4 @@ class AddressingConfig(Protocol):
         ...
 
 
-__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "Size"]
+__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "Numbering", "Size"]

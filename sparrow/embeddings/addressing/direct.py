@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import Size
+from sparrow.embeddings.addressing._size import Numbering, Size
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Direct:
 class Config:
     """A row for every id that the log's encoding numbers."""
 
-    def build(self, rows: int, is_numbered: bool) -> Direct:
+    def build(self, ids: Numbering) -> Direct:
         """Returns what `AddressingConfig.build` says."""
-        if not is_numbered:
+        if not ids.is_numbered:
             raise UserError("direct: the log's ids are hashes, which are no row numbers; use hashed, or prepare anew")
-        return Direct(rows)
+        return Direct(ids.rows)

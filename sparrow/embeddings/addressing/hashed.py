@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparrow.core.errors import require
 from sparrow.core.mixing import splitmix64
-from sparrow.embeddings.addressing._size import Size
+from sparrow.embeddings.addressing._size import Numbering, Size
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ class Config:
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)
 
-    def build(self, rows: int, is_numbered: bool) -> Hashed:
+    def build(self, ids: Numbering) -> Hashed:
         """Returns what `AddressingConfig.build` says."""
-        return Hashed(self.rows or rows, self.seed)
+        return Hashed(self.rows or ids.rows, self.seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.addressing import Size
+from sparrow.embeddings.addressing import Numbering, Size
 
 
 class Product(nn.Module):
@@ -22,7 +22,7 @@ class Product(nn.Module):
         super().__init__()
         self.gain_D = nn.Parameter(torch.ones(dim))
 
-    def forward(self, vectors: Sequence[Tensor]) -> Tensor:
+    def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         return vectors[0] * vectors[1] * self.gain_D
 
 
@@ -34,7 +34,7 @@ class Sum(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
 
-    def forward(self, vectors: Sequence[Tensor]) -> Tensor:
+    def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         return vectors[0] + vectors[1]
 
 
@@ -60,7 +60,7 @@ class Config:
     parts: int = 4
     how: Literal["product", "sum"] = "product"
 
-    def build(self, rows: int, is_numbered: bool) -> Quotient:
-        if not is_numbered:
+    def build(self, ids: Numbering) -> Quotient:
+        if not ids.is_numbered:
             raise UserError("quotient: hashes have no quotient")
-        return Quotient(rows, self.parts, self.how)
+        return Quotient(ids.rows, self.parts, self.how)

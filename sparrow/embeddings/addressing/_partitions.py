@@ -1,0 +1,147 @@
+"""Complementary partitions: any two ids differ in the row of some component (arXiv 1909.02107, section 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core.errors import UserError, require
+from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing.hashed import Hashed
+
+Operation = Literal["mult", "add", "concat"]
+_IDENTITY: dict[Operation, float | None] = {"mult": 1.0, "add": 0.0, "concat": None}
+
+
+class Combined(nn.Module):
+    """One vector of those of all components: their product, their sum, or one beside the other.
+
+    A product is not linear: the sum of products is not the product of sums.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__()
+        self.operation = operation
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether sums of vectors may be combined instead of each id's vectors."""
+        return self.operation != "mult"
+
+    def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
+        """Returns what `Combine` says."""
+        if self.operation == "concat":
+            return torch.cat(list(vectors), 1)
+        return reduce(torch.mul if self.operation == "mult" else torch.add, vectors)
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """Ids 0 <= id < rows, each with a row in every one of several components.
+
+    The first component is the large one. Where vectors are multiplied or added the others begin at the identity of that
+    operation, so that a table begins as one whose ids share the rows of the first.
+
+    Args:
+        rows: how many ids there are.
+        sizes: the rows of each component.
+        names: of the components.
+        operation: what becomes of an id's vectors.
+        is_folded: whether ids are hashes, which are taken modulo the rows first, as by `Hashed`.
+    """
+
+    rows: int
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    operation: Operation
+    is_folded: bool = False
+    is_identity = False
+
+    @property
+    def ids(self) -> int | None:
+        """As many ids as rows; None where they are hashes."""
+        return None if self.is_folded else self.rows
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """Returns one component for each partition. Vectors that stand beside each other share the columns."""
+        count, is_cut = len(self.sizes), self.operation == "concat"
+        require(least=count if is_cut else 1, dim=dim)
+        edges = [dim * i // count for i in range(count + 1)]
+        begin = _IDENTITY[self.operation]
+        return tuple(
+            Size(name, rows, edges[i + 1] - edges[i] if is_cut else dim, begin if i else None)
+            for i, (name, rows) in enumerate(zip(self.names, self.sizes, strict=True))
+        )
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `Addressing.rows_of` says."""
+        return self.parts_of(Hashed(self.rows).rows_of(ids_N)[0] if self.is_folded else ids_N)
+
+    def parts_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns the row in each component of ids 0 <= id < rows."""
+        raise NotImplementedError
+
+    def combine(self, dim: int) -> nn.Module:
+        """Returns a new `Combined`."""
+        return Combined(self.operation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionConfig:
+    """What the settings of all partitions have in common.
+
+    collisions: how many ids share a row of the first component; 0 makes all components about equal. parts: how many
+    components. operation: "mult", "add" or "concat". sizes: the rows of each component instead, the first one's first.
+    fold: take hashes modulo the rows of the log first.
+    """
+
+    collisions: int = 4
+    parts: int = 2
+    operation: Operation = "mult"
+    sizes: tuple[int, ...] = ()
+    fold: bool = False
+
+    def __post_init__(self) -> None:
+        require(least=0, collisions=self.collisions)
+        require(least=2, parts=self.parts)
+        for size in self.sizes:
+            require(least=1, sizes=size)
+        if len(self.sizes) == 1:
+            raise UserError("sizes: one is given; name two or more")
+
+    def sizes_for(self, ids: Numbering) -> tuple[int, ...]:
+        """Returns the rows of each component.
+
+        Raises:
+            UserError: when ids cannot be told apart so, or are hashes that may not be folded.
+        """
+        if not ids.is_numbered and not self.fold:
+            raise UserError("the log's ids are hashes; set fold = true, which takes them modulo its rows first")
+        sizes = self.sizes or self.default_sizes(ids.rows)
+        if math.prod(sizes) < ids.rows:
+            made = " x ".join(map(str, sizes))
+            told = f"sizes: {made} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
+            raise UserError(f"{told}; take sizes whose product is as large")
+        return sizes
+
+    def default_sizes(self, rows: int) -> tuple[int, ...]:
+        """Returns the rows of each component where none are given. rows: how many ids there are."""
+        raise NotImplementedError
+
+    def first_size(self, rows: int) -> int:
+        """Returns the rows of the first component where none are given."""
+        return -(-rows // self.collisions) if self.collisions else equal_size(rows, self.parts)
+
+
+def equal_size(rows: int, parts: int) -> int:
+    """Returns the least size with which `parts` partitions tell so many ids apart."""
+    size = max(1, math.floor(rows ** (1 / parts)) - 1)
+    while size**parts < rows:
+        size += 1
+    return size

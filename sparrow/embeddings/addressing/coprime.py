@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size
+from sparrow.embeddings.addressing._size import Numbering
+
+
+@dataclass(frozen=True)
+class Coprime(Partitions):
+    """id mod m for several coprime m: the Chinese remainder theorem (arXiv 1909.02107, section 3.1)."""
+
+    def parts_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `Partitions.parts_of` says."""
+        return tuple(ids_N % size for size in self.sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(PartitionConfig):
+    """An id's vector is made of those of its remainders by coprime numbers. See `PartitionConfig`."""
+
+    def build(self, ids: Numbering) -> Coprime:
+        """Returns what `AddressingConfig.build` says."""
+        sizes = self.sizes_for(ids)
+        for one, other in combinations(sizes, 2):
+            if math.gcd(one, other) > 1:
+                raise UserError(f"sizes: {one} and {other} have the divisor {math.gcd(one, other)}; take coprime ones")
+        return Coprime(ids.rows, sizes, tuple(f"mod{size}" for size in sizes), self.operation, not ids.is_numbered)
+
+    def default_sizes(self, rows: int) -> tuple[int, ...]:
+        """Returns what `PartitionConfig.default_sizes` says: the next numbers that are coprime to those before."""
+        sizes = [self.first_size(rows)]
+        least = max(2, equal_size(-(-rows // sizes[0]), self.parts - 1))
+        while len(sizes) < self.parts:
+            size = least
+            while any(math.gcd(size, other) > 1 for other in sizes):
+                size += 1
+            sizes.append(size)
+        return tuple(sizes)

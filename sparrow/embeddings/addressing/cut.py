@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparrow.core.errors import UserError, require
+from sparrow.embeddings.addressing._size import Numbering, Size
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The first `kept` ids, which are the most frequent ones, have a row each. All others share one row.
+
+    rows: how many ids there are.
+    """
+
+    rows: int
+    kept: int
+    is_identity = False
+
+    @property
+    def ids(self) -> int:
+        """As many ids as the log has."""
+        return self.rows
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """Returns one component."""
+        return (Size("", self.kept + 1, dim),)
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `Addressing.rows_of` says."""
+        return (ids_N.clamp(max=self.kept),)
+
+    def combine(self, dim: int) -> None:
+        """Returns None, because there is nothing to combine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Frequent ids keep a row of their own, all others share one.
+
+    rows: of the table then, the shared one among them. fraction: of the rows of the log, instead of `rows`.
+    """
+
+    rows: int | None = None
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        require(least=2, rows=self.rows)
+        require(above=0, most=1, fraction=self.fraction)
+        if (self.rows is None) == (self.fraction is None):
+            raise UserError("rows, fraction: give one of the two")
+
+    def build(self, ids: Numbering) -> Cut:
+        """Returns what `AddressingConfig.build` says."""
+        if ids.order != "frequency":
+            told = {"hash": "are hashes", "value": "are numbered by value"}[ids.order]
+            raise UserError(f"cut: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
+        rows = self.rows if self.rows is not None else max(2, round(ids.rows * float(self.fraction or 0)))
+        return Cut(ids.rows, min(rows, ids.rows) - 1)

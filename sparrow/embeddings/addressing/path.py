@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparrow.core.errors import UserError, require
+from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.kernels.expand import expand
+
+
+class Paths(nn.Module):
+    """An MLP D -> hidden -> D for each bucket of ids, with a ReLU between. An id's vector goes through its bucket's.
+
+    Its result is added to the vector, and begins at 0: a table begins as one whose ids share the rows.
+
+    Args:
+        dim: D.
+        hidden: of each MLP.
+        buckets: how many MLPs.
+        rows: how many ids a bucket has: id // rows is the bucket.
+    """
+
+    is_linear = False
+
+    def __init__(self, dim: int, hidden: int, buckets: int, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.into_KHD = nn.Parameter(torch.empty(buckets, hidden, dim).uniform_(-(dim**-0.5), dim**-0.5))
+        self.bias_KH = nn.Parameter(torch.zeros(buckets, hidden))
+        self.out_KDH = nn.Parameter(torch.zeros(buckets, dim, hidden))
+
+    def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
+        """Returns what `Combine` says. Ids are grouped by bucket: weights of each id, [N, D, hidden], never exist."""
+        assert ids_N is not None
+        bucket_N, order_N = (ids_N // self.rows).sort(stable=True)
+        counts = torch.bincount(bucket_N, minlength=len(self.bias_KH)).tolist()
+        made = []
+        for k, x_MD in enumerate(expand(vectors[0], order_N).split(counts)):
+            h_MH = F.relu(F.linear(x_MD, self.into_KHD[k], self.bias_KH[k]))
+            made.append(x_MD + F.linear(h_MH, self.out_KDH[k]))
+        return expand(torch.cat(made), order_N.argsort())
+
+
+@dataclass(frozen=True)
+class Path:
+    """Ids 0 <= id < ids. id mod rows is a row, and id // rows the bucket whose MLP its vector goes through.
+
+    The path-based composition of arXiv 1909.02107, section 3.2.
+    """
+
+    ids: int
+    rows: int
+    hidden: int
+    is_identity = False
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """Returns one component."""
+        return (Size("", self.rows, dim),)
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `Addressing.rows_of` says."""
+        return (ids_N % self.rows,)
+
+    def combine(self, dim: int) -> nn.Module:
+        """Returns new `Paths`."""
+        return Paths(dim, self.hidden, -(-self.ids // self.rows), self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Ids share rows, and those that do go through different MLPs, whose weights are dense.
+
+    collisions: how many ids share a row, which is also how many MLPs there are. rows: of the table instead. hidden: of
+    each MLP.
+    """
+
+    collisions: int = 4
+    rows: int | None = None
+    hidden: int = 16
+
+    def __post_init__(self) -> None:
+        require(least=1, collisions=self.collisions, rows=self.rows, hidden=self.hidden)
+
+    def build(self, ids: Numbering) -> Path:
+        """Returns what `AddressingConfig.build` says."""
+        if not ids.is_numbered:
+            raise UserError("path: the log's ids are hashes, which have no bucket; use hashed, or prepare anew")
+        return Path(ids.rows, min(self.rows or -(-ids.rows // self.collisions), ids.rows), self.hidden)
