@@ -453,7 +453,7 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     ),
     "coprime": lambda: TableChoices(addressing=coprime.Config(operation="add", parts=3)),
     "paths": lambda: TableChoices(addressing=path.Config(hidden=4)),
-    "cut": lambda: TableChoices(overrides=(Override(names=("item",), addressing={"name": "cut", "fraction": 0.3}),)),
+    "cut": lambda: TableChoices(overrides=(Override(names=("cat_2",), addressing={"name": "cut", "fraction": 0.3}),)),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
         overrides=(
