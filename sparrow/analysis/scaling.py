@@ -196,7 +196,7 @@ def _check_same(run: Run, place: Path) -> None:
     dataset = data.open(run.data.path)
     before, now = to_dict(Run.load(place / "run.toml")), to_dict(resolved(run, dataset))
     for name, then, value in differences(before, now):
-        if name != "threads":
+        if name != "threads" and not name.startswith("tables.sizes."):
             what = f"{name} {then!r}, it is {value!r} now"
             raise UserError(f"{place}: was trained with {what}; delete it or give another run_dir")
     saved = checkpoint.latest(place / "checkpoints")

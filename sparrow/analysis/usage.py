@@ -129,6 +129,8 @@ def _count(
         use.unknown += 0 if unknown is None else int((values_N == unknown).sum())
         if part == "train":
             for name, rows_N in rows.items():
-                hits[name].index_add_(0, rows_N, torch.ones_like(rows_N))
+                there_N = rows_N[rows_N >= 0]
+                hits[name].index_add_(0, there_N, torch.ones_like(there_N))
         else:  # an id of several components is untrained where a row of one is
-            use.untrained += int(torch.stack([hits[name][rows_N] == 0 for name, rows_N in rows.items()]).any(0).sum())
+            unseen = [(rows_N >= 0) & (hits[name][rows_N] == 0) for name, rows_N in rows.items()]
+            use.untrained += int(torch.stack(unseen).any(0).sum())

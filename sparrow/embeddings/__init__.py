@@ -1,6 +1,6 @@
 """ids -> vectors: a table is addressing x row format x placement x fused rule (each chosen by itself)."""
 
-from sparrow.embeddings.addressing import Addressing, Direct, Hashed, Numbering
+from sparrow.embeddings.addressing import Addressing, Direct, Hashed, LogTable, Numbering
 from sparrow.embeddings.choices import TableChoices
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Component, Feature, TableSpec
@@ -15,6 +15,7 @@ __all__ = [
     "Feature",
     "Handle",
     "Hashed",
+    "LogTable",
     "Numbering",
     "RowGradients",
     "RowRecords",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from sparrow.core.config import Family, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
-from sparrow.embeddings.addressing import Addressing, AddressingConfig, Direct, Hashed, Numbering
+from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
 from sparrow.embeddings.spec import Cache, State, TableSpec
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
@@ -85,7 +86,8 @@ class TableChoices:
     is stored, "fp32" or "bf16" (2 bytes a number, rounded stochastically). cache: fp32 copies of the rows that are used
     most. init_scale: rows begin uniform in +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed:
     of the first rows, the run's by default. overrides: for some tables, see `Override`; a later one changes what an
-    earlier one made.
+    earlier one made. sizes: table -> its addressing with every size written out, which a run settles and writes in its
+    run.toml; what is here counts before all else.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
@@ -96,6 +98,7 @@ class TableChoices:
     init_scale: float | None = None
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
+    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(least=0, init_scale=self.init_scale)
@@ -103,6 +106,8 @@ class TableChoices:
         made = [self]
         for number, override in enumerate(self.overrides):  # says what is wrong with one before any work
             made.append(_legal(override, made, number))
+        for name in self.sizes:
+            self._settled(name)
 
     def of(self, name: str, rows: int) -> TableChoices:
         """Returns the choices for one table: the overrides that are for it are applied, and none are left.
@@ -113,7 +118,7 @@ class TableChoices:
             name: the table's.
             rows: as many as the log's encoding gives it.
         """
-        chosen = replace(self, overrides=())
+        chosen = replace(self, overrides=(), sizes={})
         for override in self.overrides:
             if override.is_for(name, rows):
                 chosen = override.on(chosen)
@@ -134,11 +139,9 @@ class TableChoices:
             UserError: when its ids cannot be addressed as chosen.
         """
         chosen = self.of(name, ids.rows)
-        try:
-            addressing = chosen.addressed(ids)
+        with _place(name):
+            addressing = self.addressed(name, ids)
             addressing.components(dim)
-        except UserError as error:
-            raise UserError(f"tables.addressing, table {name!r}: {error}") from None
         return TableSpec(
             name=name,
             dim=dim,
@@ -150,29 +153,107 @@ class TableChoices:
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
         )
 
-    def addressed(self, ids: Numbering) -> Addressing:
+    def addressed(self, name: str, ids: Numbering) -> Addressing:
         """Returns the addressing of a table.
 
         Args:
+            name: the table's.
             ids: how they are numbered.
 
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        if self.addressing is None:
-            return Direct(ids.rows) if ids.is_numbered else Hashed(ids.rows)
-        return self.addressing.build(ids)
+        chosen = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
+        return (chosen or _usual(ids)).build(ids)
 
-    def check_names(self, tables: list[str]) -> None:
-        """Check the names in the overrides. tables: the names of all tables.
+    def vectors(self, name: str, ids: Numbering) -> int:
+        """Returns how many vectors of an id stand side by side, see `Addressing`."""
+        with _place(name):
+            return self.addressed(name, ids).vectors
+
+    def settled(
+        self, tables: Mapping[str, LogTable], before: TableChoices, were: Mapping[str, Numbering]
+    ) -> TableChoices:
+        """Returns the choices with the sizes of each table's addressing written out.
+
+        A table for which the same was chosen before keeps its sizes. With one row more it might have others, and then
+        every id would have another row.
+
+        Args:
+            tables: of the log.
+            before: the choices of the run that this one goes on with; else these.
+            were: table -> how its ids were numbered there.
 
         Raises:
-            UserError: when an override names a table that is not there.
+            UserError: when ids cannot be addressed as chosen.
         """
-        for override in self.overrides:
-            for name in override.names or ():
+        found: dict[AddressingConfig, list[str]] = {}
+        sizes = dict(self.sizes)
+        for name, table in tables.items():
+            chosen = self.of(name, table.ids.rows).addressing
+            if name in self.sizes:
+                continue
+            then = None if name not in were else before.of(name, were[name].rows).addressing
+            if name in were and then == self.of(name, were[name].rows).addressing:
+                kept = before.sizes.get(name) or _written(then or _usual(table.ids))
+                if kept != _written(chosen or _usual(table.ids)):
+                    sizes[name] = kept
+            elif chosen is not None:
+                found.setdefault(chosen, []).append(name)
+        for chosen, names in found.items():
+            try:
+                made = chosen.settled([tables[name] for name in names])
+            except UserError:
+                for name in names:
+                    with _place(name):
+                        chosen.settled([tables[name]])
+                raise
+            sizes |= {name: _written(config) for name, config in zip(names, made, strict=True) if config != chosen}
+        return replace(self, sizes=sizes)
+
+    @property
+    def unaddressed(self) -> TableChoices:
+        """The same choices, but each id has a row."""
+        return replace(
+            self, addressing=None, overrides=tuple(replace(o, addressing=None) for o in self.overrides), sizes={}
+        )
+
+    def _settled(self, name: str) -> AddressingConfig:
+        return from_dict(_Sized, {"addressing": self.sizes[name]}, f"sizes.{name}").addressing
+
+    def check_names(self, tables: list[str]) -> None:
+        """Check the names in overrides and sizes. tables: the names of all tables.
+
+        Raises:
+            UserError: when one names a table that is not there.
+        """
+        named = {"overrides": [name for override in self.overrides for name in override.names or ()]}
+        for part, names in {**named, "sizes": list(self.sizes)}.items():
+            for name in names:
                 if name not in tables:
-                    raise UserError(f"tables.overrides: no table {name!r}{suggest(name, tables)}")
+                    raise UserError(f"tables.{part}: no table {name!r}{suggest(name, tables)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sized:
+    addressing: Annotated[AddressingConfig, Family("sparrow.embeddings.addressing")]
+
+
+def _written(config: AddressingConfig) -> dict[str, Any]:
+    written: dict[str, Any] = to_dict(_Sized(addressing=config))["addressing"]
+    return written
+
+
+def _usual(ids: Numbering) -> AddressingConfig:
+    return direct.Config() if ids.is_numbered else hashed.Config()
+
+
+@contextmanager
+def _place(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"tables.addressing, table {name!r}: {error}") from None
 
 
 def _legal(override: Override, before: list[TableChoices], number: int) -> TableChoices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,10 +27,12 @@ class Handle:
     Args:
         ids: the batch.
         inner: what the components made of it.
+        places: feature of a component that lacks rows of some ids -> int64, which of the feature's ids it has.
     """
 
     ids: KeyedJagged
     inner: Any
+    places: dict[str, Tensor] = field(default_factory=dict)
 
 
 class EmbeddingTables(nn.Module):
@@ -83,6 +85,7 @@ class EmbeddingTables(nn.Module):
         self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts[one.name]))]
         self._specs = [self._spec_of[features[f].name] for f, _ in self._lookers]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
+        self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.is_partial}
         self._is_identity = all(spec.addressing.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
@@ -111,7 +114,10 @@ class EmbeddingTables(nn.Module):
         """
         wide = self._wide(ids)
         rows_N = self._mapper(wide.values_N, wide.bounds, self._numbers(wide.keys))
-        return Handle(ids, self.components.prepare(wide, rows_N))
+        places: dict[str, Tensor] = {}
+        if self._partial:
+            wide, rows_N, places = self._present(wide, rows_N)
+        return Handle(ids, self.components.prepare(wide, rows_N), places)
 
     def prefetch(self, ids: KeyedJagged) -> None:
         """Do `prepare` for a later call with the same ids."""
@@ -132,7 +138,7 @@ class EmbeddingTables(nn.Module):
         found = self.components.lookup(handle.inner)
         if not self._combined:
             return found
-        return {feature.name: self._joined(feature, found, handle.ids) for feature in self.features}
+        return {feature.name: self._joined(feature, found, handle) for feature in self.features}
 
     def pooled(self, ids: KeyedJagged) -> Tensor:
         """Returns all features' vectors side by side, [B, sum of dims], in the features' order.
@@ -281,10 +287,40 @@ class EmbeddingTables(nn.Module):
             Feature(
                 name=f"{feature.name}.{name}" if name else feature.name,
                 table=component.name,
-                pooling=feature.pooling if self._combine(spec).is_linear else "none",
+                pooling=self._pooling(feature, spec),
             )
             for name, component in zip(names, spec.components, strict=True)
         ]
+
+    def _pooling(self, feature: Feature, spec: TableSpec) -> Any:
+        """How vectors of components are pooled before they are combined."""
+        if not self._combine(spec).is_linear:
+            return "none"
+        # the number of ids of a sample that have a row is not the number of its ids
+        return "sum" if spec.addressing.is_partial and feature.pooling == "mean" else feature.pooling
+
+    def _wide_parts(self) -> Iterator[tuple[TableSpec, Feature]]:
+        """Returns what features look up, with the tables."""
+        for feature in self.features:
+            for part in self._parts[feature.name]:
+                yield self._spec_of[feature.name], part
+
+    def _present(self, wide: KeyedJagged, rows_N: Tensor) -> tuple[KeyedJagged, Tensor, dict[str, Tensor]]:
+        """Returns wide ids and rows without the ids that have no row, and `Handle.places`."""
+        assert wide.offsets is not None and wide.lengths is not None
+        has_N = rows_N >= 0
+        before_N1 = torch.cat([has_N.new_zeros(1, dtype=torch.int64), has_N.cumsum(0)])
+        parts = zip(wide.keys, pairwise(wide.bounds), strict=True)
+        places = {key: has_N[slice(*at)].nonzero().squeeze(1) for key, at in parts if key in self._partial}
+        left = KeyedJagged(
+            keys=wide.keys,
+            values_N=wide.values_N[has_N],
+            lengths=before_N1[wide.offsets].diff(),
+            weights_N=None if wide.weights_N is None else wide.weights_N[has_N],
+            inverse_B=wide.inverse_B,
+            rows=wide.rows,
+        )
+        return left, rows_N[has_N], places
 
     def _combine(self, spec: TableSpec) -> Any:
         return self.combines[self._combined.index(spec.name)]
@@ -321,21 +357,29 @@ class EmbeddingTables(nn.Module):
         is_late = spec is not None and spec.name in self._combined and not self._combine(spec).is_linear
         return torch.ones_like(weights_N) if is_late else weights_N
 
-    def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], ids: KeyedJagged) -> Tensor | Jagged:
+    def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], handle: Handle) -> Tensor | Jagged:
         """Returns a feature's vectors, made of those that its components found."""
         spec, names = self._spec_of[feature.name], self._names(feature.name)
         if spec.name not in self._combined:
             return found[feature.name]
         combine = self._combine(spec)
         parts = [found[name] for name in names]
+        of = handle.ids[feature.name]
         if not isinstance(parts[0], Jagged):
-            return combine(parts, None)
-        of = ids[feature.name]
-        values_ND = combine([part.values_N for part in parts], _within(of.values_N.long(), spec))  # type: ignore[union-attr]
+            pooled_BD = combine(parts, None)
+            if spec.addressing.is_partial and feature.pooling == "mean":
+                shares_B = of.lengths_B.clamp(min=1).reciprocal()
+                pooled_BD = pooled_BD * (shares_B if of.inverse_B is None else shares_B[of.inverse_B])[:, None]
+            return pooled_BD
+        vectors = [part.values_N for part in parts]  # type: ignore[union-attr]
+        if spec.addressing.is_partial:
+            ids = len(of.values_N)
+            vectors = [sum_rows(x_ND, handle.places[name], ids) for name, x_ND in zip(names, vectors, strict=True)]
+        values_ND = combine(vectors, _within(of.values_N.long(), spec))
         if of.weights_N is not None and not combine.is_linear:
             values_ND = values_ND * of.weights_N[:, None]
         if feature.pooling == "none":
-            return replace(parts[0], values_N=values_ND)
+            return Jagged(values_N=values_ND, offsets_B1=of.offsets_B1, inverse_B=of.inverse_B, host=of.host)
         lengths_B = of.lengths_B
         count = torch.arange(len(lengths_B), device=lengths_B.device)
         bag_N = count.repeat_interleave(lengths_B, output_size=len(values_ND))

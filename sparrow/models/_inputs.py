@@ -64,7 +64,8 @@ def tables_for(
     for name, table in schema.encodings.items():
         if table.rows is None:
             raise UserError(f"encodings.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
-        size, ids = dim * several.get(name, 1), Numbering(table.rows, table.order)
+        ids = Numbering(table.rows, table.order)
+        size = dim * several.get(name, 1) * tables.vectors(name, ids)
         specs.append(tables.spec(name, size, ids, init_scale))
     features = []
     for name in schema.sparse:
@@ -102,6 +103,8 @@ class Ids(nn.Module):
     (`sequences`, see `by_name`). Transformers run on the distinct rows of a dedup group, and their vectors are repeated
     for the samples that share a row (RecD's O7, arXiv 2211.05239): nothing in them depends on the candidate.
 
+    vectors_of: column -> how many vectors of dim it has. vectors: of all columns.
+
     Args:
         schema: of the log.
         dim: D of the vectors.
@@ -133,7 +136,10 @@ class Ids(nn.Module):
             raise UserError(f"{what}; take a divisor, or another model.dim")
         self.tables = tables_for(schema, dim, tables, sequences={*history.lists, *sequences}, several=several)
         self.lists = history.lists
-        sizes = [dim * several.get(str(schema.columns[name].table), 1) for name in history.lists]
+        wide = {spec.name: spec.dim for spec in self.tables.specs}
+        self.vectors_of = {name: wide[str(schema.columns[name].table)] // dim for name in schema.sparse}
+        self.vectors = sum(self.vectors_of.values())
+        sizes = [dim * self.vectors_of[name] for name in history.lists]
         self.readers = nn.ModuleList(
             CausalTransformer(size, history.layers, history.heads, history.longest) for size in sizes
         )
@@ -155,7 +161,7 @@ class Ids(nn.Module):
 class Vectors(nn.Module):
     """A vector of `dim` for each feature, [B, features, dim]. A dense column's is its number times one that is learned.
 
-    names: of the features, dense columns first, then id columns.
+    names: of the features, dense columns first, then id columns, one with several vectors as often.
 
     Args:
         schema: of the log.
@@ -169,10 +175,10 @@ class Vectors(nn.Module):
 
     def __init__(self, schema: Schema, dim: int, tables: TableChoices, history: History) -> None:
         super().__init__()
-        self.names = (*schema.dense, *schema.sparse)
         self.dim = dim
-        self.features = len(self.names)
         self.ids = Ids(schema, dim, tables, history)
+        self.names = (*schema.dense, *(name for name, count in self.ids.vectors_of.items() for _ in range(count)))
+        self.features = len(self.names)
         self.numeric = NumericEmbedding(len(schema.dense), dim)
 
     def forward(self, batch: Batch) -> Tensor:

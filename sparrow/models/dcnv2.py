@@ -63,7 +63,7 @@ class DCNv2(nn.Module):
         self.numeric = NumericEmbedding(len(schema.dense), config.dim) if is_embedded else None
         features = self.numeric.out_features if self.numeric else len(schema.dense)
         features = self.bottom.out_features if self.bottom else features
-        features += config.dim * len(schema.sparse)
+        features += config.dim * self.ids.vectors
         self.cross = CrossNet(features, config.cross_layers, config.rank)
         self.deep = MLP(features, config.deep)
         self.structure = config.structure

@@ -72,6 +72,8 @@ class DIN(nn.Module):
                 "model: no list shares its table with an id column, other than those of model.history.lists; name some "
                 "as model.pairs, or use another model"
             )
+        if self.ids.vectors > len(schema.sparse):
+            raise UserError("model: din reads one vector of an id; choose another operation than 'features'")
         self.attention = nn.ModuleList(MLP(4 * config.dim, config.attention) for _ in self.pairs)
         self.weights = nn.ModuleList(Linear(one.out_features, 1) for one in self.attention)  # type: ignore[arg-type]
         for weight in self.weights:

@@ -52,7 +52,7 @@ class DLRM(nn.Module):
         self.ids = Ids(schema, config.dim, tables, config.history)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
-        vectors = len(schema.sparse) + (self.bottom is not None)
+        vectors = self.ids.vectors + (self.bottom is not None)
         if vectors < 2:
             raise UserError(
                 "model: DLRM pairs vectors and this log has one: each id column has one, all numeric columns together "

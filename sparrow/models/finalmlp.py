@@ -82,7 +82,7 @@ class FinalMLP(nn.Module):
         for name in names:
             if name not in self.vectors.names:
                 raise UserError(f"model.{setting}: no feature {name!r}{suggest(name, self.vectors.names)}")
-        return [self.vectors.names.index(name) for name in names]
+        return [place for name in names for place, of in enumerate(self.vectors.names) if of == name]
 
 
 class _Gate(nn.Module):

@@ -95,7 +95,7 @@ class Wukong(nn.Module):
         self.dim = config.dim
         self.ids = Ids(schema, config.dim, tables, config.history, several=config.several)
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
-        sizes = [config.vectors(schema), *[config.n_f + config.n_l] * config.layers]
+        sizes = [self.ids.vectors + bool(schema.dense), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
         self.top = MLP(sizes[-1] * config.dim, config.top)
         self.head = Head(self.top.out_features, tasks(schema), scale=0.1)

@@ -263,6 +263,8 @@ class Run:
 
     @classmethod
     def _from(cls, data: dict[str, Any], overrides: dict[str, Any]) -> Run:
+        if any(name.startswith(("tables.addressing", "tables.overrides")) for name in overrides):
+            data.get("tables", {}).pop("sizes", None)  # they are of another addressing
         for name, value in sorted(overrides.items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
         return from_dict(cls, data)

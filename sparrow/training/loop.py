@@ -38,7 +38,7 @@ from sparrow.training.saver import Saver, random_state, set_random_state
 from sparrow.training.seen import WINDOWS, Seen
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
-from sparrow.training.warm import warm_start
+from sparrow.training.warm import earlier, warm_start
 
 PATIENCE_NONFINITE = 100
 _STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
@@ -110,7 +110,8 @@ class Trainer:
         saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
             run = self.dir.continued(run, before, self._say)
-        run = resolved(run, self.dataset)
+        earlier_run = earlier(Path(run.init_from), ranks.world) if run.init_from and not saved else None
+        run = resolved(run, self.dataset, earlier_run and (earlier_run[0], earlier_run[1].schema))
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")

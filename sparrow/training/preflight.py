@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
 from sparrow.core.memory import available_bytes, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import Component, TableSpec, stored_in, unallocated
+from sparrow.embeddings import Component, LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
 from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
 from sparrow.layers import computing
@@ -159,12 +160,58 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
-def resolved(run: Run, dataset: Dataset) -> Run:
-    """Returns the run with every automatic choice made for this log but `threads`."""
-    run = run.resolved(dataset.rows("train"), dataset.schema.split.by == "time")
+def resolved(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None = None) -> Run:
+    """Returns the run with every automatic choice made for this log but `threads`.
+
+    Args:
+        run: its settings.
+        dataset: the prepared log.
+        before: the run that it goes on with, and its log's schema.
+    """
+    schema = dataset.schema
+    run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
-    return run
+    return dataclasses.replace(run, tables=_with_sizes(run, dataset, before))
+
+
+def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None) -> TableChoices:
+    """Returns the choices of tables with the sizes of their addressings settled."""
+    ids = {name: Numbering(table.rows or 0, table.order) for name, table in dataset.schema.encodings.items()}
+    if before is None and all(run.tables.of(name, of.rows).addressing is None for name, of in ids.items()):
+        return run.tables
+    plain = dataclasses.replace(run, tables=run.tables.unaddressed)
+    dims = {spec.name: spec.dim for spec in _sizes(plain, dataset.schema)[0]}
+    counted = Counts(dataset)
+    tables = {name: LogTable(of, dims[name], partial(counted, name)) for name, of in ids.items() if name in dims}
+    were = {}
+    if before is not None:
+        were = {name: Numbering(table.rows or 0, table.order) for name, table in before[1].encodings.items()}
+    return run.tables.settled(tables, run.tables if before is None else before[0].tables, were)
+
+
+class Counts:
+    """How often the training part of a log has each id. It is read when somebody asks first."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._counts: dict[str, Tensor] = {}
+
+    def __call__(self, table: str) -> Tensor:
+        """Returns how often training rows have each id of a table, see `LogTable`."""
+        if not self._counts:
+            self._count()
+        return self._counts[table]
+
+    def _count(self) -> None:
+        schema = self._dataset.schema
+        for name, of in schema.encodings.items():
+            self._counts[name] = torch.zeros((of.rows or 0) if of.is_numbered else 1, dtype=torch.int64)
+        for batch in self._dataset.loader(1 << 14, split="train", dedup="off"):
+            for feature in schema.sparse:
+                table, values_N = str(schema.columns[feature].table), batch.ids[feature].values_N.long()
+                counts = self._counts[table]
+                counts += torch.bincount(values_N if len(counts) > 1 else values_N * 0, minlength=len(counts))
 
 
 def with_threads(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> Run:

@@ -50,7 +50,7 @@ class RunDir:
             if saved is None:
                 return None
             self.check(saved, identity, dataset)
-            return {"step": saved.step, "settings": flatten(to_dict(Run.load(self.path / "run.toml")))}
+            return {"step": saved.step, "settings": to_dict(Run.load(self.path / "run.toml"))}
 
         found = said(world, "where to go on", look)
         return (None, {}) if found is None else (self._see(found["step"], world), found["settings"])
@@ -155,9 +155,11 @@ class RunDir:
 
         Args:
             run: the settings of now.
-            old: setting -> value, of `run.toml`.
+            old: what `run.toml` holds.
             say: is told what else changed.
         """
+        run = dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=old["tables"].get("sizes", {})))
+        old = flatten(old)
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":
             loop = dataclasses.replace(loop, update_mode=old["loop.update_mode"])

@@ -16,7 +16,7 @@ from sparrow.core import UserError
 from sparrow.core.config import Family
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World
-from sparrow.embeddings import Component, Numbering, TableSpec
+from sparrow.embeddings import Addressing, Component, Numbering, TableSpec
 from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import identity, load_optimizer, tables_of
@@ -50,15 +50,7 @@ def warm_start(
             dense optimizer.
     """
     place, world = Path(str(run.init_from)), world or World()
-
-    def files() -> list[Path]:
-        if not (place / "run.toml").exists():
-            remedy = "give that of a `sparrow train` job"
-            raise UserError(f"init_from: {place} is not a run directory (no run.toml); {remedy}")
-        return sorted([*place.glob("*.toml"), *place.glob("vocabulary/*")])
-
-    RunDir(place).see("init_from", world, files)  # ranks may see it later than rank 0
-    old, then = Run.load(place / "run.toml"), Transforms.load(place)
+    old, then = earlier(place, world)
     ours = {"labels": list(dataset.schema.labels), **identity(run, dataset.schema)}
     theirs = {"labels": list(then.schema.labels), **identity(old, then.schema)}
     for name in _SAME:
@@ -95,6 +87,27 @@ def warm_start(
             say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 
 
+def earlier(place: Path, world: World) -> tuple[Run, Transforms]:
+    """Returns the settings of another run, and how its log was prepared.
+
+    Args:
+        place: its directory.
+        world: the ranks.
+
+    Raises:
+        UserError: when it is no run's.
+    """
+
+    def files() -> list[Path]:
+        if not (place / "run.toml").exists():
+            remedy = "give that of a `sparrow train` job"
+            raise UserError(f"init_from: {place} is not a run directory (no run.toml); {remedy}")
+        return sorted([*place.glob("*.toml"), *place.glob("vocabulary/*")])
+
+    RunDir(place).see("init_from", world, files)  # ranks may see it later than rank 0
+    return Run.load(place / "run.toml"), Transforms.load(place)
+
+
 def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) -> None:
     """Move the offset to where a share `now` of the negatives is kept, from where it was `then`."""
     if then != now:
@@ -118,11 +131,12 @@ def _stored_before(
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
     """Returns for each component the rows of the same ids now, or -1, for each row that it had in the earlier run."""
     table = then.schema.encodings[spec.name]
-    chosen = old.tables.of(spec.name, table.rows or 0)
-    before, after = chosen.addressed(Numbering(table.rows or 0, table.order)), spec.addressing
+    numbered = Numbering(table.rows or 0, table.order)
+    before, after = old.tables.addressed(spec.name, numbered), spec.addressing
     to_R = _moved(spec.name, then, now)
     then_parts, now_parts = before.components(spec.dim), after.components(spec.dim)
-    if [(part.name, part.dim) for part in then_parts] != [(part.name, part.dim) for part in now_parts]:
+    same = [(part.name, part.dim) for part in then_parts] == [(part.name, part.dim) for part in now_parts]
+    if not same or _weights(before, spec.dim) != _weights(after, spec.dim):
         raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
     parts = list(zip(spec.components, then_parts, strict=True))
     if before == after and bool((to_R == torch.arange(len(to_R))).all()):
@@ -134,14 +148,26 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     found = {}
     for (component, size), old_N, new_N in zip(parts, old_rows, new_rows, strict=True):
         found[component.name] = moved_N = torch.full((size.rows,), -1)
-        moved_N[old_N[stays]] = new_N[stays]
-        pairs = torch.stack([old_N[stays], new_N[stays]]).unique(dim=1)  # each row goes to one, and none to another's
-        if pairs.shape[1] != len(pairs[0].unique()) or pairs.shape[1] != len(pairs[1].unique()):
+        pairs = torch.stack([old_N[stays], new_N[stays]]).unique(dim=1)
+        pairs = pairs[:, (pairs >= 0).any(0)]  # an id may have no row in a component
+        moved_N[pairs[0]] = pairs[1]  # each row goes to one, and none to another's
+        if (
+            bool((pairs < 0).any())
+            or pairs.shape[1] != len(pairs[0].unique())
+            or pairs.shape[1] != len(pairs[1].unique())
+        ):
             raise UserError(
                 f"init_from: rows of table {component.name!r} are shared by ids that have other rows now; prepare the "
                 "log with --like and --grow, or choose direct addressing"
             )
     return found
+
+
+def _weights(addressing: Addressing, dim: int) -> dict[str, torch.Size]:
+    """Returns the shapes of the dense weights of a table's addressing."""
+    with torch.device("meta"):
+        combine = addressing.combine(dim)
+    return {} if combine is None else {name: weight.shape for name, weight in combine.state_dict().items()}
 
 
 def _moved(name: str, then: Transforms, now: Transforms) -> torch.Tensor:

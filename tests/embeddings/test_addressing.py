@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.embeddings import Direct, Hashed, Numbering
-from sparrow.embeddings.addressing import Size, coprime, cut, path, quotient_remainder
+from sparrow.embeddings import Direct, Hashed, LogTable, Numbering
+from sparrow.embeddings.addressing import Size, coprime, cut, hashed, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing.mixed_dimension import popularity_dims
 from sparrow.embeddings.addressing.quotient_remainder import QuotientRemainder
 
 MASK = (1 << 64) - 1
@@ -132,7 +133,7 @@ def test_what_cannot_be_partitioned(config: Any, ids: Numbering, told: str) -> N
     [
         (quotient_remainder, {"collisions": -1}, "collisions: -1 is out of range"),
         (quotient_remainder, {"parts": 1}, "parts: 1 is out of range"),
-        (coprime, {"sizes": (7,)}, "sizes: one is given; name two or more"),
+        (coprime, {"sizes": (7,)}, "sizes: 1 given; name 2 or more"),
         (coprime, {"sizes": (7, 0)}, "sizes: 0 is out of range"),
         (cut, {}, "rows, fraction: give one of the two"),
         (cut, {"rows": 5, "fraction": 0.5}, "rows, fraction: give one of the two"),
@@ -164,3 +165,124 @@ def test_cut_keeps_the_first_ids() -> None:
     assert made.components(8) == (Size("", 4, 8),)
     assert cut.Config(rows=40).build(Numbering(10)).rows_of(torch.arange(10))[0].tolist() == list(range(10))
     assert cut.Config(fraction=0.5).build(Numbering(10)).kept == 4
+
+
+# -- mixed dimensions ------------------------------------------------------------------------------------------------
+
+# the 26 tables of Criteo Kaggle in the public DLRM script
+KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+          5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("power_of_two", "numbers"), [(False, 33_786_932), (True, 33_789_720)], ids=["whole", "powers of two"]
+)
+def test_dims_of_criteo_kaggle(power_of_two: bool, numbers: int) -> None:
+    dims = popularity_dims([1 / n for n in KAGGLE], KAGGLE, 16, 0.3, power_of_two=power_of_two)
+    assert sum(n * d for n, d in zip(KAGGLE, dims, strict=True)) == numbers
+    assert dims[KAGGLE.index(3)] == 16 and min(dims) == 1
+    assert [d for _, d in sorted(zip(KAGGLE, dims, strict=True))] == sorted(dims, reverse=True)
+
+
+@pytest.mark.parametrize(("collisions", "rows", "fewest"), [(4, 8_440_878, 8_440_878), (60, 564_002, 563_988)])
+def test_partitions_of_criteo_kaggle(collisions: int, rows: int, fewest: int) -> None:
+    """With as many quotients as the public script has, and with as many as occur."""
+    found = [[], []]  # type: ignore[var-annotated]
+    for n in KAGGLE:
+        sizes = (-(-n // collisions), collisions)
+        for part, config in zip(found, ({"sizes": sizes}, {"collisions": collisions}), strict=True):
+            made = quotient_remainder.Config(**config).build(Numbering(n)) if n > 200 else Direct(n)  # type: ignore[arg-type]
+            part.append(sum(size.rows for size in made.components(16)))
+    assert [sum(part) for part in found] == [rows, fewest]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1e3)), min_size=1, max_size=9),
+    st.sampled_from([8, 16, 24]),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+    st.booleans(),
+)
+def test_a_budget_of_numbers_is_kept_and_used(
+    blocks: list[tuple[int, float]], dim: int, alpha: float, share: float, power_of_two: bool
+) -> None:
+    rows, popularity = [n for n, _ in blocks], [p for _, p in blocks]
+    budget = max(share * dim * sum(rows), sum(rows))
+    dims = popularity_dims(popularity, rows, dim, alpha, budget, power_of_two)
+    assert sum(n * d for n, d in zip(rows, dims, strict=True)) <= budget
+    assert all(1 <= d <= dim for d in dims)
+    falling = [d for _, d in sorted(zip(popularity, dims, strict=True))]
+    assert falling == sorted(falling)
+    if alpha == 0 and not power_of_two:
+        assert dims == [min(dim, int(budget // sum(rows) + 1e-9))] * len(rows) or len(set(dims)) == 1
+
+
+def test_blocks_of_equal_popularity() -> None:
+    counts = torch.tensor([40, 20, 10, 10, 5, 5, 4, 3, 2, 1])
+    tables = [LogTable(Numbering(10), 16, lambda: counts), LogTable(Numbering(10), 16, lambda: counts)]
+    made = mixed_dimension.Config(alpha=0.5, blocks=2).settled(tables)
+    assert made[0] == made[1] and made[0].edges == (2,)
+    # the 60 lookups of the first two rows are 30 each, and the 40 of the others 5 each
+    assert made[0].dims == (16, round(16 * (5 / 30) ** 0.5))
+    assert mixed_dimension.Config(alpha=0.0, blocks=4).settled(tables)[0].dims == (16,) * 4
+    assert made[0].settled(tables)[0] == made[0]
+
+
+def test_popularity_is_measured_over_all_tables() -> None:
+    often, seldom = torch.full((10,), 100), torch.full((10,), 1)
+    tables = [LogTable(Numbering(10), 16, lambda: often), LogTable(Numbering(10), 16, lambda: seldom)]
+    assert [one.dims for one in mixed_dimension.Config(alpha=0.3).settled(tables)] == [(16,), (4,)]
+    halved = mixed_dimension.Config(alpha=0.3, budget=0.5).settled(tables)
+    assert sum(one.dims[0] * 10 for one in halved) <= 0.5 * 320 and halved[0].dims > halved[1].dims
+
+
+def test_blocks_need_ids_by_frequency() -> None:
+    for order in ("value", "hash"):
+        with pytest.raises(UserError, match="not by frequency; prepare the log with a vocabulary"):
+            mixed_dimension.Config(blocks=2).settled([LogTable(Numbering(9, order), 4, lambda: torch.ones(9))])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="dims: not settled"):
+        mixed_dimension.Config().build(Numbering(9))
+    with pytest.raises(UserError, match="dims: 8 is more than the 4 of the model's vectors"):
+        mixed_dimension.Config(dims=(8,)).build(Numbering(9)).components(4)
+    with pytest.raises(UserError, match="budget: 5 numbers are fewer than the rows, 9"):
+        popularity_dims([1.0], [9], 4, 0.3, budget=5)
+    with pytest.raises(UserError, match="edges: 9 is not below the 9 ids"):
+        mixed_dimension.Config(dims=(2, 1), edges=(9,)).build(Numbering(9))
+
+
+# -- sizes that stay -------------------------------------------------------------------------------------------------
+
+SETTLED: dict[str, Any] = {
+    "hashed": hashed.Config(),
+    "quotient": quotient_remainder.Config(),
+    "digits": quotient_remainder.Config(parts=3, collisions=16),
+    "path": path.Config(),
+    "cut": cut.Config(fraction=0.3),
+    "coprime": coprime.Config(sizes=(35, 3)),
+    "dims": mixed_dimension.Config(),
+    "blocks": mixed_dimension.Config(blocks=3),
+}
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_settled_sizes_make_the_same_rows_and_keep_them_when_the_log_grows(name: str) -> None:
+    counts = torch.arange(100, 0, -1)
+    table = LogTable(Numbering(100), 8, lambda: counts)
+    (made,) = SETTLED[name].settled([table])
+    assert made.settled([table]) == [made]
+    ids = torch.arange(100)
+    now, grown = made.build(Numbering(100)), made.build(Numbering(105))
+    if name not in ("dims", "blocks"):
+        assert all(
+            torch.equal(a, b) for a, b in zip(SETTLED[name].build(Numbering(100)).rows_of(ids), now.rows_of(ids), strict=False)
+        )
+    assert all(torch.equal(a, b) for a, b in zip(now.rows_of(ids), grown.rows_of(ids), strict=True))
+    for one, other in zip(now.components(8), grown.components(8), strict=True):
+        assert (one.name, one.dim) == (other.name, other.dim) and one.rows <= other.rows
+
+
+def test_a_partition_that_cannot_grow() -> None:
+    made = coprime.Config(sizes=(5, 21)).settled([LogTable(Numbering(100), 8, lambda: torch.ones(100))])[0]
+    assert made.build(Numbering(105)).sizes == (5, 21)
+    with pytest.raises(UserError, match="sizes: 5 x 21 tell 105 ids apart, and there are 106"):
+        made.build(Numbering(106))

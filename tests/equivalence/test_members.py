@@ -15,6 +15,7 @@ from sparrow.core import Jagged, KeyedJagged, UserError
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Numbering, TableSpec, stored_in, unallocated
 from sparrow.embeddings.addressing import coprime, path, quotient_remainder
+from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.kernels.formats import bf16, fp16, int4, int8, split_bf16
 from sparrow.kernels.rules import adagrad, rowwise_adagrad, sgd
 from sparrow.sharding import (
@@ -45,6 +46,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "mult": {"addressing": quotient_remainder.Config(sizes=(6, 2, 2)).build(Numbering(ROWS))},
     "concat": {"addressing": coprime.Config(sizes=(6, 5), operation="concat").build(Numbering(ROWS))},
     "path": {"addressing": path.Config(rows=7).build(Numbering(ROWS))},
+    "projection": {"addressing": MixedDimension(ROWS, (2,))},
+    "blocks": {"addressing": MixedDimension(ROWS, (6, 3, 2), (4, 11))},
     "scattered": {},
 }
 ROUNDED: dict[str, dict[str, Any]] = {
@@ -68,6 +71,7 @@ FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="
 
 
 def tables_of(member: str) -> EmbeddingTables:
+    torch.manual_seed(0)  # of the dense weights of an addressing
     rule = {"rule": sgd.Config(lr=0.3) if member in ROUNDED else RULE}
     spec = {"addressing": Direct(ROWS), **rule, **TABLES.get(member, {}), **ROUNDED.get(member, {})}
     specs = [TableSpec(name="t", dim=6, **spec), TableSpec(name="u", dim=4, addressing=Direct(ROWS), **rule)]

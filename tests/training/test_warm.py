@@ -16,6 +16,7 @@ from sparrow import checkpoint, data
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.addressing import quotient_remainder
 from sparrow.embeddings.choices import Override
 from sparrow.features.hashing import hash_ids
 from sparrow.features.rows import batches
@@ -439,6 +440,79 @@ def test_other_columns_are_refused(world: World, tmp_path: Path, columns: dict[s
     log = prepared(world, tmp_path, columns=columns)
     with pytest.raises(UserError, match=rf"^init_from: .* has {what} .*; use the same$"):
         world.begun(log, tmp_path / "warm")
+
+
+# -- sizes of addressings -----------------------------------------------------------------------------------------
+
+
+def addressed(**overrides: dict[str, Any]) -> TableChoices:
+    made = tuple(Override(names=(name,), addressing=of) for name, of in overrides.items())
+    return TableChoices(rule=rowwise_adagrad.Config(lr=0.1), overrides=made)
+
+
+SIZED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "quotient_remainder": ({"collisions": 4}, {"sizes": [16], "parts": 2}),
+    "coprime": ({"sizes": [16, 9]}, {}),
+    "cut": ({"fraction": 0.5}, {"rows": 31}),
+    "mixed_dimension": ({"alpha": 0.6, "blocks": 3}, {}),
+    "hashed": ({}, {"rows": 62}),
+}
+
+
+@pytest.mark.parametrize("member", SIZED)
+def test_sizes_stay_when_the_log_grows(world: World, tmp_path: Path, member: str) -> None:
+    settings, written = SIZED[member]
+    tables = addressed(user={"name": member, **settings})
+    first = dataclasses.replace(world.run("first", tmp_path / "first"), tables=tables)
+    train(first)
+    settled = Run.load(tmp_path / "first" / "run.toml").tables.sizes
+    assert written.items() <= settled.get("user", {}).items() and set(settled) <= {"user"}
+    trainer, _ = world.begun("grown", tmp_path / "warm", tables=tables, init_from=str(tmp_path / "first"))
+    assert trainer.run.tables.sizes == settled
+    now, then = trainer.dataset.transforms, Transforms.load(world.first_run)
+    assert now.schema.encodings["user"].rows > then.schema.encodings["user"].rows == 62  # type: ignore[operator]
+    raw = pq.read_table(world.root / "one.parquet")
+    table = now.transform(raw, training=False)
+    with torch.no_grad():  # the log before is scored as by the run before
+        got = torch.cat([trainer.score(b) for b in batches(now.schema, table, 8192)])
+    torch.testing.assert_close(got.numpy(), restore(tmp_path / "first").score_rows(raw), rtol=0, atol=0)
+    train(dataclasses.replace(trainer.run, loop=Loop(max_steps=5)))
+    again = Trainer(dataclasses.replace(trainer.run, tables=tables, loop=Loop(max_steps=6)), resume=True)
+    assert again.run.tables.sizes == settled
+    train(dataclasses.replace(trainer.run, tables=tables, loop=Loop(max_steps=6)), resume=True)
+
+
+def test_a_table_that_grows_over_a_threshold_stays_as_it_was(world: World, tmp_path: Path) -> None:
+    tables = TableChoices(
+        rule=rowwise_adagrad.Config(lr=0.1), overrides=(Override(where="rows > 90", addressing={"name": "hashed"}),)
+    )
+    trainer, _ = world.begun("grown", tmp_path / "warm", tables=tables)
+    assert trainer.run.tables.sizes == {"user": {"name": "direct"}, "item": {"name": "direct"}}
+    fresh = Trainer(world.run("grown", tmp_path / "fresh", tables=tables))
+    assert set(fresh.run.tables.sizes) == {"user", "item"}
+    assert fresh.run.tables.sizes["user"]["name"] == "hashed"
+
+
+def test_an_addressing_that_cannot_grow_is_refused(world: World, tmp_path: Path) -> None:
+    for settings, told in (
+        ({"name": "path", "rows": 16}, "table 'user' is addressed otherwise"),
+        ({"name": "coprime", "sizes": [8, 9]}, "table 'user': sizes: 8 x 9 tell 72 ids apart, and there are 1"),
+    ):
+        tables, place = addressed(user=settings), tmp_path / str(settings["name"])
+        train(world.run("first", place, tables=tables, loop=Loop(max_steps=2)))
+        with pytest.raises(UserError, match=told):
+            world.begun("grown", tmp_path / "warm", tables=tables, init_from=str(place))
+
+
+def test_another_addressing_on_the_command_line_drops_the_settled_sizes(world: World, tmp_path: Path) -> None:
+    tables = TableChoices(addressing=quotient_remainder.Config(), rule=rowwise_adagrad.Config(lr=0.1))
+    place = tmp_path / "run"
+    with pytest.raises(UserError, match="table 'page': the log's ids are hashes; set fold = true"):
+        train(world.run("first", place, tables=tables))
+    folded = dataclasses.replace(tables, addressing=quotient_remainder.Config(fold=True))
+    train(world.run("first", place, tables=folded, loop=Loop(max_steps=2)))
+    assert Run.load(place / "run.toml").tables.sizes["user"]["sizes"] == [16]
+    assert not Run.load(place / "run.toml", {"tables.addressing.collisions": 8}).tables.sizes
 
 
 # -- by the command line ----------------------------------------------------------------------------------------------

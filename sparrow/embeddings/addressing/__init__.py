@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
 from sparrow.embeddings.addressing.direct import Direct
 from sparrow.embeddings.addressing.hashed import Hashed
 
@@ -43,12 +43,22 @@ class Addressing(Protocol):
         """Whether the ids are the rows of the only component."""
         ...
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether an id may have no row in a component. Its vector there is 0."""
+        ...
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors of an id stand side by side in that of the table. A model takes each for a feature."""
+        ...
+
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns the components of a table of D = dim."""
         ...
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns the rows int64 [N] in each component of legal ids int64 [N]."""
+        """Returns the rows int64 [N] in each component of legal ids int64 [N], -1 where an id has none."""
         ...
 
     def combine(self, dim: int) -> nn.Module | None:
@@ -58,6 +68,17 @@ class Addressing(Protocol):
 
 class AddressingConfig(Protocol):
     """What a member's `Config` offers."""
+
+    def settled(self, tables: Sequence[LogTable]) -> Sequence[AddressingConfig]:
+        """Returns for each of some tables the same settings with every size written out that stays when the log grows.
+
+        Args:
+            tables: all that have these settings.
+
+        Raises:
+            UserError: when their ids cannot be addressed so.
+        """
+        ...
 
     def build(self, ids: Numbering) -> Addressing:
         """Returns the addressing of a log's table.
@@ -71,4 +92,4 @@ class AddressingConfig(Protocol):
         ...
 
 
-__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "Numbering", "Size"]
+__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "LogTable", "Numbering", "Size"]

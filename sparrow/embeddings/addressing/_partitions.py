@@ -15,8 +15,8 @@ from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing._size import Numbering, Size
 from sparrow.embeddings.addressing.hashed import Hashed
 
-Operation = Literal["mult", "add", "concat"]
-_IDENTITY: dict[Operation, float | None] = {"mult": 1.0, "add": 0.0, "concat": None}
+Operation = Literal["mult", "add", "concat", "features"]
+_IDENTITY: dict[Operation, float | None] = {"mult": 1.0, "add": 0.0, "concat": None, "features": None}
 
 
 class Combined(nn.Module):
@@ -36,7 +36,7 @@ class Combined(nn.Module):
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says."""
-        if self.operation == "concat":
+        if self.operation in ("concat", "features"):
             return torch.cat(list(vectors), 1)
         return reduce(torch.mul if self.operation == "mult" else torch.add, vectors)
 
@@ -62,15 +62,21 @@ class Partitions:
     operation: Operation
     is_folded: bool = False
     is_identity = False
+    is_partial = False
 
     @property
     def ids(self) -> int | None:
         """As many ids as rows; None where they are hashes."""
         return None if self.is_folded else self.rows
 
+    @property
+    def vectors(self) -> int:
+        """One, or one for each component where these are features."""
+        return len(self.sizes) if self.operation == "features" else 1
+
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component for each partition. Vectors that stand beside each other share the columns."""
-        count, is_cut = len(self.sizes), self.operation == "concat"
+        count, is_cut = len(self.sizes), self.operation in ("concat", "features")
         require(least=count if is_cut else 1, dim=dim)
         edges = [dim * i // count for i in range(count + 1)]
         begin = _IDENTITY[self.operation]
@@ -97,8 +103,9 @@ class PartitionConfig:
     """What the settings of all partitions have in common.
 
     collisions: how many ids share a row of the first component; 0 makes all components about equal. parts: how many
-    components. operation: "mult", "add" or "concat". sizes: the rows of each component instead, the first one's first.
-    fold: take hashes modulo the rows of the log first.
+    components. operation: "mult", "add", "concat" (they share the columns) or "features" (each has all columns, and a
+    model takes it for a feature). sizes: the rows of each component instead, the first one's first. fold: take hashes
+    modulo the rows of the log first.
     """
 
     collisions: int = 4
@@ -112,8 +119,13 @@ class PartitionConfig:
         require(least=2, parts=self.parts)
         for size in self.sizes:
             require(least=1, sizes=size)
-        if len(self.sizes) == 1:
-            raise UserError("sizes: one is given; name two or more")
+        if self.sizes and len(self.sizes) < self.fewest_sizes:
+            raise UserError(f"sizes: {len(self.sizes)} given; name {self.fewest_sizes} or more")
+
+    @property
+    def fewest_sizes(self) -> int:
+        """How many of `sizes` are needed at least."""
+        return 2
 
     def sizes_for(self, ids: Numbering) -> tuple[int, ...]:
         """Returns the rows of each component.
@@ -123,15 +135,15 @@ class PartitionConfig:
         """
         if not ids.is_numbered and not self.fold:
             raise UserError("the log's ids are hashes; set fold = true, which takes them modulo its rows first")
-        sizes = self.sizes or self.default_sizes(ids.rows)
+        sizes = self.all_sizes(ids.rows)
         if math.prod(sizes) < ids.rows:
             made = " x ".join(map(str, sizes))
             told = f"sizes: {made} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
             raise UserError(f"{told}; take sizes whose product is as large")
         return sizes
 
-    def default_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns the rows of each component where none are given. rows: how many ids there are."""
+    def all_sizes(self, rows: int) -> tuple[int, ...]:
+        """Returns the rows of each component, chosen where they are not given. rows: how many ids there are."""
         raise NotImplementedError
 
     def first_size(self, rows: int) -> int:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
+
+from torch import Tensor
 
 
 class Size(NamedTuple):
@@ -29,3 +32,15 @@ class Numbering(NamedTuple):
     def is_numbered(self) -> bool:
         """Whether ids are 0 <= id < rows."""
         return self.order != "hash"
+
+
+class LogTable(NamedTuple):
+    """What an addressing may ask of a log's table before it settles its sizes.
+
+    ids: how they are numbered. dim: D of a vector. counts: returns how often training rows have each id, int64 [rows],
+    or only how many ids they have, [1], where ids are hashes.
+    """
+
+    ids: Numbering
+    dim: int
+    counts: Callable[[], Tensor]

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size
-from sparrow.embeddings.addressing._size import Numbering
+from sparrow.embeddings.addressing._size import LogTable, Numbering
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,14 @@ class Config(PartitionConfig):
                 raise UserError(f"sizes: {one} and {other} have the divisor {math.gcd(one, other)}; take coprime ones")
         return Coprime(ids.rows, sizes, tuple(f"mod{size}" for size in sizes), self.operation, not ids.is_numbered)
 
-    def default_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns what `PartitionConfig.default_sizes` says: the next numbers that are coprime to those before."""
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says. A log that has grown beyond their product is refused."""
+        return [replace(self, sizes=self.sizes_for(table.ids)) for table in tables]
+
+    def all_sizes(self, rows: int) -> tuple[int, ...]:
+        """Returns what `PartitionConfig.all_sizes` says: the next numbers that are coprime to those before."""
+        if self.sizes:
+            return self.sizes
         sizes = [self.first_size(rows)]
         least = max(2, equal_size(-(-rows // sizes[0]), self.parts - 1))
         while len(sizes) < self.parts:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Cut:
     rows: int
     kept: int
     is_identity = False
+    vectors = 1
+    is_partial = False
 
     @property
     def ids(self) -> int:
@@ -59,3 +62,7 @@ class Config:
             raise UserError(f"cut: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
         rows = self.rows if self.rows is not None else max(2, round(ids.rows * float(self.fraction or 0)))
         return Cut(ids.rows, min(rows, ids.rows) - 1)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says."""
+        return [replace(self, rows=max(2, self.build(table.ids).kept + 1), fraction=None) for table in tables]

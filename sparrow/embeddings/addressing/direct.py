@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Direct:
 
     rows: int
     is_identity = True
+    vectors = 1
+    is_partial = False
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)
@@ -44,3 +47,7 @@ class Config:
         if not ids.is_numbered:
             raise UserError("direct: the log's ids are hashes, which are no row numbers; use hashed, or prepare anew")
         return Direct(ids.rows)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns these settings, which have no size."""
+        return [self for _ in tables]

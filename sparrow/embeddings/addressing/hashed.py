@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparrow.core.errors import require
 from sparrow.core.mixing import splitmix64
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Hashed:
     seed: int = 0
     ids = None
     is_identity = False
+    vectors = 1
+    is_partial = False
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)
@@ -53,3 +56,7 @@ class Config:
     def build(self, ids: Numbering) -> Hashed:
         """Returns what `AddressingConfig.build` says."""
         return Hashed(self.rows or ids.rows, self.seed)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says."""
+        return [replace(self, rows=self.build(table.ids).rows) for table in tables]

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
 from sparrow.kernels.expand import expand
 
 
@@ -56,6 +56,8 @@ class Path:
     rows: int
     hidden: int
     is_identity = False
+    vectors = 1
+    is_partial = False
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component."""
@@ -90,3 +92,7 @@ class Config:
         if not ids.is_numbered:
             raise UserError("path: the log's ids are hashes, which have no bucket; use hashed, or prepare anew")
         return Path(ids.rows, min(self.rows or -(-ids.rows // self.collisions), ids.rows), self.hidden)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says."""
+        return [replace(self, rows=self.build(table.ids).rows) for table in tables]

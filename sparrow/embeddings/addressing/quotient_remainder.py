@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size
-from sparrow.embeddings.addressing._size import Numbering
+from sparrow.embeddings.addressing._size import LogTable, Numbering
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,15 @@ class QuotientRemainder(Partitions):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(PartitionConfig):
-    """An id's vector is made of those of its remainder and of its quotient. See `PartitionConfig`."""
+    """An id's vector is made of those of its remainder and of its quotient. See `PartitionConfig`.
+
+    Where `sizes` has one number less than there are parts, the last component has what they leave, and grows.
+    """
+
+    @property
+    def fewest_sizes(self) -> int:
+        """One less than parts."""
+        return min(2, self.parts - 1)
 
     def build(self, ids: Numbering) -> QuotientRemainder:
         """Returns what `AddressingConfig.build` says."""
@@ -34,12 +44,19 @@ class Config(PartitionConfig):
         names = ("remainder", "quotient") if len(sizes) == 2 else tuple(f"digit{i}" for i in range(len(sizes)))
         return QuotientRemainder(ids.rows, sizes, names, self.operation, not ids.is_numbered)
 
-    def default_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns what `PartitionConfig.default_sizes` says. The last one is what the others leave."""
-        sizes = [self.first_size(rows)]
-        left = -(-rows // sizes[0])
-        middle = equal_size(left, self.parts - 1)
-        for _ in range(self.parts - 2):
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says: every modulus, and not the quotient."""
+        sizes = [self.sizes_for(table.ids) for table in tables]
+        return [self if self.sizes else replace(self, sizes=of[:-1], parts=len(of)) for of in sizes]
+
+    def all_sizes(self, rows: int) -> tuple[int, ...]:
+        """Returns what `PartitionConfig.all_sizes` says."""
+        if self.sizes and len(self.sizes) != self.parts - 1:
+            return self.sizes
+        sizes = list(self.sizes) or [self.first_size(rows)]
+        left = -(-rows // math.prod(sizes))
+        middle = equal_size(left, self.parts - len(sizes))
+        while len(sizes) < self.parts - 1:
             sizes.append(middle)
             left = -(-left // middle)
         return (*sizes, left)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.addressing import Numbering, Size
+from sparrow.embeddings.addressing import LogTable, Numbering, Size
 
 
 class Product(nn.Module):
@@ -44,6 +44,8 @@ class Quotient:
     parts: int
     how: Literal["product", "sum"] = "product"
     is_identity = False
+    is_partial = False
+    vectors = 1
 
     def components(self, dim: int) -> tuple[Size, ...]:
         return Size("quotient", -(-self.ids // self.parts), dim), Size("remainder", self.parts, dim)
@@ -64,3 +66,6 @@ class Config:
         if not ids.is_numbered:
             raise UserError("quotient: hashes have no quotient")
         return Quotient(ids.rows, self.parts, self.how)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        return [self for _ in tables]
