@@ -169,7 +169,7 @@ class TableChoices:
     def vectors(self, name: str, ids: Numbering) -> int:
         """Returns how many vectors of an id stand side by side, see `Addressing`."""
         with _place(name):
-            return self.addressed(name, ids).vectors
+            return self.addressed(name, ids).traits.vectors
 
     def settled(
         self, tables: Mapping[str, LogTable], before: TableChoices, were: Mapping[str, Numbering]

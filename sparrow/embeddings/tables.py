@@ -85,8 +85,8 @@ class EmbeddingTables(nn.Module):
         self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts[one.name]))]
         self._specs = [self._spec_of[features[f].name] for f, _ in self._lookers]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
-        self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.is_partial}
-        self._is_identity = all(spec.addressing.is_identity for spec in self._specs)
+        self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.traits.is_partial}
+        self._is_identity = all(spec.addressing.traits.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
 
@@ -297,7 +297,7 @@ class EmbeddingTables(nn.Module):
         if not self._combine(spec).is_linear:
             return "none"
         # the number of ids of a sample that have a row is not the number of its ids
-        return "sum" if spec.addressing.is_partial and feature.pooling == "mean" else feature.pooling
+        return "sum" if spec.addressing.traits.is_partial and feature.pooling == "mean" else feature.pooling
 
     def _wide_parts(self) -> Iterator[tuple[TableSpec, Feature]]:
         """Returns what features look up, with the tables."""
@@ -367,12 +367,12 @@ class EmbeddingTables(nn.Module):
         of = handle.ids[feature.name]
         if not isinstance(parts[0], Jagged):
             pooled_BD = combine(parts, None)
-            if spec.addressing.is_partial and feature.pooling == "mean":
+            if spec.addressing.traits.is_partial and feature.pooling == "mean":
                 shares_B = of.lengths_B.clamp(min=1).reciprocal()
                 pooled_BD = pooled_BD * (shares_B if of.inverse_B is None else shares_B[of.inverse_B])[:, None]
             return pooled_BD
         vectors = [part.values_N for part in parts]  # type: ignore[union-attr]
-        if spec.addressing.is_partial:
+        if spec.addressing.traits.is_partial:
             ids = len(of.values_N)
             vectors = [sum_rows(x_ND, handle.places[name], ids) for name, x_ND in zip(names, vectors, strict=True)]
         values_ND = combine(vectors, _within(of.values_N.long(), spec))
@@ -415,7 +415,7 @@ class EmbeddingTables(nn.Module):
         if self._is_identity:
             return values_N
         specs = [self._spec_at(key) for key in keys]
-        if all(spec is None or spec.addressing.is_identity for spec in specs):
+        if all(spec is None or spec.addressing.traits.is_identity for spec in specs):
             return values_N
         parts = values_N.long().split([high - low for low, high in pairwise(bounds)])
         rows = []
@@ -426,7 +426,7 @@ class EmbeddingTables(nn.Module):
     def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
         """Returns the type of what `map_ids` returns, for ids of a type. keys: as for `map_ids`."""
         specs = [self._spec_at(key) for key in keys]
-        return ids if all(spec is None or spec.addressing.is_identity for spec in specs) else torch.int64
+        return ids if all(spec is None or spec.addressing.traits.is_identity for spec in specs) else torch.int64
 
     def _spec_at(self, key: int) -> TableSpec | None:
         return self._specs[key] if key >= 0 else None

@@ -64,7 +64,7 @@ def tables_for(
     for name, table in schema.encodings.items():
         if table.rows is None:
             raise UserError(f"encodings.{name}.rows: not set; run `sparrow prepare`, or write the number of rows")
-        ids = Numbering(table.rows, table.order)
+        ids = Numbering.of(table)
         size = dim * several.get(name, 1) * tables.vectors(name, ids)
         specs.append(tables.spec(name, size, ids, init_scale))
     features = []

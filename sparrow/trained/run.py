@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -222,8 +223,9 @@ class Run:
         return dataclasses.replace(self, loop=loop, data=data)
 
     def save(self, path: Path) -> None:
-        """Write the run as TOML."""
-        write_text(path, write_toml(to_dict(self), header="A Sparrow run, every choice made."))
+        """Write the run as TOML. Files beside it are named as they are seen from there."""
+        data = _with_files(to_dict(self), lambda file: os.path.relpath(file, path.parent))
+        write_text(path, write_toml(data, header="A Sparrow run, every choice made."))
 
     @classmethod
     def load(cls, path: str | Path, overrides: dict[str, Any] | None = None, held: dict[str, Any] | None = None) -> Run:
@@ -243,7 +245,8 @@ class Run:
         if Path(path).is_dir():
             raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
         try:
-            return cls._from(read_toml(path) if held is None else held, overrides or {})
+            data = read_toml(path) if held is None else held
+            return cls._from(_with_files(data, lambda file: str(Path(path).parent / file)), overrides or {})
         except UserError as error:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
@@ -268,6 +271,16 @@ class Run:
         for name, value in sorted(overrides.items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
         return from_dict(cls, data)
+
+
+def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    """Returns what a run file holds with other names for the files that settled addressings of tables read."""
+    tables = data.get("tables", {})
+    sizes = tables.get("sizes", {}) if isinstance(tables, dict) else {}
+    if not isinstance(sizes, dict) or not any("file" in of for of in sizes.values() if isinstance(of, dict)):
+        return data
+    moved = {k: {**of, "file": named(of["file"])} if "file" in of else of for k, of in sizes.items()}
+    return {**data, "tables": {**tables, "sizes": moved}}
 
 
 def batch_size_for(rows: int) -> int:

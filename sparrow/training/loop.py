@@ -139,6 +139,10 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
+        fitted = max((spec.addressing.traits.fitted for tables in self.tables for spec in tables.specs), default=0)
+        self.fitted = math.inf if fitted and run.data.shuffle else fitted
+        if fitted and run.data.shuffle and run.loop.progressive:
+            self._say("progressive: left out, because rows to which a map of ids was fitted are anywhere in the epoch")
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
@@ -181,7 +185,7 @@ class Trainer:
             if self.ranks.leads:
                 if not self.saved:
                     self.dir.begin(self.dataset)
-                self.run.save(self.dir.path / "run.toml")
+                self.dir.with_maps(self.run).save(self.dir.path / "run.toml")
                 self.ranks.again.begun()
             with within_device(self.run, self.dataset.schema):
                 return self._fit()
@@ -265,7 +269,8 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            is_new = self.run.loop.progressive and self.epoch == 0  # later rows were learnt before
+            # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
+            is_new = self.run.loop.progressive and self.epoch == 0 and self.examples >= self.fitted
             fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
             self.seen.take(micro, done, fifth if is_new else None)
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0

@@ -177,7 +177,7 @@ def resolved(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None = Non
 
 def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None) -> TableChoices:
     """Returns the choices of tables with the sizes of their addressings settled."""
-    ids = {name: Numbering(table.rows or 0, table.order) for name, table in dataset.schema.encodings.items()}
+    ids = {name: Numbering.of(table) for name, table in dataset.schema.encodings.items()}
     if before is None and all(run.tables.of(name, of.rows).addressing is None for name, of in ids.items()):
         return run.tables
     plain = dataclasses.replace(run, tables=run.tables.unaddressed)
@@ -186,7 +186,7 @@ def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None) -
     tables = {name: LogTable(of, dims[name], partial(counted, name)) for name, of in ids.items() if name in dims}
     were = {}
     if before is not None:
-        were = {name: Numbering(table.rows or 0, table.order) for name, table in before[1].encodings.items()}
+        were = {name: Numbering.of(table) for name, table in before[1].encodings.items()}
     return run.tables.settled(tables, run.tables if before is None else before[0].tables, were)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sparrow import checkpoint
 from sparrow.core import UserError
 from sparrow.core.config import differences, flatten, to_dict
-from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view
+from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, whole
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
 from sparrow.features.schema import Schema
@@ -182,6 +183,20 @@ class RunDir:
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         dataset.transforms.save(self.path)
 
+    def with_maps(self, run: Run) -> Run:
+        """Copies the files that addressings of tables read into the directory. Returns the run that reads them there."""
+        sizes = {}
+        for table, settled in run.tables.sizes.items():
+            if "file" in settled:
+                mine = self.path / "maps" / quote(table, safe="")
+                mine.parent.mkdir(exist_ok=True)
+                if not mine.exists() or not mine.samefile(settled["file"]):
+                    with whole(mine) as partial:
+                        shutil.copyfile(settled["file"], partial)
+                settled = {**settled, "file": str(mine)}
+            sizes[table] = settled
+        return dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=sizes))
+
     @contextmanager
     def locked(self) -> Iterator[str]:
         """Keep a second training out of the directory. The system lets go when this process ends.
@@ -194,7 +209,7 @@ class RunDir:
         if (self.path / "manifest.json").exists():
             raise UserError(f"{self.path}: is a prepared log; choose another --run_dir")
         if not any((self.path / name).exists() for name in (LOCK, "run.toml")):
-            for name in ("schema.toml", "vocabulary", "checkpoints", "tensorboard", *MADE):
+            for name in ("schema.toml", "vocabulary", "maps", "checkpoints", "tensorboard", *MADE):
                 if (self.path / name).exists():
                     raise UserError(f"{self.path}: no run's, and holds {name}; choose another --run_dir")
         try:

@@ -102,7 +102,7 @@ def earlier(place: Path, world: World) -> tuple[Run, Transforms]:
         if not (place / "run.toml").exists():
             remedy = "give that of a `sparrow train` job"
             raise UserError(f"init_from: {place} is not a run directory (no run.toml); {remedy}")
-        return sorted([*place.glob("*.toml"), *place.glob("vocabulary/*")])
+        return sorted([*place.glob("*.toml"), *place.glob("vocabulary/*"), *place.glob("maps/*")])
 
     RunDir(place).see("init_from", world, files)  # ranks may see it later than rank 0
     return Run.load(place / "run.toml"), Transforms.load(place)
@@ -131,8 +131,7 @@ def _stored_before(
 def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) -> dict[str, torch.Tensor]:
     """Returns for each component the rows of the same ids now, or -1, for each row that it had in the earlier run."""
     table = then.schema.encodings[spec.name]
-    numbered = Numbering(table.rows or 0, table.order)
-    before, after = old.tables.addressed(spec.name, numbered), spec.addressing
+    before, after = old.tables.addressed(spec.name, Numbering.of(table)), spec.addressing
     to_R = _moved(spec.name, then, now)
     then_parts, now_parts = before.components(spec.dim), after.components(spec.dim)
     same = [(part.name, part.dim) for part in then_parts] == [(part.name, part.dim) for part in now_parts]

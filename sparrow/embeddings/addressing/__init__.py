@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.embeddings.addressing.direct import Direct
 from sparrow.embeddings.addressing.hashed import Hashed
 
@@ -39,18 +39,8 @@ class Addressing(Protocol):
         ...
 
     @property
-    def is_identity(self) -> bool:
-        """Whether the ids are the rows of the only component."""
-        ...
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether an id may have no row in a component. Its vector there is 0."""
-        ...
-
-    @property
-    def vectors(self) -> int:
-        """How many vectors of an id stand side by side in that of the table. A model takes each for a feature."""
+    def traits(self) -> Traits:
+        """What those who use it have to know."""
         ...
 
     def components(self, dim: int) -> tuple[Size, ...]:
@@ -92,4 +82,4 @@ class AddressingConfig(Protocol):
         ...
 
 
-__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "LogTable", "Numbering", "Size"]
+__all__ = ["Addressing", "AddressingConfig", "Combine", "Direct", "Hashed", "LogTable", "Numbering", "Size", "Traits"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import Numbering, Size
+from sparrow.embeddings.addressing._size import Numbering, Size, Traits
 from sparrow.embeddings.addressing.hashed import Hashed
 
 Operation = Literal["mult", "add", "concat", "features"]
@@ -61,8 +61,6 @@ class Partitions:
     names: tuple[str, ...]
     operation: Operation
     is_folded: bool = False
-    is_identity = False
-    is_partial = False
 
     @property
     def ids(self) -> int | None:
@@ -70,9 +68,9 @@ class Partitions:
         return None if self.is_folded else self.rows
 
     @property
-    def vectors(self) -> int:
-        """One, or one for each component where these are features."""
-        return len(self.sizes) if self.operation == "features" else 1
+    def traits(self) -> Traits:
+        """An id has a vector for each component where these are features."""
+        return Traits(vectors=len(self.sizes) if self.operation == "features" else 1)
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component for each partition. Vectors that stand beside each other share the columns."""

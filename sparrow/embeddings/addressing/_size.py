@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from sparrow.features.schema import Encoding
+
 
 class Size(NamedTuple):
     """A component of a table: R rows of D columns.
@@ -18,15 +20,38 @@ class Size(NamedTuple):
     begin: float | None = None
 
 
+class Traits(NamedTuple):
+    """What those who use an addressing have to know of it.
+
+    is_identity: whether the ids are the rows of the only component. is_partial: whether an id may have no row in a
+    component; its vector there is 0. vectors: how many vectors of an id stand side by side in that of the table, each
+    of which a model takes for a feature. bytes_map: of what is kept for each id beside the rows. fitted: it was made
+    from so many of the earliest training rows.
+    """
+
+    is_identity: bool = False
+    is_partial: bool = False
+    vectors: int = 1
+    bytes_map: int = 0
+    fitted: int = 0
+
+
 class Numbering(NamedTuple):
     """How the ids of a log's table are numbered.
 
     rows: as many as the log's encoding gives the table. order: "frequency" for ids 0 <= id < rows of which the frequent
-    ones come first, "value" for ids 0 <= id < rows in another order, "hash" for hashes of 63 bits.
+    ones come first, "value" for ids 0 <= id < rows in another order, "hash" for hashes of 63 bits. digest: of the
+    log's vocabulary, or "".
     """
 
     rows: int
     order: Literal["frequency", "value", "hash"] = "frequency"
+    digest: str = ""
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> Numbering:
+        """Returns how a log's encoding numbers ids."""
+        return cls(encoding.rows or 0, encoding.order, encoding.digest or "")
 
     @property
     def is_numbered(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,7 @@ class Cut:
 
     rows: int
     kept: int
-    is_identity = False
-    vectors = 1
-    is_partial = False
+    traits = Traits()
 
     @property
     def ids(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,7 @@ class Direct:
     """Id i has row i. `TableSpec.oov_row` says what becomes of ids outside [0, rows)."""
 
     rows: int
-    is_identity = True
-    vectors = 1
-    is_partial = False
+    traits = Traits(is_identity=True)
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)

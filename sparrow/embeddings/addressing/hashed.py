@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparrow.core.errors import require
 from sparrow.core.mixing import splitmix64
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Hashed:
     rows: int
     seed: int = 0
     ids = None
-    is_identity = False
-    vectors = 1
-    is_partial = False
+    traits = Traits()
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.embeddings.addressing.hashed import Hashed
 
 
@@ -98,8 +98,6 @@ class MixedDimension:
     dims: tuple[int, ...]
     edges: tuple[int, ...] = ()
     is_hashed: bool = False
-    is_identity = False
-    vectors = 1
 
     @property
     def ids(self) -> int | None:
@@ -107,16 +105,16 @@ class MixedDimension:
         return None if self.is_hashed else self.rows
 
     @property
-    def is_partial(self) -> bool:
+    def traits(self) -> Traits:
         """An id is in one block."""
-        return len(self.dims) > 1
+        return Traits(is_partial=len(self.dims) > 1)
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component for each block."""
         if max(self.dims) > dim:
             raise UserError(f"dims: {max(self.dims)} is more than the {dim} of the model's vectors; give less")
         ends = (0, *self.edges, self.rows)
-        names = [f"block{i}" if self.is_partial else "" for i in range(len(self.dims))]
+        names = [f"block{i}" if len(self.dims) > 1 else "" for i in range(len(self.dims))]
         return tuple(Size(n, b - a, d) for n, (a, b), d in zip(names, pairwise(ends), self.dims, strict=True))
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:

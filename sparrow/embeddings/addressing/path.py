@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings.addressing._size import LogTable, Numbering, Size
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.kernels.expand import expand
 
 
@@ -55,9 +55,7 @@ class Path:
     ids: int
     rows: int
     hidden: int
-    is_identity = False
-    vectors = 1
-    is_partial = False
+    traits = Traits()
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.addressing import LogTable, Numbering, Size
+from sparrow.embeddings.addressing import LogTable, Numbering, Size, Traits
 
 
 class Product(nn.Module):
@@ -43,9 +43,7 @@ class Quotient:
     ids: int
     parts: int
     how: Literal["product", "sum"] = "product"
-    is_identity = False
-    is_partial = False
-    vectors = 1
+    traits = Traits()
 
     def components(self, dim: int) -> tuple[Size, ...]:
         return Size("quotient", -(-self.ids // self.parts), dim), Size("remainder", self.parts, dim)

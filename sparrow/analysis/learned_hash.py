@@ -1,0 +1,190 @@
+"""Fit a map of ids to rows on the earliest share of training: learned hash functions (arXiv 2203.15837).
+
+The abstract of the paper says what the signals are, access frequency and a learned vector of few numbers, and no more.
+So the rest is this file's: the hottest ids have a row each, and the others share rows with those of alike vectors.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from sparrow.core import Batch
+from sparrow.core.errors import UserError, require, suggest
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import Numbering, TableChoices
+from sparrow.embeddings.addressing.learned import Map, by_hash
+from sparrow.kernels.rules import rowwise_adagrad
+from sparrow.losses import binary_cross_entropy
+from sparrow.models import fm, logistic
+from sparrow.trained.build import tables_of
+
+By = Literal["both", "counts", "vectors"]
+_ALWAYS = 2  # a missing id and an unknown one are no ids: each keeps its row
+_REFINED = 1 << 31  # so many distances are computed at most to refine clusters
+
+
+def fit(
+    dataset: Dataset,
+    table: str,
+    rows: int,
+    told: Progress,
+    *,
+    share: float = 0.1,
+    numbers: int = 2,
+    private: float = 0.5,
+    by: By = "both",
+    seed: int = 0,
+) -> Map:
+    """Returns a map of a table's ids, fitted on the earliest training rows, in the log's order.
+
+    Args:
+        dataset: the prepared log.
+        table: whose ids.
+        rows: of the table that has this map.
+        told: is told how far it is.
+        share: of the training rows that are read.
+        numbers: of the vectors that a factorisation machine learns of them, 1 to 4; with 1, logistic regression does.
+        private: the share of the rows that the hottest ids have alone, where counts are used.
+        by: what decides. "counts": the hottest ids have rows of their own, others share the rest by their hash.
+            "vectors": all ids share rows with ids of alike vectors. "both": the hottest have rows of their own, others
+            share with alike ones.
+        seed: of the vectors' first values.
+
+    Raises:
+        UserError: for a table that is not there, whose ids are hashes, or a number out of range.
+    """
+    schema = dataset.schema
+    if table not in schema.encodings:
+        raise UserError(f"--fit: no table {table!r}{suggest(table, schema.encodings)}")
+    ids = Numbering.of(schema.encodings[table])
+    if not ids.is_numbered:
+        raise UserError(f"--fit: the ids of table {table!r} are hashes, which no map can list; use hashed")
+    require(least=_ALWAYS + 1, most=ids.rows, rows=rows)
+    require(above=0, most=1, share=share)
+    require(least=1, most=4, numbers=numbers)
+    require(least=0, most=1, private=private)
+    last = max(1, math.floor(share * dataset.rows("train")))
+    columns = [name for name in schema.sparse if schema.columns[name].table == table]
+    learner = None if by == "counts" else _Learner(dataset, numbers, seed)
+    count_S = torch.zeros(ids.rows, dtype=torch.int64)
+    done = 0
+    for batch in dataset.loader(1 << 10, split="train", dedup="off"):
+        batch = batch.part(0, min(batch.batch_size, last - done))
+        for name in columns:
+            count_S += torch.bincount(batch.ids[name].values_N.long(), minlength=ids.rows)
+        if learner is not None:
+            learner.learn(batch)
+        done += batch.batch_size
+        told("read training", done, last)
+        if done >= last:
+            break
+    vectors_SD = np.zeros((ids.rows, 0)) if learner is None else learner.vectors(table)
+    row_S, alone = made(count_S.numpy(), vectors_SD, rows, private, by)
+    return Map(torch.from_numpy(row_S.astype(np.int32)), rows, alone, last, ids.digest)
+
+
+def made(
+    count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By
+) -> tuple[np.ndarray, int]:
+    """Returns the row of each id, int64 [S], and how many rows are private.
+
+    Args:
+        count_S: how often each id occurs.
+        vectors_SD: alike ids have alike vectors.
+        rows: of the table.
+        private: see `fit`.
+        by: see `fit`.
+    """
+    size = len(count_S)
+    alone = _ALWAYS if by == "vectors" else min(max(_ALWAYS, round(private * rows)), rows - 1)
+    rest = np.argsort(-count_S[_ALWAYS:], kind="stable") + _ALWAYS
+    row_S = by_hash(torch.arange(size), alone, rows).numpy()
+    row_S[:_ALWAYS] = np.arange(_ALWAYS)
+    row_S[rest[: alone - _ALWAYS]] = np.arange(_ALWAYS, _ALWAYS + len(rest[: alone - _ALWAYS]))
+    shared = rest[alone - _ALWAYS :]
+    seen = shared[count_S[shared] > 0]  # the others go by their hash
+    if by != "counts" and len(seen):
+        row_S[seen] = alone + clusters(vectors_SD[seen].astype(np.float64), count_S[seen].astype(np.float64), rows - alone)
+    return row_S, alone
+
+
+def clusters(x_ND: np.ndarray, weight_N: np.ndarray, count: int) -> np.ndarray:
+    """Returns which of at most `count` clusters each point is in, int64 [N], so that weighted squared distances are few.
+
+    The cluster with the largest weighted sum of squares is cut in two at its mean, along its longest axis, until there
+    are enough (Var-Part: Su and Dy, Intelligent Data Analysis 11, 2007). Where that is affordable, Lloyd's iterations
+    refine them.
+
+    Args:
+        x_ND: the points.
+        weight_N: > 0, of each.
+        count: how many clusters.
+    """
+    order = itertools.count()  # of equal sums the first comes first
+
+    def cell(at: np.ndarray) -> tuple[float, int, np.ndarray, int, float]:
+        w_M = weight_N[at]
+        mean_D = w_M @ x_ND[at] / w_M.sum()
+        squares_D = w_M @ (x_ND[at] - mean_D) ** 2
+        axis = int(squares_D.argmax())
+        return -float(squares_D.sum()), next(order), at, axis, float(mean_D[axis])
+
+    cells = [cell(np.arange(len(x_ND)))]
+    while len(cells) < min(count, len(x_ND)):
+        squares, _, at, axis, mean = cells[0]
+        low = x_ND[at, axis] <= mean
+        if squares == 0 or low.all() or not low.any():
+            break  # all points of each cluster are equal
+        heapq.heapreplace(cells, cell(at[low]))
+        heapq.heappush(cells, cell(at[~low]))
+    of_N = np.empty(len(x_ND), np.int64)
+    for number, (*_, at, _, _) in enumerate(cells):
+        of_N[at] = number
+    if len(x_ND) * len(cells) <= _REFINED:
+        for _ in range(10):
+            mass_K = np.bincount(of_N, weight_N, len(cells))
+            sums = [np.bincount(of_N, weight_N * column, len(cells)) for column in x_ND.T]
+            mean_KD = np.stack(sums, 1) / np.maximum(mass_K, 1e-300)[:, None]
+            mean_KD[mass_K == 0] = np.inf  # a cluster that lost all its points stays empty
+            of_N = _nearest(x_ND, mean_KD)
+    return of_N
+
+
+def _nearest(x_ND: np.ndarray, mean_KD: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(mean_KD[:, 0]).nonzero()[0]
+    mean = torch.from_numpy(mean_KD[finite])
+    step = max(1, (1 << 24) // len(finite))
+    found = [torch.cdist(part, mean).argmin(1) for part in torch.from_numpy(x_ND).split(step)]
+    nearest: np.ndarray = finite[torch.cat(found).numpy()]
+    return nearest
+
+
+class _Learner:
+    """A factorisation machine, or logistic regression, that reads rows once, and the vectors it has for ids."""
+
+    def __init__(self, dataset: Dataset, numbers: int, seed: int) -> None:
+        config: Any = logistic.Config() if numbers == 1 else fm.Config(dim=numbers - 1)
+        schema = dataset.schema
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = config.build(schema, TableChoices(rule=rowwise_adagrad.Config(lr=0.1), seed=seed))
+        self.tables = {spec.name: tables for tables in tables_of(self.model) for spec in tables.specs}
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+
+    def learn(self, batch: Batch) -> None:
+        """Take a step."""
+        self.optimizer.zero_grad()
+        binary_cross_entropy(self.model(batch), batch).backward()
+        self.optimizer.step()
+
+    def vectors(self, table: str) -> np.ndarray:
+        """Returns the vectors of a table's ids, [S, numbers]."""
+        found: np.ndarray = self.tables[table].record(table).weight.detach().numpy()
+        return found

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.core.files import whole
+from sparrow.core.mixing import splitmix64
+from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """A learned map of ids to rows, as a file holds it.
+
+    Args:
+        row_S: int32 [S], the row of each id.
+        rows: how many there are.
+        private: the first rows, which one id has alone. Others share the rest.
+        fitted: how many of the earliest training rows it was made from.
+        vocabulary: the digest of the vocabulary that numbers the ids, or "".
+    """
+
+    row_S: Tensor
+    rows: int
+    private: int
+    fitted: int
+    vocabulary: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it, in hexadecimal digits."""
+        told = f"{self.rows} {self.private} {self.fitted} {self.vocabulary} ".encode()
+        return hashlib.sha256(told + self.row_S.numpy().tobytes()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the map to a file."""
+        told = {name: str(getattr(self, name)) for name in ("rows", "private", "fitted", "vocabulary", "digest")}
+        with whole(path) as partial:
+            safetensors.torch.save_file({"row": self.row_S}, partial, told)
+
+    @classmethod
+    def load(cls, path: Path) -> Map:
+        """Returns the map of a file.
+
+        Raises:
+            UserError: when it cannot be read, or is damaged.
+        """
+        try:
+            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+                told, row_S = file.metadata() or {}, file.get_tensor("row")
+            numbers: dict[str, Any] = {name: int(told[name]) for name in ("rows", "private", "fitted")}
+            found = cls(row_S, **numbers, vocabulary=told["vocabulary"])
+        except OSError as error:
+            raise UserError(f"file: {path}: {error.strerror or error}; fit a map with `sparrow tables --fit`") from None
+        except (SafetensorError, KeyError, ValueError):
+            raise UserError(f"file: {path} is no map of ids; fit one with `sparrow tables --fit`") from None
+        if found.row_S.dtype != torch.int32 or found.row_S.dim() != 1 or found.digest != told.get("digest"):
+            raise UserError(f"file: {path} is damaged; fit it anew with `sparrow tables --fit`")
+        return found
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A map says the row of each id: alike ids share one (learned hash functions, arXiv 2203.15837).
+
+    Ids that came after the map have one of the shared rows by their hash, as ids have that the fit did not see.
+
+    Args:
+        rows: how many ids there are.
+        kept: rows of the table.
+        digest: of the map.
+        map: it.
+    """
+
+    rows: int
+    kept: int
+    digest: str
+    map: Map = field(compare=False, repr=False)
+    _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def ids(self) -> int:
+        """As many ids as the log has."""
+        return self.rows
+
+    @property
+    def traits(self) -> Traits:
+        """The map is in memory beside the rows."""
+        return Traits(bytes_map=self.map.row_S.nbytes, fitted=self.map.fitted)
+
+    def components(self, dim: int) -> tuple[Size, ...]:
+        """Returns one component."""
+        return (Size("", self.kept, dim),)
+
+    def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
+        """Returns what `Addressing.rows_of` says."""
+        if ids_N.device not in self._on:
+            self._on[ids_N.device] = self.map.row_S.to(ids_N.device)
+        row_S = self._on[ids_N.device]
+        known = len(row_S)
+        rows_N = row_S[ids_N.clamp(max=known - 1)].long()
+        if known < self.rows:
+            rows_N = torch.where(ids_N < known, rows_N, by_hash(ids_N, self.map.private, self.kept))
+        return (rows_N,)
+
+    def combine(self, dim: int) -> None:
+        """Returns None, because there is nothing to combine."""
+
+
+def by_hash(ids_N: Tensor, private: int, rows: int) -> Tensor:
+    """Returns one of the rows from `private` on for each id, by its hash (splitmix64)."""
+    h_N = splitmix64(ids_N + 0x9E3779B97F4A7C15 % (1 << 63)) & torch.iinfo(torch.int64).max
+    return private + h_N % (rows - private)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Alike ids share a row, as a map says that was made before, by `sparrow tables --fit`.
+
+    file: the map. digest: of it, which a run writes down.
+    """
+
+    file: str
+    digest: str = ""
+
+    def build(self, ids: Numbering) -> Learned:
+        """Returns what `AddressingConfig.build` says."""
+        if not ids.is_numbered:
+            raise UserError("learned: the log's ids are hashes, which no map can list; use hashed, or prepare anew")
+        found = Map.load(Path(self.file))
+        if self.digest and found.digest != self.digest:
+            raise UserError(f"file: {self.file} is another map than the run began with; put that one back")
+        if len(found.row_S) > ids.rows:
+            raise UserError(f"file: {self.file} maps {len(found.row_S)} ids, and the log has {ids.rows}; fit one for it")
+        return Learned(ids.rows, found.rows, found.digest, found)
+
+    def settled(self, tables: Sequence[LogTable]) -> list[Config]:
+        """Returns what `AddressingConfig.settled` says: with the digest of the map.
+
+        A map of another vocabulary is refused: it would give ids the rows of others.
+        """
+        made = []
+        for table in tables:
+            found = self.build(table.ids)
+            if not self.digest and (found.map.vocabulary, len(found.map.row_S)) != (table.ids.digest, table.ids.rows):
+                raise UserError(f"file: {self.file} was fitted to another vocabulary; fit one to this log")
+            made.append(replace(self, digest=found.digest))
+        return made
