@@ -90,9 +90,7 @@ def fit(
     return Map(torch.from_numpy(row_S.astype(np.int32)), rows, alone, last, ids.digest)
 
 
-def made(
-    count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By
-) -> tuple[np.ndarray, int]:
+def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By) -> tuple[np.ndarray, int]:
     """Returns the row of each id, int64 [S], and how many rows are private.
 
     Args:
@@ -111,7 +109,8 @@ def made(
     shared = rest[alone - _ALWAYS :]
     seen = shared[count_S[shared] > 0]  # the others go by their hash
     if by != "counts" and len(seen):
-        row_S[seen] = alone + clusters(vectors_SD[seen].astype(np.float64), count_S[seen].astype(np.float64), rows - alone)
+        vectors, counts = vectors_SD[seen].astype(np.float64), count_S[seen].astype(np.float64)
+        row_S[seen] = alone + clusters(vectors, counts, rows - alone)
     return row_S, alone
 
 

@@ -18,6 +18,7 @@ from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
+from sparrow.kernels.formats import fp32
 
 Mode = Literal["fused", "deferred", "off"]
 _NOT_MAPPED: tuple[Callable[[], Bags | None], Bags | None] = (lambda: None, None)
@@ -30,11 +31,13 @@ class ComponentHandle:
     Args:
         ids: the batch.
         bags: its bags of row numbers.
+        features: who looks up.
         released: whether `release` was called.
     """
 
     ids: KeyedJagged
     bags: Bags
+    features: tuple[Feature, ...]
     released: bool = False
 
 
@@ -71,6 +74,14 @@ class ComponentTables(nn.Module):
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
+        factors = [f.times[0] for f in self.features if f.times is not None]
+        self._multiplied = tuple(
+            f if f.times is None else replace(f, pooling=f.times[1]) for f in self.features if f.name not in factors
+        )
+        used = {f.table for f in self.features if f.times is not None or f.name in factors}
+        formats = [record.component.format for record in self.all_records() if record.component.name in used]
+        exact = all(isinstance(format, fp32.Config) for format in formats)
+        self._can_multiply = bool(factors) and exact and self._slots_are_rows
         self._tables: Tables | None = None
         self._mapped = _NOT_MAPPED
 
@@ -88,14 +99,22 @@ class ComponentTables(nn.Module):
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
-    def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> ComponentHandle:
+    def multiplies(self, ids: KeyedJagged) -> bool:
+        """Whether vectors of a batch can be multiplied while they are looked up, see `Feature.times`."""
+        wants = ids.weights_N is not None and ids.weights_N.requires_grad
+        is_here = not ids.values_N.is_cuda and self.impl != "triton" and not torch.compiler.is_compiling()
+        return self._can_multiply and is_here and not wants
+
+    def prepare(self, ids: KeyedJagged, rows_N: Tensor, multiply: bool = False) -> ComponentHandle:
         """Returns a handle of a batch that is ready for lookup. It may run some batches ahead.
 
         Args:
             ids: the batch, of which keys, lengths, weights and groups count. It may have keys that no feature reads.
             rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
+            multiply: whether vectors are multiplied as `Feature.times` says.
         """
         assert ids.offsets is not None and ids.rows is not None
+        features = self._multiplied if multiply else self.features
         bags = Bags(
             slots_N=rows_N,
             offsets_B1=ids.offsets,
@@ -103,9 +122,9 @@ class ComponentTables(nn.Module):
             inverses=tuple(ids.inverse_B.values()),
             bags=ids.rows,
             bounds=ids.bounds,
-            lookups=self._lookups(ids),
+            lookups=self._lookups(ids, features),
         )
-        return ComponentHandle(ids, bags)
+        return ComponentHandle(ids, bags, features)
 
     def begin(self, handle: ComponentHandle) -> None:
         """Begin the lookup before the model asks for it. One process waits for nothing, so nothing is done."""
@@ -119,12 +138,12 @@ class ComponentTables(nn.Module):
         dims = self.door.dims
         vectors: dict[str, Tensor] = {}
         for number, output in enumerate(self._outputs(handle)):
-            names = [f.name for f, at in zip(self.features, handle.bags.lookups, strict=True) if at.output == number]
+            names = [f.name for f, at in zip(handle.features, handle.bags.lookups, strict=True) if at.output == number]
             widths = [dims[at.table] for at in handle.bags.lookups if at.output == number]
             parts = output.split(widths, 1) if len(names) > 1 else (output,)  # a split costs backward a copy
             vectors |= dict(zip(names, parts, strict=True))
         out: dict[str, Tensor | Jagged] = {}
-        for feature in self.features:
+        for feature in handle.features:
             out[feature.name] = vectors[feature.name]
             if feature.pooling == "none":
                 ids = handle.ids[feature.name]
@@ -292,7 +311,7 @@ class ComponentTables(nn.Module):
             self.changed()
         elif self.mode == "deferred":
             found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
-            used = {f.table for f in bags.lookups}
+            used = {f.table for f in bags.lookups} | {f.by for f in bags.lookups}
             for number, gradients in enumerate(found):
                 if number in used:
                     self.collect(number, RowGradients(*gradients))
@@ -333,39 +352,49 @@ class ComponentTables(nn.Module):
             for record in self.all_records():
                 record.store.settle()
 
-    def _lookups(self, ids: KeyedJagged) -> Lookups:
-        samples = [(f.pooling, ids.samples(f.name)) for f in self.features]
-        kind = (ids.keys, tuple(ids.inverse_B), len({count for pooling, count in samples if pooling != "none"}) <= 1)
+    def _lookups(self, ids: KeyedJagged, features: tuple[Feature, ...]) -> Lookups:
+        samples = [(f.pooling, ids.samples(f.name)) for f in features]
+        uniform = len({count for pooling, count in samples if pooling != "none"}) <= 1
+        kind = (ids.keys, tuple(ids.inverse_B), uniform, len(features))
         if torch.compiler.is_compiling():
-            return self._make_lookups(*kind)
+            return self._make_lookups(*kind[:3], features)
         if kind not in self._layouts:
-            self._layouts[kind] = self._make_lookups(*kind)
+            self._layouts[kind] = self._make_lookups(*kind[:3], features)
         return self._layouts[kind]
 
-    def _make_lookups(self, keys: tuple[str, ...], groups: tuple[tuple[str, ...], ...], uniform: bool) -> Lookups:
+    def _make_lookups(
+        self,
+        keys: tuple[str, ...],
+        groups: tuple[tuple[str, ...], ...],
+        uniform: bool,
+        features: tuple[Feature, ...],
+    ) -> Lookups:
         """Pooled features stand side by side in one output if they have as many samples; others have their own."""
         tables = [record.component.name for record in self.all_records()]
+        table_of = {f.name: tables.index(f.table) for f in self.features}
         lookups: list[Lookup] = []
         outputs = 0
         together = -1
         width = 0
-        for f in self.features:
+        for f in features:
             apart = f.pooling == "none" or not uniform
             if apart or together < 0:
                 output, outputs = outputs, outputs + 1
             if not apart and together < 0:
                 together = output
             shared = [g for g, group in enumerate(groups) if f.name in group and f.pooling != "none"]
-            table = tables.index(f.table)
+            times = None if f.times is None or len(features) == len(self.features) else f.times[0]
             lookups.append(
                 Lookup(
-                    table=table,
+                    table=table_of[f.name],
                     pooling=f.pooling,
                     key=keys.index(f.name),
                     inverse=shared[0] if shared else -1,
                     output=output if apart else together,
                     column=0 if apart else width,
+                    by=-1 if times is None else table_of[times],
+                    by_key=-1 if times is None else keys.index(times),
                 )
             )
-            width += 0 if apart else self.door.dims[table]
+            width += 0 if apart else self.door.dims[table_of[f.name]]
         return Lookups(lookups)

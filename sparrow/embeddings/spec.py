@@ -210,8 +210,11 @@ class Feature:
         table: the table's name.
         pooling: "sum" or "mean" over the ids of a sample, or "none" for one vector per id. Sum and mean are weighted
             when the batch brings weights, and a mean still divides by the count.
+        times: another feature, and how the products of both features' vectors are pooled, for those who can multiply
+            them while they look them up. It is for features of components.
     """
 
     name: str
     table: str
     pooling: Literal["sum", "mean", "none"] = "sum"
+    times: tuple[str, Literal["sum", "mean", "none"]] | None = None

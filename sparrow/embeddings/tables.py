@@ -27,12 +27,14 @@ class Handle:
     Args:
         ids: the batch.
         inner: what the components made of it.
+        multiply: whether they multiply vectors, where that is what an addressing does.
         places: feature of a component that lacks rows of some ids -> int64, which of the feature's ids it has.
     """
 
     ids: KeyedJagged
     inner: Any
     places: dict[str, Tensor] = field(default_factory=dict)
+    multiply: bool = False
 
 
 class EmbeddingTables(nn.Module):
@@ -86,6 +88,8 @@ class EmbeddingTables(nn.Module):
         self._specs = [self._spec_of[features[f].name] for f, _ in self._lookers]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
         self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.traits.is_partial}
+        combined = [self._parts[f.name] for f in features if self._spec_of[f.name].name in self._combined]
+        self._only_products = all(any(part.times for part in of) for of in combined)
         self._is_identity = all(spec.addressing.traits.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
@@ -112,12 +116,13 @@ class EmbeddingTables(nn.Module):
         Raises:
             UserError: names table, feature, position and value of an id that its table does not hold.
         """
-        wide = self._wide(ids)
+        multiply = self.components.multiplies(ids)
+        wide = self._wide(ids, multiply)
         rows_N = self._mapper(wide.values_N, wide.bounds, self._numbers(wide.keys))
         places: dict[str, Tensor] = {}
         if self._partial:
             wide, rows_N, places = self._present(wide, rows_N)
-        return Handle(ids, self.components.prepare(wide, rows_N), places)
+        return Handle(ids, self.components.prepare(wide, rows_N, multiply), places, multiply)
 
     def prefetch(self, ids: KeyedJagged) -> None:
         """Do `prepare` for a later call with the same ids."""
@@ -149,7 +154,7 @@ class EmbeddingTables(nn.Module):
             UserError: when a feature is not pooled, or has another number of samples than the others.
         """
         handle = self._handle(ids)
-        if not self._combined:
+        if not self._combined or (handle.multiply and self._only_products):
             whole: Tensor = self.components.pooled(handle.inner)
         else:
             found = self.lookup(handle)
@@ -283,7 +288,7 @@ class EmbeddingTables(nn.Module):
         if spec.name not in self._combined:
             return [replace(feature, table=spec.components[0].name)]
         names = [part.name for part in spec.addressing.components(spec.dim)]
-        return [
+        parts = [
             Feature(
                 name=f"{feature.name}.{name}" if name else feature.name,
                 table=component.name,
@@ -291,6 +296,9 @@ class EmbeddingTables(nn.Module):
             )
             for name, component in zip(names, spec.components, strict=True)
         ]
+        if self._combine(spec).is_product and len(parts) == 2:
+            parts[0] = replace(parts[0], times=(parts[1].name, feature.pooling))
+        return parts
 
     def _pooling(self, feature: Feature, spec: TableSpec) -> Any:
         """How vectors of components are pooled before they are combined."""
@@ -325,7 +333,7 @@ class EmbeddingTables(nn.Module):
     def _combine(self, spec: TableSpec) -> Any:
         return self.combines[self._combined.index(spec.name)]
 
-    def _wide(self, ids: KeyedJagged) -> KeyedJagged:
+    def _wide(self, ids: KeyedJagged, multiply: bool) -> KeyedJagged:
         """The ids with each key once for each component of its table."""
         if not self._combined:
             return ids
@@ -336,7 +344,7 @@ class EmbeddingTables(nn.Module):
         origin = {name: key for key, made in names.items() for name in made}
         weights_N = None
         if ids.weights_N is not None:
-            weights = [self._weights(ids.weights_N[slice(*bounds_of[key])], key) for key in origin.values()]
+            weights = [self._weights(ids.weights_N[slice(*bounds_of[key])], key, multiply) for key in origin.values()]
             weights_N = torch.cat([ids.weights_N[:0], *weights])
         groups = {tuple(n for key in group for n in names[key]): at_B for group, at_B in ids.inverse_B.items()}
         return KeyedJagged(
@@ -351,17 +359,20 @@ class EmbeddingTables(nn.Module):
     def _names(self, key: str) -> list[str]:
         return [part.name for part in self._parts[key]] if key in self._parts else [key]
 
-    def _weights(self, weights_N: Tensor, key: str) -> Tensor:
+    def _weights(self, weights_N: Tensor, key: str, multiply: bool) -> Tensor:
         """Returns the weights of a key, or ones where vectors are weighted after they are combined."""
         spec = self._spec_of.get(key)
         is_late = spec is not None and spec.name in self._combined and not self._combine(spec).is_linear
-        return torch.ones_like(weights_N) if is_late else weights_N
+        is_multiplied = multiply and any(part.times for part in self._parts.get(key, ()))
+        return torch.ones_like(weights_N) if is_late and not is_multiplied else weights_N
 
     def _joined(self, feature: Feature, found: dict[str, Tensor | Jagged], handle: Handle) -> Tensor | Jagged:
         """Returns a feature's vectors, made of those that its components found."""
         spec, names = self._spec_of[feature.name], self._names(feature.name)
         if spec.name not in self._combined:
             return found[feature.name]
+        if names[-1] not in found:  # both were multiplied
+            return found[names[0]]
         combine = self._combine(spec)
         parts = [found[name] for name in names]
         of = handle.ids[feature.name]

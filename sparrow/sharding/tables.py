@@ -94,7 +94,11 @@ class ShardedTables(nn.Module):
 
     # -- the lifecycle ------------------------------------------------------------------------------------------
 
-    def prepare(self, ids: KeyedJagged, rows_N: Tensor) -> Travelling:
+    def multiplies(self, ids: KeyedJagged) -> bool:
+        """Whether vectors can be multiplied while they are looked up: no, since rows of both may be on other ranks."""
+        return False
+
+    def prepare(self, ids: KeyedJagged, rows_N: Tensor, multiply: bool = False) -> Travelling:
         """Returns a handle of a batch whose rows are sent on their way.
 
         Their sizes leave at once, and the rows with the next lookup. A rank that sent vectors had sent its sizes
@@ -103,6 +107,7 @@ class ShardedTables(nn.Module):
         Args:
             ids: the batch.
             rows_N: int32 or int64 [N], the row of each id in the component of its key's feature.
+            multiply: False, see `multiplies`.
         """
         copied = self.copies.prepare(ids, rows_N) if self.copies.features else None
         handle = Travelling(ids, copied, self._send(ids, rows_N) if self.sharded else None)

@@ -184,7 +184,7 @@ class RunDir:
         dataset.transforms.save(self.path)
 
     def with_maps(self, run: Run) -> Run:
-        """Copies the files that addressings of tables read into the directory. Returns the run that reads them there."""
+        """Returns the run with the files that addressings of tables read copied into the directory."""
         sizes = {}
         for table, settled in run.tables.sizes.items():
             if "file" in settled:

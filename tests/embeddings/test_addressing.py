@@ -274,7 +274,8 @@ def test_settled_sizes_make_the_same_rows_and_keep_them_when_the_log_grows(name:
     now, grown = made.build(Numbering(100)), made.build(Numbering(105))
     if name not in ("dims", "blocks"):
         assert all(
-            torch.equal(a, b) for a, b in zip(SETTLED[name].build(Numbering(100)).rows_of(ids), now.rows_of(ids), strict=False)
+            torch.equal(a, b)
+            for a, b in zip(SETTLED[name].build(Numbering(100)).rows_of(ids), now.rows_of(ids), strict=False)
         )
     assert all(torch.equal(a, b) for a, b in zip(now.rows_of(ids), grown.rows_of(ids), strict=True))
     for one, other in zip(now.components(8), grown.components(8), strict=True):

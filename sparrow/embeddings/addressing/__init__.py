@@ -20,6 +20,11 @@ class Combine(Protocol):
         """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes first."""
         ...
 
+    @property
+    def is_product(self) -> bool:
+        """Whether an id's vector is the product of those of all components."""
+        ...
+
     def __call__(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns vectors [N, D of the table].
 

@@ -32,7 +32,12 @@ class Combined(nn.Module):
     @property
     def is_linear(self) -> bool:
         """Whether sums of vectors may be combined instead of each id's vectors."""
-        return self.operation != "mult"
+        return not self.is_product
+
+    @property
+    def is_product(self) -> bool:
+        """Whether vectors are multiplied."""
+        return self.operation == "mult"
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says."""

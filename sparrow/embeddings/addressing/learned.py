@@ -55,7 +55,7 @@ class Map:
             UserError: when it cannot be read, or is damaged.
         """
         try:
-            with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, "pt") as file:
                 told, row_S = file.metadata() or {}, file.get_tensor("row")
             numbers: dict[str, Any] = {name: int(told[name]) for name in ("rows", "private", "fitted")}
             found = cls(row_S, **numbers, vocabulary=told["vocabulary"])
@@ -140,7 +140,9 @@ class Config:
         if self.digest and found.digest != self.digest:
             raise UserError(f"file: {self.file} is another map than the run began with; put that one back")
         if len(found.row_S) > ids.rows:
-            raise UserError(f"file: {self.file} maps {len(found.row_S)} ids, and the log has {ids.rows}; fit one for it")
+            raise UserError(
+                f"file: {self.file} maps {len(found.row_S)} ids, and the log has {ids.rows}; fit one for it"
+            )
         return Learned(ids.rows, found.rows, found.digest, found)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:

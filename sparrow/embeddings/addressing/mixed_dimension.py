@@ -66,6 +66,7 @@ class Projections(nn.Module):
     """
 
     is_linear = True
+    is_product = False
 
     def __init__(self, dims: Sequence[int], dim: int) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ class Paths(nn.Module):
     """
 
     is_linear = False
+    is_product = False
 
     def __init__(self, dim: int, hidden: int, buckets: int, rows: int) -> None:
         super().__init__()

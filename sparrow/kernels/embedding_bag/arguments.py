@@ -152,7 +152,8 @@ class Lookup:
 
     pooling: "sum", "mean" (over the lookups of a bag, weighted or not), or "none": a vector per lookup. inverse: the
     number of the index in `Bags.inverses` that says which bag each sample uses, or -1. output, column: where its
-    vectors go.
+    vectors go. by, by_key: a second table and key, or -1: the row of each lookup is multiplied by that of the same
+    place there. Both keys have bags of the same lengths. Both tables are of fp32 on one level.
     """
 
     table: int
@@ -161,21 +162,39 @@ class Lookup:
     inverse: int = -1
     output: int = 0
     column: int = 0
+    by: int = -1
+    by_key: int = -1
 
 
 class Lookups(tuple[Lookup, ...]):
     """The features of one call."""
 
     def to_numbers(self) -> list[int]:
-        """Returns the lookups as plain numbers, six for each."""
+        """Returns the lookups as plain numbers, six for each. Those of products are not among them."""
         return [n for f in self for n in (f.table, POOLINGS.index(f.pooling), f.key, f.inverse, f.output, f.column)]
 
     numbers = cached_property(to_numbers)
 
+    @cached_property
+    def products(self) -> list[int]:
+        """Number, second table and key of every lookup that multiplies, and 3: both tables want gradients."""
+        return [n for i, f in enumerate(self) if f.by >= 0 for n in (i, f.by, f.by_key, 3)]
+
+    @cached_property
+    def sides(self) -> tuple[list[int], list[int]]:
+        """`products` where only the first tables want gradients, and where only the second ones do."""
+        first = [n for i, f in enumerate(self) if f.by >= 0 for n in (i, f.by, f.by_key, 1)]
+        return first, [n for i, f in enumerate(self) for n in (i, f.by, f.by_key, 0 if f.by < 0 else 2)]
+
+    @cached_property
+    def second(self) -> list[int]:
+        """The tables whose rows multiply others."""
+        return sorted({f.by for f in self if f.by >= 0})
+
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Lookups:
         """Returns the lookups that `numbers` came from."""
-        names = [f.name for f in fields(Lookup)]
+        names = [f.name for f in fields(Lookup)][:6]
         parts = [dict(zip(names, numbers[i : i + 6], strict=True)) for i in range(0, len(numbers), 6)]
         return cls(Lookup(**{**part, "pooling": POOLINGS[part["pooling"]]}) for part in parts)  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.kernels import missing
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookups, Tables
 
@@ -23,13 +24,22 @@ def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
 
 def row_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> list[tuple[Tensor, Tensor]]:
     """See `reference.row_gradients`."""
-    found = ops.row_gradients(_sides(grads), tables.sizes, *_batch(bags))
+    return _row_gradients(tables, grads, bags, bags.lookups.products)
+
+
+def _row_gradients(
+    tables: Tables, grads: Sequence[Tensor], bags: Bags, products: list[int]
+) -> list[tuple[Tensor, Tensor]]:
+    payload = _payload(tables) if products else ([], "", [], [])
+    found = ops.row_gradients(_sides(grads), tables.sizes, *payload, *_batch(bags, products))
     return list(zip(found[::2], found[1::2], strict=True))
 
 
 def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags) -> Tensor:
     """See `reference.weight_gradients`."""
-    slots_N, offsets_B1, _, *rest = _batch(bags)
+    if bags.lookups.products:
+        raise UserError("weights_N: those of products have no gradient here; use impl='reference'")
+    slots_N, offsets_B1, _, *rest, _ = _batch(bags)
     grad_N: Tensor = ops.weight_gradients(_sides(grads), *_payload(tables), slots_N, offsets_B1, *rest)
     return grad_N
 
@@ -41,9 +51,18 @@ def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T
 
 
 def fused_update(tables: Tables, grads: Sequence[Tensor], bags: Bags, lr_T: Tensor, n: Tensor | int) -> None:
-    """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists."""
-    sides, batch = _sides(grads), _batch(bags)
-    ops.fused_update(*_records(tables), sides, *batch, *_rules(tables, lr_T, int(n)))
+    """See `reference.fused_update`. Each row's gradient goes through the rule at once, so [U, D] never exists.
+
+    That of a row that multiplies others is summed before they change, and applied after.
+    """
+    second = bags.lookups.second
+    first, others = bags.lookups.sides if second else ([], [])
+    if any(f.table in second for f in bags.lookups):
+        raise UserError("features: a table multiplies others and is looked up itself; use impl='reference'")
+    found = _row_gradients(tables, grads, bags, others) if second else []
+    ops.fused_update(*_records(tables), _sides(grads), *_batch(bags, first), *_rules(tables, lr_T, int(n)))
+    if second:
+        update_rows(tables, found, lr_T, n)
 
 
 def replace_rows(tables: Tables, frames_L: Tensor, rows_L: Tensor, old_L: Tensor) -> None:
@@ -76,7 +95,7 @@ def _rules(tables: Tables, lr_T: Tensor, n: int) -> tuple[Any, ...]:
     return names, lr_T, numbers, tables.rounding_T, n
 
 
-def _batch(bags: Bags) -> tuple[Any, ...]:
+def _batch(bags: Bags, products: list[int] | None = None) -> tuple[Any, ...]:
     weights_N = None if bags.weights_N is None else bags.weights_N.contiguous()
     inverses = [inverse.contiguous() for inverse in bags.inverses]
     return (
@@ -87,6 +106,7 @@ def _batch(bags: Bags) -> tuple[Any, ...]:
         bags.bags,
         bags.bounds,
         bags.lookups.numbers,
+        bags.lookups.products if products is None else products,
     )
 
 
@@ -99,7 +119,7 @@ def _sides(grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.library.register_fake("sparrow::lookup")
-def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags, bounds, features, products):  # type: ignore[no-untyped-def]
     batch = Bags(
         slots_N=slots,
         offsets_B1=offsets,
@@ -112,7 +132,7 @@ def _(payload, formats, levels, dims, slots, offsets, weights_n, inverses, bags,
 
 
 @torch.library.register_fake("sparrow::row_gradients")
-def _(grads, sizes, slots, offsets, weights_n, inverses, bags, bounds, features):  # type: ignore[no-untyped-def]
+def _(grads, sizes, payload, formats, levels, dims, slots, *batch):  # type: ignore[no-untyped-def]
     found = []
     for dim in sizes[1::2]:
         unique = torch.library.get_ctx().new_dynamic_size()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,18 +11,24 @@ from torch import Tensor
 from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
 from sparrow.kernels.expand.reference import sum_in_blocks
+from sparrow.kernels.formats import fp32
 from sparrow.kernels.rounding import noise, state_to_bf16
 from sparrow.kernels.rules import learns, regularized_update
 
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
-    """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1."""
+    """out_b = scale_b * sum over bag b of weights_n * W[slot_n]; scale is 1 / length for a mean, else 1.
+
+    For a product W[slot_n] is multiplied by V[slot'_n], the row of the second table.
+    """
     check(tables, bags, [table.slots for table in tables])
     none = _none(tables)
     out = [none.new_empty(shape) for shape in bags.outputs([table.dim for table in tables])]
     for f in bags.lookups:
         part = _Part(bags, f)
         rows_ND = _values(tables[f.table], part.slots_N)
+        if f.by >= 0:
+            rows_ND = rows_ND * _values(tables[f.by], part.by_N)
         if part.weights_N is not None:
             rows_ND = rows_ND * part.weights_N[:, None]
         pooled_BD = rows_ND
@@ -37,6 +44,8 @@ def row_gradients(
     tables: Tables, grads: Sequence[Tensor], bags: Bags, block: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """G_r = sum over lookups n of row r, in order, of (grad_b * scale_b) * weights_n, b being the bag of n.
+
+    For a product it is (grad_b * scale_b) * weights_n * V[slot'_n], and W[slot_n] takes part in the other's.
 
     block: every so many of them are summed first, and then these sums, in order, as many programs of a GPU do.
     """
@@ -54,6 +63,10 @@ def _summed(
         grad_ND = (_stored_gradients(grads, bags, f, tables[f.table], block) * part.scale_B[:, None])[part.bag_N]
         if part.weights_N is not None:
             grad_ND = grad_ND * part.weights_N[:, None]
+        if f.by >= 0:
+            rows[f.by].append(part.by_N)
+            values[f.by].append(grad_ND * _values(tables[f.table], part.slots_N))
+            grad_ND = grad_ND * _values(tables[f.by], part.by_N)
         rows[f.table].append(part.slots_N)
         values[f.table].append(grad_ND)
     found = []
@@ -74,6 +87,8 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, block:
         part = _Part(bags, f)
         grad_BD = _stored_gradients(grads, bags, f, tables[f.table], block)
         rows_ND = _values(tables[f.table], part.slots_N)
+        if f.by >= 0:
+            rows_ND = rows_ND * _values(tables[f.by], part.by_N)
         dots_N = (grad_BD[part.bag_N] * rows_ND).sum(dim=1) * part.scale_B[part.bag_N]
         grad_N[bags.bounds[f.key] : bags.bounds[f.key + 1]] += dots_N
     return grad_N
@@ -180,6 +195,8 @@ class _Part:
         low, high = bags.bounds[f.key], bags.bounds[f.key + 1]
         self.slots_N = bags.slots_N[low:high].long()
         self.weights_N = None if bags.weights_N is None else bags.weights_N[low:high]
+        if f.by >= 0:
+            self.by_N = bags.slots_N[bags.bounds[f.by_key] : bags.bounds[f.by_key + 1]].long()
         lengths_B = _offsets(bags, f).diff()
         if f.pooling == "none":
             lengths_B = torch.ones_like(self.slots_N)
@@ -228,19 +245,31 @@ def check(tables: Tables, bags: Bags, limits: Sequence[int], grads: Sequence[Ten
         )
     for i, f in enumerate(bags.lookups):
         known = 0 <= f.table < len(tables) and 0 <= f.key < keys and -1 <= f.inverse < len(bags.inverses)
-        known = known and f.output >= 0 and f.column >= 0
+        known = known and f.output >= 0 and f.column >= 0 and f.by < len(tables) and f.by_key < keys
         if not known or (f.inverse >= 0 and f.pooling == "none"):
             raise UserError(f"features: feature {i} names a table, key, inverse or output that is not there")
     ends = bags.offsets_B1[[0, -1]].tolist() if not bags.offsets_B1.is_cuda else [0, bags.slots_N.numel()]
     if ends != [0, bags.slots_N.numel()] or sum(bags.bags) != bags.offsets_B1.numel() - 1:
         raise UserError(f"offsets_B1 must go from 0 to the {bags.slots_N.numel()} slots and never fall")
     for i, f in enumerate(bags.lookups):
-        if not bags.slots_N.is_cuda:
-            _check_feature(bags, f, i, limits[f.table])
+        if f.by >= 0:
+            _check_product(tables, bags, f, i)
+        for table, key in ((f.table, f.key), (f.by, f.by_key))[: 1 + (f.by >= 0)]:
+            if not bags.slots_N.is_cuda:
+                _check_feature(bags, replace(f, table=table, key=key), i, limits[table])
     if grads is not None:
         shapes = bags.outputs([table.dim for table in tables])
         if [tuple(grad.shape) for grad in grads] != shapes:
             raise UserError(f"grads: expected shapes {shapes}, got {[tuple(grad.shape) for grad in grads]}")
+
+
+def _check_product(tables: Tables, bags: Bags, f: Lookup, number: int) -> None:
+    for table in (tables[f.table], tables[f.by]):
+        if len(table.levels) > 1 or not isinstance(table.levels[0].format, fp32.Config):
+            raise UserError(f"features: feature {number} multiplies rows that are not of fp32 on one level")
+    lengths_B, by_B = _offsets(bags, f).diff(), _offsets(bags, replace(f, key=f.by_key)).diff()
+    if tables[f.table].dim != tables[f.by].dim or not torch.equal(lengths_B, by_B):
+        raise UserError(f"features: feature {number} multiplies rows of other dims, or bags of other lengths")
 
 
 def check_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:

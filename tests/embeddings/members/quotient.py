@@ -17,6 +17,7 @@ class Product(nn.Module):
     """The vectors' product times a gain for each column, which is a dense weight: not linear in sums of ids."""
 
     is_linear = False
+    is_product = False
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -30,6 +31,7 @@ class Sum(nn.Module):
     """The vectors' sum: linear, so that pooling comes first."""
 
     is_linear = True
+    is_product = False
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -345,6 +345,7 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
 
     bags = (call.bags.slots_N, call.bags.offsets_B1, call.bags.weights_N, list(call.bags.inverses))
     numbers = (call.bags.bags, call.bags.bounds, call.bags.lookups.numbers)
+    products = call.bags.lookups.products
     tables, (names, of_rules) = call.tables, call.tables.rules
     payload = (tables.payload, tables.formats, tables.level_counts, tables.dims)
     rows, rules = (
@@ -353,10 +354,10 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
     )
     found = embedding_bag.row_gradients(tables, call.grads, call.bags, impl="reference")
     return {
-        "lookup": (*payload, *bags, *numbers),
-        "row_gradients": (call.grads, tables.sizes, *bags, *numbers),
+        "lookup": (*payload, *bags, *numbers, products),
+        "row_gradients": (call.grads, tables.sizes, *payload, *bags, *numbers, products),
         "weight_gradients": (call.grads, *payload, *bags[:2], bags[3], *numbers),
         "update_rows": (*rows, [u for u, _ in found], [grad_UD for _, grad_UD in found], *rules),
-        "fused_update": (*rows, call.grads, *bags, *numbers, *rules),
+        "fused_update": (*rows, call.grads, *bags, *numbers, products, *rules),
         "count_outside": (call.bags.slots_N, call.bags.bounds, [tables[0].rows] * len(call.bags.bags)),
     }

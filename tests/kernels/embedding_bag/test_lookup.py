@@ -120,6 +120,6 @@ def test_unpooled_with_an_inverse_index(impl: Impl) -> None:
 @built
 def test_half_a_feature() -> None:
     args = list(raw(build(Shape(keys=([1],)), [3], RULES["sgd, plain"]))["lookup"])
-    args[-1] = args[-1][:5]
+    args[-2] = args[-2][:5]
     with pytest.raises(ValueError, match="features"):
         torch.ops.sparrow.lookup(*args)

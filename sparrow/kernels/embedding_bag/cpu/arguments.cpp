@@ -76,6 +76,9 @@ std::vector<std::string> names_in(const std::string& joined) {
 // table, pooling, key, inverse (-1: none), output, column: the order of `cpp.py`
 constexpr int64_t kNumbersPerFeature = 6;
 
+// feature, second table, its key, sides: of `Lookups.products`
+constexpr int64_t kNumbersPerProduct = 4;
+
 }  // namespace
 
 Tables::Tables(const std::vector<Tensor>& payload, const std::string& format_names,
@@ -167,7 +170,8 @@ int64_t widest(const std::vector<Table>& tables) {
 
 Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
              const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
-             const std::vector<int64_t>& numbers, const std::vector<Table>& tables)
+             const std::vector<int64_t>& numbers, const std::vector<int64_t>& products,
+             const std::vector<Table>& tables)
     : N(slots_N.numel()) {
   if (slots_N.scalar_type() == ScalarType::Int) slots32 = data<int32_t>(slots_N, ScalarType::Int, 1, "slots_N");
   else slots64 = data<int64_t>(slots_N, ScalarType::Long, 1, "slots_N");
@@ -196,6 +200,7 @@ Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor&
     Feature f{n[0], static_cast<Pooling>(n[1]), key, first[key], bags[key], bounds[key], bounds[key + 1]};
     check(f.pooling == kNone || (offsets[f.first] == f.low && offsets[f.first + f.bags] == f.high),
           "offsets_B1 must go from 0 to the ", N, " slots and never fall");
+    f.weights_low = f.low;
     f.samples = f.units();
     f.output = n[4];
     f.column = n[5];
@@ -219,6 +224,24 @@ Batch::Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor&
     output_columns[f.output] += tables[f.table].dim;
     features.push_back(f);
   }
+  check(products.size() % kNumbersPerProduct == 0, "products: expected ", kNumbersPerProduct, " numbers for each");
+  for (size_t i = 0; i < products.size(); i += kNumbersPerProduct) {
+    const int64_t* n = products.data() + i;
+    check(n[0] >= 0 && n[0] < static_cast<int64_t>(features.size()) && n[1] >= -1 &&
+              n[1] < static_cast<int64_t>(tables.size()) && n[2] < keys && (n[1] < 0 || n[2] >= 0),
+          "products: they name a feature, table or key that is not there");
+    Feature& f = features[n[0]];
+    f.sides = n[3];
+    if (n[1] < 0) continue;
+    f.by = n[1];
+    f.by_first = first[n[2]];
+    f.by_low = bounds[n[2]];
+    bool same = tables[f.by].dim == tables[f.table].dim && bags[n[2]] == f.bags &&
+                bounds[n[2] + 1] - f.by_low == f.high - f.low;
+    for (int64_t b = 0; same && b < f.bags; ++b)
+      same = offsets[f.by_first + b] - f.by_low == offsets[f.first + b] - f.low;
+    check(same, "features: feature ", n[0], " multiplies rows of other dims, or bags of other lengths");
+  }
 }
 
 bool Batch::rising(const Feature& f, int64_t begin, int64_t end) {
@@ -235,15 +258,19 @@ void Batch::raise(const std::vector<Table>& tables) const {
   check(!bad_offsets, "offsets_B1 must go from 0 to the ", N, " slots and never fall");
   for (size_t i = 0; bad_slots && i < features.size(); ++i)
     with_slots([&, &f = features[i]](const auto* slots) {
-      for (int64_t n = f.low; n < f.high; ++n)
-        check(slots[n] >= 0 && slots[n] < tables[f.table].rows, "slot ", slots[n], " at position ", n - f.low,
-              " of feature ", i, " is outside [0, ", tables[f.table].rows, ") of table ", f.table);
+      auto look = [&](int64_t table, int64_t low) {
+        for (int64_t n = low; n < low + f.high - f.low; ++n)
+          check(slots[n] >= 0 && slots[n] < tables[table].rows, "slot ", slots[n], " at position ", n - low,
+                " of feature ", i, " is outside [0, ", tables[table].rows, ") of table ", table);
+      };
+      look(f.table, f.low);
+      if (f.by >= 0) look(f.by, f.by_low);
     });
 }
 
 int64_t Batch::work(const std::vector<Table>& tables) const {
   int64_t floats = 0;
-  for (const Feature& f : features) floats += (f.high - f.low + f.units()) * tables[f.table].dim;
+  for (const Feature& f : features) floats += ((f.by < 0 ? 1 : 2) * (f.high - f.low) + f.units()) * tables[f.table].dim;
   return floats;
 }
 
@@ -251,6 +278,12 @@ Places places_of(const Table& table, const uint8_t* const* rows) {
   const Level* last = table.levels;  // all levels after the first are alike
   while (last[1].first < table.rows) ++last;
   return {last->format, last->format != table.levels->format, last->bytes, rows};
+}
+
+const float* factors_of(const Table& table) {
+  check(table.levels->format == kFp32 && table.levels[1].first >= table.rows,
+        "features: one multiplies rows that are not of fp32 on one level; use impl='reference'");
+  return reinterpret_cast<const float*>(table.levels->rows);
 }
 
 bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows) {

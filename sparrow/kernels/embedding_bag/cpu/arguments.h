@@ -16,8 +16,9 @@
 
 // Parts of the operators' schemas. Names are joined by commas and numbers are in tensors where there are many: each
 // entry of a list costs a call as much as a lookup.
-#define BATCH \
-  "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features"
+#define BATCH                                                                                                      \
+  "Tensor slots, Tensor offsets, Tensor? weights_n, Tensor[] inverses, int[] bags, int[] bounds, int[] features, " \
+  "int[] products"
 #define PAYLOAD "Tensor[] payload, str formats, int[] levels, int[] dims"
 #define TABLES                                                                                              \
   "Tensor(a!)[] payload, str formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched, " \
@@ -75,6 +76,10 @@ struct Feature {
   int64_t output, column;
   float* vectors = nullptr;  // out: where they go; back: their gradients
   int64_t stride = 0;
+  int64_t by = -1, by_first = 0, by_low = 0;  // of a product: the second table, its offsets and its slots
+  const float* by_rows = nullptr;             // back: its rows
+  int64_t weights_low = 0;                    // back: where the weights of its lookups begin
+  int64_t sides = 1;                          // back: of whom there are gradients, 1: the table, 2: the second one
 
   int64_t units() const { return pooling == kNone ? high - low : bags; }  // vectors before the inverse index
 };
@@ -90,10 +95,10 @@ struct Batch {
   std::vector<int64_t> output_rows, output_columns;
   std::atomic<bool> bad_slots{false}, bad_offsets{false};
 
-  // tables: their rows and dims are all that is looked at
+  // tables: their rows and dims are all that is looked at; products: see `Lookups` in arguments.py
   Batch(const Tensor& slots_N, const Tensor& offsets_B1, const MaybeTensor& weights_N,
         const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
-        const std::vector<int64_t>& numbers, const std::vector<Table>& tables);
+        const std::vector<int64_t>& numbers, const std::vector<int64_t>& products, const std::vector<Table>& tables);
 
   int64_t outputs() const { return static_cast<int64_t>(output_rows.size()); }
 
@@ -155,6 +160,9 @@ struct Batch {
 
 // How the rows of a table are looked up, at such addresses.
 Places places_of(const Table& table, const uint8_t* const* rows);
+
+// The rows of a table of which products are made.
+const float* factors_of(const Table& table);
 
 // The addresses of the rows of lookups [begin, end), the first of them already asked for. False: one is outside.
 bool find_rows(Batch& batch, const Table& table, int64_t begin, int64_t end, const uint8_t** rows);

@@ -2,6 +2,8 @@
 
 #include "backward.h"
 
+#include <utility>
+
 namespace sparrow::embedding_bag {
 
 Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::vector<Table>& tables) {
@@ -18,13 +20,16 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
     f.vectors = static_cast<float*>(grad.data_ptr()) + f.column;
     f.stride = grad.stride(0);
     work += (f.high - f.low) * tables[f.table].dim;
+    if (f.by >= 0) factors_of(tables[f.table]), factors_of(tables[f.by]);
   }
   threads = team_for(work);
   batch.for_blocks(
       threads, [](int64_t) {},
       [&](int64_t, const Feature& f, int64_t begin, int64_t end) {
-        if (batch.rising(f, begin, end))
-          batch.within(batch.lookup_of(f, begin), batch.lookup_of(f, end), tables[f.table].rows);
+        if (!batch.rising(f, begin, end)) return;
+        const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end), shift = f.by_low - f.low;
+        batch.within(from, to, tables[f.table].rows);
+        if (f.by >= 0) batch.within(from + shift, to + shift, tables[f.by].rows);
       });
   batch.raise(tables);
   summed.resize(batch.features.size());
@@ -45,6 +50,22 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
         f.stride = D;
       }
     });
+  std::vector<Feature> wanted;
+  for (const Feature& f : batch.features) {
+    if (f.sides & 1) wanted.push_back(f);
+    if (f.by < 0) continue;
+    if (f.sides & 1) wanted.back().by_rows = factors_of(tables[f.by]);
+    if (!(f.sides & 2)) continue;
+    Feature other = f;
+    other.table = f.by;
+    other.first = f.by_first;
+    other.low = f.by_low;
+    other.high = f.by_low + f.high - f.low;
+    other.by_low = f.low;
+    other.by_rows = factors_of(tables[f.table]);
+    wanted.push_back(other);
+  }
+  batch.features = std::move(wanted);
 }
 
 }  // namespace sparrow::embedding_bag

@@ -1,5 +1,5 @@
 // Everything a backward begins with: checks before anything is written, and the gradients of features that an inverse
-// index shares, summed per stored row.
+// index shares, summed per stored row. Of a product it makes a feature for each table that wants gradients.
 
 #pragma once
 

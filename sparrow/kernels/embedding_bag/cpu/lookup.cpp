@@ -12,9 +12,11 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::string
                            const std::vector<int64_t>& levels, const std::vector<int64_t>& dims, const Tensor& slots_N,
                            const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
                            const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
-                           const std::vector<int64_t>& features) {
+                           const std::vector<int64_t>& features, const std::vector<int64_t>& products) {
   const Tables tables(payload, formats, levels, dims);
-  Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, tables.all);
+  Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, products, tables.all);
+  for (const Feature& f : batch.features)
+    if (f.by >= 0) factors_of(tables[f.table]), factors_of(tables[f.by]);
   std::vector<Tensor> outputs;
   for (int64_t o = 0; o < batch.outputs(); ++o)
     outputs.push_back(empty({batch.output_rows[o], batch.output_columns[o]}, ScalarType::Float));
@@ -30,11 +32,13 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::string
     }
   }
   const int64_t threads = team_for(batch.work(tables.all));
-  std::vector<Buffer<const uint8_t*>> rows(threads);
+  std::vector<Buffer<const uint8_t*>> rows(threads), factors(threads);
   std::vector<Buffer<float>> scratch(threads);
   for (auto& s : scratch) s.take(kScratch(widest(tables.all)));
   auto ready = [&](int64_t longest) {
     for (auto& r : rows) r.take(longest);
+    if (!products.empty())
+      for (auto& r : factors) r.take(longest);
   };
   const Loops& run = loops();
   batch.for_blocks(threads, ready, [&](int64_t worker, const Feature& f, int64_t begin, int64_t end) {
@@ -43,6 +47,12 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::string
     const int64_t from = batch.lookup_of(f, begin), to = batch.lookup_of(f, end);
     const uint8_t** found = rows[worker].get();
     if (!find_rows(batch, table, from, to, found)) return;
+    const uint8_t** by = nullptr;
+    if (f.by >= 0) {
+      const int64_t shift = f.by_low - f.low;
+      by = factors[worker].get();
+      if (!find_rows(batch, tables[f.by], from + shift, to + shift, by)) return;
+    }
     const Pool p{places_of(table, found),
                  to - from,
                  batch.offsets + f.first + begin,
@@ -52,8 +62,10 @@ std::vector<Tensor> lookup(const std::vector<Tensor>& payload, const std::string
                  f.vectors + begin * f.stride,
                  f.stride,
                  table.dim,
-                 scratch[worker].get()};
-    (f.pooling == kNone ? run.copy : run.pool)(p);
+                 scratch[worker].get(),
+                 by};
+    if (by) run.product(p, f.pooling == kNone);
+    else (f.pooling == kNone ? run.copy : run.pool)(p);
   });
   batch.raise(tables.all);
   for (size_t i = 0; i < leaving.size(); ++i)

@@ -104,6 +104,7 @@ struct Pool {
   float* out;
   int64_t stride, dim;
   float* scratch;
+  const uint8_t* const* by;  // of `product`: the rows, of fp32 like the others, that multiply them
 };
 
 // Lookups of one bag, whose weights want their gradients.
@@ -134,11 +135,12 @@ struct Reduce {
   const uint64_t* keys;
   int64_t begin, end;
   const Source* sources;
-  int64_t features;      // of whom there are gradients: sources
-  const uint32_t* bag;   // null: the payload is the bag
-  const float* weights;  // null: all 1
-  const float* scale;    // null: all 1
-  float* out;            // with `rows`: write sums and row numbers; without: apply the rule
+  int64_t features;        // of whom there are gradients: sources
+  const uint32_t* bag;     // null: the payload is the bag
+  const float* weights;    // null: all 1
+  const float* scale;      // null: all 1
+  const float* const* by;  // null, or for each lookup of the table the row that multiplies its gradient, or null
+  float* out;              // with `rows`: write sums and row numbers; without: apply the rule
   int64_t* rows;
   float* scratch;
 
@@ -176,6 +178,7 @@ struct Replace {
 struct Loops {
   void (*pool)(const Pool&);
   void (*copy)(const Pool&);
+  void (*product)(const Pool&, bool is_unpooled);
   void (*dots)(const Dots&);
   void (*reduce)(const Reduce&);
   void (*update)(const Update&);

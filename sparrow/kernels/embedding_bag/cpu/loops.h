@@ -370,6 +370,32 @@ APART void copy_shape(const Pool& p, const Shape<W, K>& shape) {
   }
 }
 
+// Bags of products of fp32 rows, or each product as a bag of its own.
+template <bool is_unpooled, int W, int K>
+APART void product_shape(const Pool& p, const Shape<W, K>& shape) {
+  const int64_t ahead = ahead_of(p.at.bytes), bags = is_unpooled ? p.count : p.bags;
+  for (int64_t b = 0, n = 0; b < bags; ++b) {
+    Vectors<W, K> sum(p.scratch);
+    EACH(k) sum[k] = V<W>{};
+    const int64_t length = is_unpooled ? 1 : p.offsets[b + 1] - p.offsets[b];
+    for (const int64_t last = n + length; n < last; ++n) {
+      if (n + ahead < p.count) {
+        prefetch(p.at.rows[n + ahead], p.at.bytes);
+        prefetch(p.by[n + ahead], p.at.bytes);
+      }
+      const float* const row = reinterpret_cast<const float*>(p.at.rows[n]);
+      const float* const by = reinterpret_cast<const float*>(p.by[n]);
+      const float weight = p.weights ? p.weights[n] : 1.0f;
+      EACH(k) sum[k] += load<W>(row + shape.at(k)) * load<W>(by + shape.at(k)) * weight;
+    }
+    if (p.mean && length > 1) {
+      const float scale = 1.0f / static_cast<float>(length);
+      EACH(k) sum[k] *= scale;
+    }
+    write(shape, sum, p.out + b * p.stride);
+  }
+}
+
 template <class Reader, int W, int K>
 APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
   Vectors<W, K> a(d.scratch), b(d.scratch + kScratchRow(shape.dim));
@@ -385,7 +411,7 @@ APART void dot_shape(const Dots& d, const Shape<W, K>& shape) {
 
 // Sum the gradients of each row that has a key in [begin, end), in order of occurrence, and apply the rule or write
 // the sum and the row's number one after the other.
-template <bool simple, int W, int K>
+template <bool simple, bool product, int W, int K>
 APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const uint64_t* keys = r.keys;
   const int64_t end = r.end, ahead = ahead_of(shape.dim * 4);
@@ -395,6 +421,7 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const auto ask = [&](int64_t i) __attribute__((always_inline)) {
     if (i >= end) return;
     prefetch(r.gradient(keys[i]), shape.dim * 4);
+    if (product) prefetch(r.by[payload_of(keys[i])], shape.dim * 4);
     if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1])))
       prefetch_target<simple>(*r.table, row_of(keys[i]));
   };
@@ -405,7 +432,16 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
     for (; i < end && row_of(keys[i]) == row; ++i) {
       ask(i + ahead);
       const float* from = r.gradient(keys[i]);
-      if (r.scale || r.weights) {
+      if (product) {
+        const float* const by = r.by[payload_of(keys[i])];
+        const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
+        const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
+        if (by) {
+          EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight * load<W>(by + shape.at(k));
+        } else {
+          EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight;
+        }
+      } else if (r.scale || r.weights) {
         const float scale = r.scale ? r.scale[r.bag_of(keys[i])] : 1.0f;
         const float weight = r.weights ? r.weights[payload_of(keys[i])] : 1.0f;
         EACH(k) sum[k] += load<W>(from + shape.at(k)) * scale * weight;
@@ -421,6 +457,15 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
       apply<simple>(shape, *r.table, row, sum, r.scratch);
     }
   }
+}
+
+template <bool simple, int W, int K>
+INLINE void plain_sums(const Reduce& r, const Shape<W, K>& shape) {
+  reduce_shape<simple, false>(r, shape);
+}
+template <bool simple, int W, int K>
+INLINE void product_sums(const Reduce& r, const Shape<W, K>& shape) {
+  reduce_shape<simple, true>(r, shape);
 }
 
 template <bool simple, int W, int K>
@@ -487,9 +532,17 @@ APART void update_shape(const Update& u, const Shape<W, K>& shape) {
 void pool(const Pool& p) { FOR_FORMAT(pool_shape, p) }
 void copy(const Pool& p) { FOR_FORMAT(copy_shape, p) }
 void dots(const Dots& d) { FOR_FORMAT(dot_shape, d) }
+void product(const Pool& p, bool is_unpooled) {
+  if (is_unpooled) FOR_SHAPE(product_shape<true>, p, p.dim)
+  FOR_SHAPE(product_shape<false>, p, p.dim)
+}
 void reduce(const Reduce& r) {
-  if (r.table->is_simple()) FOR_SHAPE(reduce_shape<true>, r, r.table->dim)
-  FOR_FEW_SHAPES(reduce_shape<false>, r, r.table->dim)
+  if (r.by) {
+    if (r.table->is_simple()) FOR_SHAPE(product_sums<true>, r, r.table->dim)
+    FOR_FEW_SHAPES(product_sums<false>, r, r.table->dim)
+  }
+  if (r.table->is_simple()) FOR_SHAPE(plain_sums<true>, r, r.table->dim)
+  FOR_FEW_SHAPES(plain_sums<false>, r, r.table->dim)
 }
 void update(const Update& u) {
   if (u.table->is_simple()) FOR_SHAPE(update_shape<true>, u, u.table->dim)
@@ -535,7 +588,7 @@ void replace(const Replace& r) {
   }
 }
 
-const Loops loops{pool, copy, dots, reduce, update, replace};
+const Loops loops{pool, copy, product, dots, reduce, update, replace};
 #undef EACH
 #undef FOR_SHAPE
 #undef FOR_FORMAT

@@ -47,7 +47,8 @@ __attribute__((noinline)) void sort_by_row(uint64_t* keys, uint64_t* other, int6
 // needs beside the keys. place: the lookup's number among the table's, `first` being that of the feature's first one.
 template <class Emit>
 INLINE void each_lookup(const Batch& batch, const Feature& f, int64_t first_bag, int64_t first, int64_t begin,
-                        int64_t end, uint32_t* bag, float* weights, float* scale, const Emit& emit) {
+                        int64_t end, uint32_t* bag, float* weights, float* scale, const float** by, int64_t dim,
+                        const Emit& emit) {
   batch.with_slots([&](const auto* slots) {
     int64_t place = first + batch.lookup_of(f, begin) - f.low;
     for (int64_t b = begin; b < end; ++b) {
@@ -58,7 +59,8 @@ INLINE void each_lookup(const Batch& batch, const Feature& f, int64_t first_bag,
         emit(static_cast<uint64_t>(slots[n]), bag ? static_cast<uint64_t>(place) : number, place);
         if (bag) {
           bag[place] = static_cast<uint32_t>(number);
-          weights[place] = batch.weights[n];
+          if (weights) weights[place] = batch.weights[n - f.low + f.weights_low];
+          if (by) by[place] = f.by_rows ? f.by_rows + slots[n - f.low + f.by_low] * dim : nullptr;
         }
       }
     }
@@ -91,6 +93,7 @@ std::vector<Share> shares_of(const Batch& batch, int64_t tables) {
     share.N += f.high - f.low;
     share.bags += f.units();
     share.mean |= f.pooling == kMean;
+    share.product |= f.by_rows != nullptr;
   }
   for (const Share& share : shares)
     check(share.N < kMax && share.bags < kMax, "more than 2**32 lookups in a table; use impl='reference'");
@@ -109,11 +112,12 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
   const std::vector<bool> shared = large(costs_of(shares), threads);
   for (int64_t worker = 0; worker < threads; ++worker) {
     Workspace& space = spaces[worker];
-    int64_t N = 0, bags = 0;
+    int64_t N = 0, bags = 0, products = 0;
     for (size_t t = 0; t < shares.size(); ++t)
       if (worker == 0 || !shared[t]) {
         N = std::max(N, shares[t].N);
         bags = std::max(bags, shares[t].mean ? shares[t].bags : 0);
+        products = std::max(products, shares[t].product ? shares[t].N : 0);
       }
     space.counters.take((worker == 0 ? threads : 1) * kCounters);
     space.scratch.take((worker == 0 ? threads : 1) * kScratch(dim));
@@ -121,10 +125,9 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
     space.keys.take(N);
     space.other.take(N);
     space.scale.take(bags);
-    if (weighted) {
-      space.bag.take(N);
-      space.weights.take(N);
-    }
+    space.by.take(products);
+    space.bag.take(weighted ? N : products);
+    if (weighted) space.weights.take(N);
   }
   return spaces;
 }
@@ -132,13 +135,16 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
 void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& space, int64_t team, Reduce& r,
             const Then& then) {
   uint64_t *keys = space.keys.get(), *other = space.other.get();
-  uint32_t* bag = batch.weights ? space.bag.get() : nullptr;
+  uint32_t* bag = batch.weights || share.product ? space.bag.get() : nullptr;
+  const float** by = share.product ? space.by.get() : nullptr;
+  const int64_t dim = r.table->dim;
   float *weights = batch.weights ? space.weights.get() : nullptr, *scale = share.mean ? space.scale.get() : nullptr;
   r.sources = share.sources.data();
   r.features = static_cast<int64_t>(share.sources.size());
   r.bag = bag;
   r.weights = weights;
   r.scale = scale;
+  r.by = by;
   const Digits digits(share.N / team, rows);
   const int64_t S = static_cast<int64_t>(share.features.size());
   auto finish = [&](int64_t c, int64_t begin, int64_t end) {
@@ -149,7 +155,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   if (team == 1) {
     for (int64_t s = 0; s < S; ++s)
       each_lookup(batch, *share.features[s], share.sources[s].first, first[s], 0, share.features[s]->units(), bag,
-                  weights, scale,
+                  weights, scale, by, dim,
                   [keys](uint64_t slot, uint64_t payload, int64_t place) { keys[place] = slot << 32 | payload; });
     return finish(0, 0, share.N);
   }
@@ -158,7 +164,8 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   auto each_part = [&](int64_t c, int64_t s, bool write, const auto& emit) {
     const Feature& f = *share.features[s];
     each_lookup(batch, f, share.sources[s].first, first[s], f.units() * c / team, f.units() * (c + 1) / team,
-                write ? bag : nullptr, weights, write ? scale : nullptr, [&](uint64_t slot, uint64_t payload, int64_t) {
+                write ? bag : nullptr, weights, write ? scale : nullptr, by, dim,
+                [&](uint64_t slot, uint64_t payload, int64_t) {
                   int64_t owner = 0;
                   for (const uint64_t cut : cuts) owner += slot >= cut;
                   emit(owner, slot << 32 | payload);

@@ -15,6 +15,7 @@ struct Workspace {
   Buffer<int64_t> counters;
   Buffer<uint32_t> bag;
   Buffer<float> weights, scale, scratch;
+  Buffer<const float*> by;
 };
 
 // One table's part of a batch.
@@ -23,7 +24,7 @@ struct Share {
   std::vector<Source> sources;
   std::vector<int64_t> first;  // lookups before each feature's
   int64_t N = 0, bags = 0;
-  bool mean = false;
+  bool mean = false, product = false;
 };
 
 std::vector<Share> shares_of(const Batch& batch, int64_t tables);
@@ -36,7 +37,7 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
                                   bool own_keys);
 
 // A table's lookups sorted by row, each thread of the team with rows of its own, on which it then calls
-// then(thread, keys, begin, end). r: gets what `Reduce` says of the gradients.
+// then(thread, keys, begin, end). r: has its table, and gets what `Reduce` says of the gradients.
 using Then = std::function<void(int64_t, const uint64_t*, int64_t, int64_t)>;
 void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& space, int64_t team, Reduce& r,
             const Then& then);

@@ -15,7 +15,7 @@ Tensor weight_gradients(const std::vector<Tensor>& grads, const std::vector<Tens
                         const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
                         const std::vector<int64_t>& bounds, const std::vector<int64_t>& features) {
   const Tables tables(payload, formats, levels, dims);
-  Batch batch(slots_N, offsets_B1, std::nullopt, inverses, bags, bounds, features, tables.all);
+  Batch batch(slots_N, offsets_B1, std::nullopt, inverses, bags, bounds, features, {}, tables.all);
   const Backward backward(batch, grads, tables.all);
   Tensor grad_N = empty({batch.N}, ScalarType::Float);
   float* out = static_cast<float*>(grad_N.data_ptr());
