@@ -91,8 +91,8 @@ class Ids(Protocol):
         """
         ...
 
-    def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
-        """Returns the type of the rows."""
+    def shape_of_rows(self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]) -> tuple[int, torch.dtype]:
+        """Returns how many rows there are, and their type."""
         ...
 
 
@@ -172,7 +172,8 @@ def _compiled_rows(values_N: Tensor, bounds: list[int], keys: list[int], number:
 
 @_compiled_rows.register_fake
 def _(values_N: Tensor, bounds: list[int], keys: list[int], number: int) -> Tensor:
-    return torch.empty_like(values_N, dtype=_live[number].ids.kind_of_rows(values_N.dtype, keys))
+    count, kind = _live[number].ids.shape_of_rows(values_N.dtype, bounds, keys)
+    return values_N.new_empty(count, dtype=kind)
 
 
 @torch.library.custom_op("sparrow::table_lookup", mutates_args=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -84,8 +84,7 @@ class EmbeddingTables(nn.Module):
         records = [RowRecords(component, seed) for component in components]
         self.components: Any = ComponentTables(records, parts, mode=mode, impl=impl)
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
-        self._lookers = [(f, c) for f, one in enumerate(features) for c in range(len(self._parts[one.name]))]
-        self._specs = [self._spec_of[features[f].name] for f, _ in self._lookers]
+        self._specs = [self._spec_of[feature.name] for feature in features]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
         self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.traits.is_partial}
         combined = [self._parts[f.name] for f in features if self._spec_of[f.name].name in self._combined]
@@ -117,8 +116,8 @@ class EmbeddingTables(nn.Module):
             UserError: names table, feature, position and value of an id that its table does not hold.
         """
         multiply = self.components.multiplies(ids)
-        wide = self._wide(ids, multiply)
-        rows_N = self._mapper(wide.values_N, wide.bounds, self._numbers(wide.keys))
+        rows_N = self._mapper(ids.values_N, ids.bounds, self._numbers(ids.keys))
+        wide = self._wide(ids, rows_N, multiply)
         places: dict[str, Tensor] = {}
         if self._partial:
             wide, rows_N, places = self._present(wide, rows_N)
@@ -252,8 +251,8 @@ class EmbeddingTables(nn.Module):
     def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:
         """Returns component -> the rows int64 [N] that the ids of a feature use."""
         spec, values_N = self._spec_of[feature], ids[feature].values_N
-        first = self._numbers(tuple(self._names(feature)))[:1]
-        rows = spec.addressing.rows_of(self._legal(values_N, (0, len(values_N)), first).long())
+        legal_N = self._legal(values_N, (0, len(values_N)), self._numbers((feature,)))
+        rows = spec.addressing.rows_of(legal_N.long())
         return {component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)}
 
     # -- ids that a table does not hold -------------------------------------------------------------------------
@@ -333,8 +332,8 @@ class EmbeddingTables(nn.Module):
     def _combine(self, spec: TableSpec) -> Any:
         return self.combines[self._combined.index(spec.name)]
 
-    def _wide(self, ids: KeyedJagged, multiply: bool) -> KeyedJagged:
-        """The ids with each key once for each component of its table."""
+    def _wide(self, ids: KeyedJagged, rows_N: Tensor, multiply: bool) -> KeyedJagged:
+        """The batch with each key once for each component of its table, and rows in the place of ids."""
         if not self._combined:
             return ids
         assert ids.lengths is not None and ids.rows is not None
@@ -347,13 +346,17 @@ class EmbeddingTables(nn.Module):
             weights = [self._weights(ids.weights_N[slice(*bounds_of[key])], key, multiply) for key in origin.values()]
             weights_N = torch.cat([ids.weights_N[:0], *weights])
         groups = {tuple(n for key in group for n in names[key]): at_B for group, at_B in ids.inverse_B.items()}
+        lengths = torch.cat([lengths_of[key] for key in origin.values()])
+        counts = [high - low for low, high in (bounds_of[key] for key in origin.values())]
         return KeyedJagged(
             keys=tuple(origin),
-            values_N=torch.cat([ids.values_N[slice(*bounds_of[key])] for key in origin.values()]),
-            lengths=torch.cat([lengths_of[key] for key in origin.values()]),
+            values_N=rows_N,
+            lengths=lengths,
+            offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
             weights_N=weights_N,
             inverse_B=groups,
             rows=tuple(ids.stored(key) for key in origin.values()),
+            _bounds=tuple(accumulate(counts, initial=0)),  # what is known is not measured again
         )
 
     def _names(self, key: str) -> list[str]:
@@ -400,7 +403,7 @@ class EmbeddingTables(nn.Module):
         return pooled_BD if of.inverse_B is None else expand(pooled_BD, of.inverse_B)
 
     def _numbers(self, keys: tuple[str, ...]) -> list[int]:
-        """Returns for each key of wide ids its number in `_lookers`, or -1."""
+        """Returns for each key the number of its feature, or -1."""
         if torch.compiler.is_compiling():  # what a compiled program asks for must not change
             return self._make_numbers(keys)
         if keys not in self._keys:
@@ -408,16 +411,16 @@ class EmbeddingTables(nn.Module):
         return self._keys[keys]
 
     def _make_numbers(self, keys: tuple[str, ...]) -> list[int]:
-        names = [part.name for of_feature in self._parts.values() for part in of_feature]
-        return [names.index(key) if key in names else -1 for key in keys]
+        numbers = {feature.name: number for number, feature in enumerate(self.features)}
+        return [numbers.get(key, -1) for key in keys]
 
     def map_ids(self, values_N: Tensor, bounds: Sequence[int], keys: Sequence[int]) -> Tensor:
-        """Returns the rows [N] of a batch's ids.
+        """Returns the rows of a batch's ids, those of a key in one component of its table after those in another.
 
         Args:
             values_N: the ids [N], key by key.
             bounds: where the ids of each key begin, and where the last ones end.
-            keys: who looks up each key, by number in `_lookers`, or -1 where nobody does.
+            keys: the number of each key's feature, or -1 where nobody looks it up.
 
         Raises:
             UserError: for an id that its table does not hold, if the table has no `oov_row`.
@@ -429,15 +432,18 @@ class EmbeddingTables(nn.Module):
         if all(spec is None or spec.addressing.traits.is_identity for spec in specs):
             return values_N
         parts = values_N.long().split([high - low for low, high in pairwise(bounds)])
-        rows = []
-        for key, spec, part_N in zip(keys, specs, parts, strict=True):
-            rows.append(part_N if spec is None else spec.addressing.rows_of(part_N)[self._lookers[key][1]])
+        rows: list[Tensor] = []
+        for spec, part_N in zip(specs, parts, strict=True):
+            rows += [part_N] if spec is None else spec.addressing.rows_of(part_N)
         return torch.cat(rows)
 
-    def kind_of_rows(self, ids: torch.dtype, keys: Sequence[int]) -> torch.dtype:
-        """Returns the type of what `map_ids` returns, for ids of a type. keys: as for `map_ids`."""
+    def shape_of_rows(self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]) -> tuple[int, torch.dtype]:
+        """Returns the length and the type of what `map_ids` returns, for ids of a type. bounds, keys: as there."""
         specs = [self._spec_at(key) for key in keys]
-        return ids if all(spec is None or spec.addressing.traits.is_identity for spec in specs) else torch.int64
+        parts = [1 if spec is None else len(spec.components) for spec in specs]
+        count = sum(n * (high - low) for n, (low, high) in zip(parts, pairwise(bounds), strict=True))
+        plain = all(spec is None or spec.addressing.traits.is_identity for spec in specs)
+        return count, ids if plain else torch.int64
 
     def _spec_at(self, key: int) -> TableSpec | None:
         return self._specs[key] if key >= 0 else None
@@ -454,8 +460,7 @@ class EmbeddingTables(nn.Module):
             part_N = values_N[bounds[k] : bounds[k + 1]]
             if spec is None or limits[k] < 0 or (not part_N.is_cuda and not counts_K[k]):
                 continue
-            number, component = self._lookers[keys[k]]
-            name, bad_N = self.features[number].name, (part_N < 0) | (part_N >= limits[k])
+            name, bad_N = self.features[keys[k]].name, (part_N < 0) | (part_N >= limits[k])
             if spec.oov_row is None and not part_N.is_cuda:
                 position = int(bad_N.nonzero()[0])
                 value = f"id {int(given_N[bounds[k] + position])} at position {position}"
@@ -464,8 +469,7 @@ class EmbeddingTables(nn.Module):
                     "addressing or an oov_row"
                 )
             part_N.masked_fill_(bad_N, spec.oov_row or 0)
-            if component == 0:  # an id of several components is counted once
-                self._outside[name] = self._outside.get(name, 0) + counts_K[k]
+            self._outside[name] = self._outside.get(name, 0) + counts_K[k]
         return values_N
 
 

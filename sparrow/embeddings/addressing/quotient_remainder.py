@@ -21,8 +21,9 @@ class QuotientRemainder(Partitions):
         """Returns what `Partitions.parts_of` says."""
         found = []
         for size in self.sizes[:-1]:
-            found.append(ids_N % size)
-            ids_N = ids_N // size
+            quotient_N = ids_N // size
+            found.append(ids_N - quotient_N * size)  # a third of the time of %
+            ids_N = quotient_N
         return (*found, ids_N)
 
 

@@ -78,6 +78,7 @@ struct Feature {
   int64_t stride = 0;
   int64_t by = -1, by_first = 0, by_low = 0;  // of a product: the second table, its offsets and its slots
   const float* by_rows = nullptr;             // back: its rows
+  bool by_is_small = false;                   // back: whether they fit into a cache
   int64_t weights_low = 0;                    // back: where the weights of its lookups begin
   int64_t sides = 1;                          // back: of whom there are gradients, 1: the table, 2: the second one
 

@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace sparrow::embedding_bag {
+namespace {
+
+constexpr int64_t kSmall = 1 << 16;  // floats
+
+}  // namespace
 
 Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::vector<Table>& tables) {
   check(static_cast<int64_t>(grads.size()) == batch.outputs(), "grads: expected ", batch.outputs(), " tensors, got ",
@@ -50,11 +55,15 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
         f.stride = D;
       }
     });
+  const auto multiply = [&](Feature& f, int64_t by) {
+    f.by_rows = factors_of(tables[by]);
+    f.by_is_small = tables[by].rows * tables[by].dim <= kSmall;
+  };
   std::vector<Feature> wanted;
   for (const Feature& f : batch.features) {
     if (f.sides & 1) wanted.push_back(f);
     if (f.by < 0) continue;
-    if (f.sides & 1) wanted.back().by_rows = factors_of(tables[f.by]);
+    if (f.sides & 1) multiply(wanted.back(), f.by);
     if (!(f.sides & 2)) continue;
     Feature other = f;
     other.table = f.by;
@@ -62,7 +71,7 @@ Backward::Backward(Batch& batch, const std::vector<Tensor>& grads, const std::ve
     other.low = f.by_low;
     other.high = f.by_low + f.high - f.low;
     other.by_low = f.low;
-    other.by_rows = factors_of(tables[f.table]);
+    multiply(other, f.table);
     wanted.push_back(other);
   }
   batch.features = std::move(wanted);

@@ -140,6 +140,7 @@ struct Reduce {
   const float* weights;    // null: all 1
   const float* scale;      // null: all 1
   const float* const* by;  // null, or for each lookup of the table the row that multiplies its gradient, or null
+  bool by_is_small;        // these rows are few: they are near without being asked for
   float* out;              // with `rows`: write sums and row numbers; without: apply the rule
   int64_t* rows;
   float* scratch;

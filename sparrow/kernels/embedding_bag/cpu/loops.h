@@ -421,7 +421,7 @@ APART void reduce_shape(const Reduce& r, const Shape<W, K>& shape) {
   const auto ask = [&](int64_t i) __attribute__((always_inline)) {
     if (i >= end) return;
     prefetch(r.gradient(keys[i]), shape.dim * 4);
-    if (product) prefetch(r.by[payload_of(keys[i])], shape.dim * 4);
+    if (product && !r.by_is_small) prefetch(r.by[payload_of(keys[i])], shape.dim * 4);
     if (!rows && (i == r.begin || row_of(keys[i]) != row_of(keys[i - 1])))
       prefetch_target<simple>(*r.table, row_of(keys[i]));
   };

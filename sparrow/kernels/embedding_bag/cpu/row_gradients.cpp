@@ -29,7 +29,8 @@ std::vector<Tensor> row_gradients(const std::vector<Tensor>& grads, const std::v
   }
   check(fine, "sizes: expected rows (up to 2**32; for more use impl='reference') and dim of every table");
   const Tables stored(payload, formats, levels, dims);
-  check(stored.count() == (products.empty() && payload.empty() ? 0 : T), "payload: expected the rows of ", T, " tables");
+  check(stored.count() == (products.empty() && payload.empty() ? 0 : T), "payload: expected the rows of ", T,
+        " tables");
   for (int64_t t = 0; t < stored.count(); ++t)
     check(stored[t].rows == tables[t].rows && stored[t].dim == tables[t].dim, "sizes: not those of the payload");
   Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, products, tables);

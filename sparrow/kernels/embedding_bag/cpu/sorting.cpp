@@ -57,14 +57,20 @@ INLINE void each_lookup(const Batch& batch, const Feature& f, int64_t first_bag,
       if (scale) scale[number] = f.pooling == kMean && to > from ? 1.0f / static_cast<float>(to - from) : 1.0f;
       for (int64_t n = from; n < to; ++n, ++place) {
         emit(static_cast<uint64_t>(slots[n]), bag ? static_cast<uint64_t>(place) : number, place);
-        if (bag) {
-          bag[place] = static_cast<uint32_t>(number);
-          if (weights) weights[place] = batch.weights[n - f.low + f.weights_low];
-          if (by) by[place] = f.by_rows ? f.by_rows + slots[n - f.low + f.by_low] * dim : nullptr;
-        }
+        if (bag) bag[place] = static_cast<uint32_t>(number);
+        if (weights) weights[place] = batch.weights[n - f.low + f.weights_low];
+        if (by) by[place] = f.by_rows ? f.by_rows + slots[n - f.low + f.by_low] * dim : nullptr;
       }
     }
   });
+}
+
+bool is_single(const Batch& batch, const Feature& f) {
+  if (f.pooling == kNone) return true;
+  bool single = f.high - f.low == f.bags;
+  if (single)
+    for (int64_t b = 0; b < f.bags; ++b) single &= batch.offsets[f.first + b + 1] - batch.offsets[f.first + b] == 1;
+  return single;
 }
 
 // Rows that cut a table's lookups into `team` parts of about equal number, from a sample.
@@ -95,6 +101,9 @@ std::vector<Share> shares_of(const Batch& batch, int64_t tables) {
     share.mean |= f.pooling == kMean;
     share.product |= f.by_rows != nullptr;
   }
+  for (Share& share : shares)
+    for (const Feature* f : share.features)
+      if (batch.weights || share.product) share.single = share.single && is_single(batch, *f);
   for (const Share& share : shares)
     check(share.N < kMax && share.bags < kMax, "more than 2**32 lookups in a table; use impl='reference'");
   return shares;
@@ -135,7 +144,7 @@ std::vector<Workspace> workspaces(const std::vector<Share>& shares, int64_t thre
 void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& space, int64_t team, Reduce& r,
             const Then& then) {
   uint64_t *keys = space.keys.get(), *other = space.other.get();
-  uint32_t* bag = batch.weights || share.product ? space.bag.get() : nullptr;
+  uint32_t* bag = (batch.weights || share.product) && !share.single ? space.bag.get() : nullptr;
   const float** by = share.product ? space.by.get() : nullptr;
   const int64_t dim = r.table->dim;
   float *weights = batch.weights ? space.weights.get() : nullptr, *scale = share.mean ? space.scale.get() : nullptr;
@@ -145,6 +154,8 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   r.weights = weights;
   r.scale = scale;
   r.by = by;
+  r.by_is_small = true;
+  for (const Feature* f : share.features) r.by_is_small = r.by_is_small && f->by_is_small;
   const Digits digits(share.N / team, rows);
   const int64_t S = static_cast<int64_t>(share.features.size());
   auto finish = [&](int64_t c, int64_t begin, int64_t end) {
@@ -164,7 +175,7 @@ void sorted(const Batch& batch, const Share& share, int64_t rows, Workspace& spa
   auto each_part = [&](int64_t c, int64_t s, bool write, const auto& emit) {
     const Feature& f = *share.features[s];
     each_lookup(batch, f, share.sources[s].first, first[s], f.units() * c / team, f.units() * (c + 1) / team,
-                write ? bag : nullptr, weights, write ? scale : nullptr, by, dim,
+                write ? bag : nullptr, write ? weights : nullptr, write ? scale : nullptr, write ? by : nullptr, dim,
                 [&](uint64_t slot, uint64_t payload, int64_t) {
                   int64_t owner = 0;
                   for (const uint64_t cut : cuts) owner += slot >= cut;

@@ -25,6 +25,7 @@ struct Share {
   std::vector<int64_t> first;  // lookups before each feature's
   int64_t N = 0, bags = 0;
   bool mean = false, product = false;
+  bool single = true;  // every bag has one lookup
 };
 
 std::vector<Share> shares_of(const Batch& batch, int64_t tables);
