@@ -24,6 +24,7 @@ from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import binary_cross_entropy
 from sparrow.models import fm, logistic
 from sparrow.trained.build import tables_of
+from sparrow.trained.run import batch_size_for
 
 By = Literal["both", "counts", "vectors"]
 _ALWAYS = 2  # a missing id and an unknown one are no ids: each keeps its row
@@ -75,7 +76,7 @@ def fit(
     learner = None if by == "counts" else _Learner(dataset, numbers, seed)
     count_S = torch.zeros(ids.rows, dtype=torch.int64)
     done = 0
-    for batch in dataset.loader(1 << 10, split="train", dedup="off"):
+    for batch in dataset.loader(batch_size_for(last), split="train", dedup="off"):
         batch = batch.part(0, min(batch.batch_size, last - done))
         for name in columns:
             count_S += torch.bincount(batch.ids[name].values_N.long(), minlength=ids.rows)
@@ -87,7 +88,8 @@ def fit(
             break
     vectors_SD = np.zeros((ids.rows, 0)) if learner is None else learner.vectors(table)
     row_S, alone = made(count_S.numpy(), vectors_SD, rows, private, by)
-    return Map(torch.from_numpy(row_S.astype(np.int32)), rows, alone, last, ids.digest)
+    narrow = np.int16 if rows <= 1 << 15 else np.int32
+    return Map(torch.from_numpy(row_S.astype(narrow)), rows, alone, last, ids.digest)
 
 
 def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By) -> tuple[np.ndarray, int]:
@@ -115,11 +117,11 @@ def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float,
 
 
 def clusters(x_ND: np.ndarray, weight_N: np.ndarray, count: int) -> np.ndarray:
-    """Returns which of at most `count` clusters each point is in, int64 [N], so that weighted squared distances are few.
+    """Returns which of at most `count` clusters each point is in, int64 [N].
 
-    The cluster with the largest weighted sum of squares is cut in two at its mean, along its longest axis, until there
-    are enough (Var-Part: Su and Dy, Intelligent Data Analysis 11, 2007). Where that is affordable, Lloyd's iterations
-    refine them.
+    Clusters have small sums of weighted squared distances from their means. The one with the largest sum is cut in two
+    at its mean, along its longest axis, until there are enough (Var-Part: Su and Dy, Intelligent Data Analysis 11,
+    2007). Where that is affordable, Lloyd's iterations refine them.
 
     Args:
         x_ND: the points.
@@ -147,7 +149,7 @@ def clusters(x_ND: np.ndarray, weight_N: np.ndarray, count: int) -> np.ndarray:
     for number, (*_, at, _, _) in enumerate(cells):
         of_N[at] = number
     if len(x_ND) * len(cells) <= _REFINED:
-        for _ in range(10):
+        for _ in range(30):
             mass_K = np.bincount(of_N, weight_N, len(cells))
             sums = [np.bincount(of_N, weight_N * column, len(cells)) for column in x_ND.T]
             mean_KD = np.stack(sums, 1) / np.maximum(mass_K, 1e-300)[:, None]
@@ -173,7 +175,9 @@ class _Learner:
         schema = dataset.schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = config.build(schema, TableChoices(rule=rowwise_adagrad.Config(lr=0.1), seed=seed))
+            # small first values: what an id has not learnt should not say whom it is like
+            choices = TableChoices(rule=rowwise_adagrad.Config(lr=0.1), init_scale=0.01, seed=seed)
+            self.model = config.build(schema, choices)
         self.tables = {spec.name: tables for tables in tables_of(self.model) for spec in tables.specs}
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 

@@ -86,7 +86,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     specs, (weights, state) = _sizes(run, schema)
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
-    held = _held(run, components, Grid(ranks // per_host, per_host))
+    maps = sum(spec.addressing.traits.bytes_map for spec in specs)
+    held = [size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:

@@ -82,13 +82,17 @@ def inertia(x_ND: np.ndarray, weight_N: np.ndarray, of_N: np.ndarray) -> float:
 
 @pytest.mark.parametrize("dim", [1, 2, 4])
 def test_clusters_are_about_as_good_as_k_means(dim: int) -> None:
+    """As those of one run of scikit-learn's, with its own choice of first centres."""
     cluster = pytest.importorskip("sklearn.cluster")
-    random = np.random.default_rng(dim)
-    x_ND, weight_N = random.normal(size=(600, dim)), random.zipf(1.5, 600).clip(1, 1000).astype(float)
-    best = cluster.KMeans(20, n_init=5, random_state=0).fit(x_ND, sample_weight=weight_N).inertia_
-    assert inertia(x_ND, weight_N, clusters(x_ND, weight_N, 20)) < 1.15 * best
-    whole = inertia(x_ND, weight_N, np.zeros(600, int))
-    assert inertia(x_ND, weight_N, random.integers(0, 20, 600)) > 0.5 * whole > best
+    ratios = []
+    for seed in range(6):
+        random = np.random.default_rng(10 * seed + dim)
+        x_ND, weight_N = random.normal(size=(600, dim)), random.zipf(1.5, 600).clip(1, 1000).astype(float)
+        theirs = cluster.KMeans(20, n_init=1, random_state=0).fit(x_ND, sample_weight=weight_N).inertia_
+        ratios.append(inertia(x_ND, weight_N, clusters(x_ND, weight_N, 20)) / theirs)
+        by_chance = inertia(x_ND, weight_N, random.integers(0, 20, 600))
+        assert by_chance > 3 * theirs
+    assert np.mean(ratios) < 1.1 and max(ratios) < 1.4
 
 
 def test_weights_count() -> None:
@@ -137,11 +141,10 @@ def test_alike_ids_share_rows(log: Path) -> None:
     assert torch.equal(found.row_S, again.row_S) and found.digest == again.digest
     assert found.fitted == ROWS * 8 // 10 // 2 and found.private == 4
     of, group = found.row_S.numpy(), groups(log)
-    by_chance = fit(dataset, "item", 20, quiet, share=0.5, private=0.2, by="counts").row_S.numpy()
+    by_chance = fit(dataset, "item", 20, quiet, private=0.2, by="counts").row_S.numpy()
     count_S = np.zeros(len(of))
-    for number, batch in enumerate(dataset.loader(1000, dedup="off")):
-        if number < 2:
-            np.add.at(count_S, batch.ids["item"].values_N.numpy(), 1)
+    for batch in dataset.loader(1000, dedup="off"):
+        np.add.at(count_S, batch.ids["item"].values_N.numpy(), 1)
 
     def same_group(row_S: np.ndarray) -> float:
         """The share of pairs in one row that are of one group, weighted by how often both occur."""
@@ -150,7 +153,10 @@ def test_alike_ids_share_rows(log: Path) -> None:
         weight = np.sqrt(count_S[:, None] * count_S[None]) * pair
         return float((weight * (group[:, None] == group[None])).sum() / weight.sum())
 
-    assert same_group(of) > 0.6 > 0.4 > same_group(by_chance)
+    # clicks depend on the group alone, of which a number says all
+    one = fit(dataset, "item", 20, quiet, share=1.0, private=0.2, numbers=1).row_S.numpy()
+    assert same_group(one) > 0.45 > 0.33 > same_group(by_chance)
+    assert same_group(of) > 0.33
 
 
 def test_later_rows_have_no_part_in_it(log: Path, tmp_path: Path) -> None:

@@ -363,6 +363,38 @@ def test_an_addressing_is_its_definition(member: str, mode: str, weighted: bool)
             )
 
 
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize(("mode", "weighted"), list(itertools.product(MODES, [False, True])))
+def test_products_in_the_lookup_are_those_in_torch(mode: str, weighted: bool) -> None:
+    one, other = (make(mode, "rowwise_adagrad", addressing=MEMBERS["mult"][0]) for _ in range(2))
+    other.components._can_multiply = False
+    for step in range(3):
+        ids = batch(step, weighted)
+        assert one.components.multiplies(ids) and not other.components.multiplies(ids)
+        got, want = one(ids), other(ids)
+        for name in want:
+            a, b = (v.values_N if isinstance(v, Jagged) else v for v in (got[name], want[name]))
+            torch.testing.assert_close(a, b)
+        loss_of(got).backward()
+        loss_of(want).backward()
+        one.update()
+        other.update()
+    for a, b in zip(one.all_records(), other.all_records(), strict=True):
+        torch.testing.assert_close(a.weight, b.weight)
+        assert bool(a.fields["touched"].any()) == (mode != "off")
+
+
+def test_when_products_are_left_to_torch() -> None:
+    learn = replace(batch(0, weighted=True), weights_N=torch.rand(len(batch(0).values_N)).requires_grad_())
+    tables = make("fused", "sgd", addressing=MEMBERS["mult"][0])
+    assert not tables.components.multiplies(learn)  # weights that learn
+    for choices in ({"format": fp16.Config()}, {"format": int8.Config(), "cache": Cache(fraction=0.5)}):
+        assert not make("fused", "sgd", addressing=MEMBERS["mult"][0], **choices).components.multiplies(batch(0))
+    assert not make("fused", "sgd", addressing=MEMBERS["three digits"][0]).components.multiplies(batch(0))
+    with stored_in(Scattered):
+        assert not make("fused", "sgd", addressing=MEMBERS["mult"][0]).components.multiplies(batch(0))
+
+
 @pytest.mark.parametrize("member", ["mult", "add", "three digits", "coprime"])
 def test_a_table_begins_as_that_of_its_first_component(member: str) -> None:
     tables = make("off", "sgd", addressing=MEMBERS[member][0])
@@ -432,9 +464,12 @@ def test_names_that_meet_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # where a program breaks in two, torch asks for it
-@pytest.mark.parametrize("how", ["product", "sum"])
+@pytest.mark.filterwarnings("ignore:.*lru_cache")
+@pytest.mark.parametrize("how", ["product", "sum", "mult", "blocks", "path"])
 def test_two_components_in_a_compiled_program(how: Any) -> None:
-    plain, compiled = (make("fused", "sgd", addressing=quotient.Quotient(ROWS, 4, how)) for _ in range(2))
+    addressing = MEMBERS[how][0] if how in MEMBERS else quotient.Quotient(ROWS, 4, how)
+    plain, compiled = (make("fused", "sgd", addressing=addressing) for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())  # dense weights are drawn from torch's seed
     run = torch.compile(lambda ids: loss_of(compiled(ids)), backend="aot_eager")
     for step in range(2):
         for loss in (loss_of(plain(batch(step))), run(batch(step))):

@@ -22,7 +22,7 @@ class Map:
     """A learned map of ids to rows, as a file holds it.
 
     Args:
-        row_S: int32 [S], the row of each id.
+        row_S: int16 or int32 [S], the row of each id.
         rows: how many there are.
         private: the first rows, which one id has alone. Others share the rest.
         fitted: how many of the earliest training rows it was made from.
@@ -63,7 +63,8 @@ class Map:
             raise UserError(f"file: {path}: {error.strerror or error}; fit a map with `sparrow tables --fit`") from None
         except (SafetensorError, KeyError, ValueError):
             raise UserError(f"file: {path} is no map of ids; fit one with `sparrow tables --fit`") from None
-        if found.row_S.dtype != torch.int32 or found.row_S.dim() != 1 or found.digest != told.get("digest"):
+        is_map = found.row_S.dtype in (torch.int16, torch.int32) and found.row_S.dim() == 1
+        if not is_map or found.digest != told.get("digest"):
             raise UserError(f"file: {path} is damaged; fit it anew with `sparrow tables --fit`")
         return found
 
