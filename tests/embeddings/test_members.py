@@ -30,7 +30,7 @@ from sparrow.embeddings import (
     addressing,
     stored_in,
 )
-from sparrow.embeddings.addressing import coprime, cut, path, quotient_remainder
+from sparrow.embeddings.addressing import coprime, cut, mixed_dimension, path, quotient_remainder
 from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
@@ -506,6 +506,13 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "coprime": lambda: TableChoices(addressing=coprime.Config(operation="add", parts=3)),
     "paths": lambda: TableChoices(addressing=path.Config(hidden=4)),
     "cut": lambda: TableChoices(overrides=(Override(names=("cat_2",), addressing={"name": "cut", "fraction": 0.3}),)),
+    "mixed dimensions": lambda: TableChoices(addressing=mixed_dimension.Config(alpha=0.5, budget=0.4)),
+    "blocks": lambda: TableChoices(
+        overrides=(Override(names=("cat_2",), addressing={"name": "mixed_dimension", "alpha": 0.9, "blocks": 3}),)
+    ),
+    "features": lambda: TableChoices(
+        overrides=(Override(names=("cat_2",), addressing={"name": "quotient_remainder", "operation": "features"}),)
+    ),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
         overrides=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
 from sparrow.core.config import Family
 from sparrow.embeddings import EmbeddingTables, TableChoices
+from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.layers import Head, computing
@@ -32,6 +34,7 @@ from sparrow.models import (
     ple,
     wukong,
 )
+from sparrow.trained.build import tables_of
 
 
 def named(config: object) -> str:
@@ -250,6 +253,30 @@ def test_sample_weights(config: object) -> None:
     each = F.binary_cross_entropy(score(model, whole), whole.labels_BT, reduction="none")[:3, 0]
     weighted = loss_of(model, dataclasses.replace(whole, weights_B=weights_B))
     torch.testing.assert_close(weighted, (each * weights_B[:3]).sum() / 6)
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_partitions_are_features(config: Any) -> None:
+    """Each component of "item" is a vector more for the two columns that look it up, wherever vectors are counted."""
+    item = Override(names=("item",), addressing={"name": "coprime", "sizes": [5, 4], "operation": "features"})
+    choices = TableChoices(rule=rowwise_adagrad.Config(lr=0.3), overrides=(item,), seed=0)
+    if isinstance(config, din.Config):
+        with pytest.raises(UserError, match="model: din reads one vector of an id"):
+            config.build(SCHEMA, choices)
+        return
+    model, plain = config.build(SCHEMA, choices), build(config)
+    losses = []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(30):
+        losses.append(loss_of(model, batch(seed=step)))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    for one, other in zip(tables_of(model), tables_of(plain), strict=True):
+        assert {c.name for s in one.specs for c in s.components} == {"item.mod5", "item.mod4", "user"}
+        sizes = [{spec.name: spec.dim for spec in tables.specs} for tables in (one, other)]
+        assert sizes[0] == {"item": 2 * sizes[1]["item"], "user": sizes[1]["user"]}
 
 
 def test_a_batch_without_labels() -> None:
