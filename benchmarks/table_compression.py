@@ -1,0 +1,448 @@
+"""What tables of fewer rows cost in quality at equal bytes, and in time.
+
+    python benchmarks/table_compression.py --cells CELLS --picture OUT.png      # a generated log: hours, resumable
+    python benchmarks/table_compression.py --steps --dlrm CHECKOUT              # steps, beside the public modules
+    python benchmarks/table_compression.py --quick                              # a small made log, and small steps
+
+Quality. A log of 2 M rows is generated, whose users and items, 50,000 each, follow Zipf's law with exponent 1.05.
+DLRM and settings of `recipes/globo.toml`; every row is predicted before it is trained on, and the last fifth of the
+stream counts. The tables of users and items have the bytes that quotient and remainder take at c ids a row, weights,
+rule's state, maps and dense weights of their own (with their optimizer's state) included: each method is given sizes
+that use these bytes up. Every method runs at three learning rates of tables and has its best. Seeds are paired.
+
+Steps. 26 tables of 100,000 rows, one id a bag, batches of 4096, one thread: lookup, backward and update. CHECKOUT is
+that of facebookresearch/dlrm, whose modules run with torch's sparse Adagrad. Ratios are of neighbouring turns, by the
+thread's own time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _peers.cells import kept
+from _peers.stats import paired
+from torch import Tensor
+
+from sparrow import data
+from sparrow.analysis.learned_hash import fit
+from sparrow.core import KeyedJagged
+from sparrow.core.memory import keep_freed_memory
+from sparrow.data.logs.inference import infer
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, LogTable, Numbering, TableSpec
+from sparrow.embeddings.addressing import mixed_dimension, quotient_remainder
+from sparrow.features.schema import Encoding, Split
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Run
+from sparrow.training.loop import Trainer
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+MADE = {"rows": 2_000_000, "users": 50_000, "items": 50_000, "zipf": 1.05, "categorical": 4, "numeric": 2, "history": 0}
+QUICK = MADE | {"rows": 40_000, "users": 10_000, "items": 10_000}
+DIM = 16
+ROW = 4 * DIM + 5  # bytes of a row with row-wise AdaGrad's sum and the touched byte
+DENSE = 12  # bytes of a dense weight with Adam's two moments
+COLLISIONS = (4, 16, 60)
+RATES = (0.03, 0.1, 0.3)
+TABLES = ("user", "item")
+BLOCKS = 8
+ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6)
+
+
+# -- methods at equal bytes ------------------------------------------------------------------------------------------
+
+
+def largest(least: int, most: int, bytes_of: Callable[[int], float], budget: float) -> int | None:
+    """The largest size whose bytes keep to the budget; they grow with it."""
+    if bytes_of(least) > budget:
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if bytes_of(middle) <= budget else (least, middle - 1)
+    return least
+
+
+def split_bytes(ids: int, each: int) -> Callable[[int], float]:
+    """Of a component of m rows, and of one for the quotients, which has few; `each` is the bytes of a row."""
+    return lambda m: each * (m + -(-ids // m))
+
+
+def coprime_to(m: int, ids: int) -> int:
+    """The least second modulus."""
+    other = max(2, -(-ids // m))
+    while math.gcd(m, other) > 1:
+        other += 1
+    return other
+
+
+def sized(method: str, ids: int, budget: float) -> dict[str, Any] | None:
+    """The addressing of a table of so many ids with so many bytes, or None where the method has none so small."""
+    name, _, extra = method.partition(" ")
+    top, middle = ids, math.isqrt(ids) + 1
+    if name == "hashed":
+        return {"name": "hashed", "rows": int(budget // ROW)}
+    if name == "cut":
+        return {"name": "cut", "rows": int(budget // ROW)}
+    if name in ("mult", "add", "features"):
+        m = largest(middle, top, split_bytes(ids, ROW), budget)
+        return None if m is None else {"name": "quotient_remainder", "operation": name, "sizes": [m], "parts": 2}
+    if name == "concat":  # half the columns and a whole state a row
+        m = largest(middle, top, split_bytes(ids, 2 * DIM + 5), budget)
+        return None if m is None else {"name": "quotient_remainder", "operation": name, "sizes": [m], "parts": 2}
+    if name == "coprime":
+        m = largest(middle, top, lambda m: ROW * (m + coprime_to(m, ids)), budget)
+        return None if m is None else {"name": "coprime", "sizes": [m, coprime_to(m, ids)]}
+    if name == "path":
+        hidden = int(extra)
+        mlp = DENSE * (2 * DIM * hidden + hidden)
+        m = largest(middle, top, lambda m: ROW * m + mlp * -(-ids // m), budget)
+        return None if m is None else {"name": "path", "rows": m, "hidden": hidden}
+    if name == "mixed":
+        projections = BLOCKS * DENSE * DIM * DIM  # at most
+        share = ((budget - projections) / ids - 5) / (4 * DIM)
+        if share < 1 / DIM:
+            return None
+        return {"name": "mixed_dimension", "alpha": float(extra), "blocks": BLOCKS, "budget": share}
+    assert name == "learned"
+    rows = int((budget - (2 if budget < ROW << 15 else 4) * ids) // ROW)
+    return {"name": "learned", "by": extra, "rows": rows} if rows >= 100 else None
+
+
+def methods(c: int) -> list[str]:
+    """The methods that have a size with these bytes."""
+    names = ["hashed", "cut", "mult", "add", "concat", "features", "coprime", "path 16", "path 64"]
+    names += [f"learned {by}" for by in ("both", "counts", "vectors", "permuted")]
+    return names + ([f"mixed {alpha:g}" for alpha in ALPHAS] if c == COLLISIONS[0] else [])
+
+
+def overrides(log: Path, method: str, c: int, work: Path) -> list[dict[str, Any]] | None:
+    """What a run says of the tables of users and items."""
+    found = []
+    for table in TABLES:
+        ids = data.open(log).schema.encodings[table].rows
+        assert ids is not None
+        how = sized(method, ids, ROW * (-(-ids // c) + c))
+        if how is None:
+            return None
+        if how["name"] == "learned":
+            how = {"name": "learned", "file": str(mapped(log, table, how["by"], how["rows"], work))}
+        found.append({"names": [table], "addressing": how})
+    return found
+
+
+def mapped(log: Path, table: str, by: str, rows: int, work: Path) -> Path:
+    """A file with a learned map. "permuted": that of both, with the rows of ids of equal frequency exchanged."""
+    path = work / f"{table}-{by}-{rows}.map"
+    if not path.exists():
+        dataset = data.open(log)
+        found = fit(dataset, table, rows, lambda what, done, total: None, by="both" if by == "permuted" else by)  # type: ignore[arg-type]
+        if by == "permuted":  # a vocabulary falls in frequency: neighbours are alike in nothing else
+            row_S = found.row_S.clone()
+            random = torch.Generator().manual_seed(0)
+            for low in range(found.private, len(row_S), 64):
+                high = min(low + 64, len(row_S))
+                row_S[low:high] = row_S[low + torch.randperm(high - low, generator=random)]
+            found = type(found)(row_S, found.rows, found.private, found.fitted, found.vocabulary)
+        found.save(path)
+    return path
+
+
+def cell(log: Path, work: Path, method: str, c: int, rate: float, seed: int, settings: dict[str, Any]) -> Any:
+    """One run: metrics of the last fifth, and the bytes of the tables of users and items; None without such a size."""
+    made = [] if method == "full" else overrides(log, method, c, work)
+    if made is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"data.path": str(log), "run_dir": folder, "model.dim": DIM, "seed": seed, "threads": 1}
+        changes |= {"log.tensorboard": False, "checkpoint.every": 1_000_000, "tables.rule.lr": rate, **settings}
+        trainer = Trainer(Run.load(RECIPES / "globo.toml", {**changes, "tables.overrides": made}))
+        last = trainer.fit()["progressive"][-1]
+    return {**{name: last[name] for name in ("ne", "auc")}, "bytes": bytes_of(trainer.model)}
+
+
+def bytes_of(model: Any) -> int:
+    """Of the tables of users and items: what was allocated, with dense weights and maps."""
+    size = 0
+    for tables in tables_of(model):
+        mine = [spec for spec in tables.specs if spec.name in TABLES]
+        names = [component.name for spec in mine for component in spec.components]
+        records = [record for record in tables.all_records() if record.component.name in names]
+        size += sum(t.nbytes for record in records for t in record.fields.values())
+        size += sum(spec.addressing.traits.bytes_map for spec in mine)
+        size += sum(DENSE * weight.numel() for weight in tables.combines.parameters())
+    return size
+
+
+Found = dict[tuple[int, str], list[dict[str, float]]]  # collisions, method -> the seeds at the best rate
+
+
+def at_best(runs: dict[float, list[Any]]) -> list[dict[str, float]] | None:
+    """The seeds at the learning rate with the least mean NE."""
+    whole = {rate: each for rate, each in runs.items() if all(each)}
+    if not whole:
+        return None
+    rate = min(whole, key=lambda r: statistics.mean(one["ne"] for one in whole[r]))
+    return [{**one, "rate": rate} for one in whole[rate]]
+
+
+def show(found: Found) -> None:
+    """A table for each number of bytes."""
+    full = found[0, "full"]
+    for c in sorted({c for c, _ in found if c}):
+        mine = {method: runs for (of, method), runs in found.items() if of in (0, c)}
+        hashed = [one["ne"] for one in mine["hashed"]]
+        print(f"\nbytes of quotient and remainder at c = {c}; {len(full)} seeds, each method at its best rate")
+        print(f"{'method':<18}{'MB':>8}{'rate':>7}{'NE':>9}{'sd':>8}{'- hashed':>10}{'error':>9}{'AUC':>9}")
+        for method, runs in sorted(mine.items(), key=lambda item: statistics.mean(one["ne"] for one in item[1])):
+            ne = [one["ne"] for one in runs]
+            gap, error = paired(ne, hashed)
+            spread = statistics.stdev(ne) if len(ne) > 1 else 0.0
+            print(
+                f"{method:<18}{runs[0]['bytes'] / 1e6:8.2f}{runs[0]['rate']:7g}{statistics.mean(ne):9.4f}{spread:8.4f}"
+                f"{gap:+10.5f}{error:9.5f}{statistics.mean(one['auc'] for one in runs):9.4f}"
+            )
+        below(mine, "mult", "hashed", c)
+        if "learned both" in mine:
+            below(mine, "learned both", "hashed", c)
+            below(mine, "learned both", "learned permuted", c)
+        mixed = [method for method in mine if method.startswith("mixed")]
+        if len(mixed) > 2:
+            best = min(mixed, key=lambda m: statistics.mean(one["ne"] for one in mine[m]))
+            inside = best not in (mixed[0], mixed[-1])
+            print(f"TARGET c = {c}: the best of {', '.join(mixed)} is inside: {best} {'met' if inside else 'missed'}")
+            below(mine, best, mixed[0], c)
+
+
+def below(mine: dict[str, list[dict[str, float]]], one: str, other: str, c: int) -> None:
+    """A TARGET line: by three standard errors."""
+    if one in mine and other in mine and one != other:
+        gap, error = paired([r["ne"] for r in mine[one]], [r["ne"] for r in mine[other]])
+        verdict = "met" if gap < -3 * error else "missed"
+        print(f"TARGET c = {c}, {one} below {other}: NE {gap:+.5f} +- {error:.5f} (goal: 3 errors) {verdict}")
+
+
+def quality(asked: argparse.Namespace, work: Path) -> Found:
+    """Every method, a seed after the other."""
+    what = QUICK if asked.quick else MADE
+    made = work / "made.parquet"
+    truth = data.generate(made, **what).truth["last_20"]  # type: ignore[arg-type]
+    print(f"the true probabilities have NE {truth['ne']:.4f}, AUC {truth['auc']:.4f} in the last fifth")
+    schema = infer([made])
+    by_frequency = {name: Encoding(kind="vocabulary", min_count=1) for name in TABLES}
+    schema = replace(schema, encodings=schema.encodings | by_frequency, split=Split(by="time", valid=0, test=0))
+    log = data.prepare([made], work / "made", schema=schema).out
+    settings = {"data.batch_size": 200 if asked.quick else 2000}
+    cells, of = asked.cells or work / "cells", data.open(log).fingerprint
+    rates = RATES[1:2] if asked.quick else RATES
+    jobs = [(0, "full"), *((c, method) for c in asked.collisions for method in methods(c))]
+    found: Found = {}
+    for c, method in jobs:
+        if method != "full" and asked.only and method not in asked.only:
+            continue
+        runs: dict[float, list[Any]] = {rate: [] for rate in rates}
+        for seed in range(2 if asked.quick else asked.seeds):
+            for rate in rates:
+                key = f"{c}-{method.replace(' ', '-')}-{rate:g}-{seed}"
+                job = partial(cell, log, work)  # their place says nothing about a result, the fingerprint does
+                runs[rate].append(kept(cells, key, job, method, c, rate, seed, settings, of=of))
+                print(f"{key}: {runs[rate][-1]}", file=sys.stderr, flush=True)
+        best = at_best(runs)
+        if best is not None:
+            found[c, method] = best
+            rows = [data.open(log).schema.encodings[table].rows or 0 for table in TABLES]
+            budget = sum(ROW * (-(-n // c) + c) for n in rows) if c else math.inf
+            assert best[0]["bytes"] <= 1.001 * budget, f"{method}: {best[0]['bytes']} bytes, {budget} given"
+    return found
+
+
+def draw(found: Found, out: Path) -> None:
+    """NE against bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8, 5))
+    names = sorted({method for _, method in found} - {"full"})
+    for number, method in enumerate(names):
+        points = [(runs[0]["bytes"] / 1e6, [r["ne"] for r in runs]) for (_, of), runs in found.items() if of == method]
+        points.sort()
+        axis.errorbar(
+            [x for x, _ in points], [statistics.mean(ne) for _, ne in points],
+            [statistics.stdev(ne) if len(ne) > 1 else 0 for _, ne in points], label=method, capsize=2, linewidth=1,
+            marker="os^Dv"[number // 10 % 5], color=pyplot.colormaps["tab10"](number % 10),
+        )  # fmt: skip
+    full = statistics.mean(one["ne"] for one in found[0, "full"])
+    axis.axhline(full, color="black", linestyle=":", linewidth=1, label="a row for each id")
+    axis.set_xscale("log")
+    axis.set_xlabel("MB of the tables of users and items, all that training keeps of them")
+    axis.set_ylabel("NE of the last fifth")
+    axis.legend(fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
+    figure.tight_layout()
+    figure.savefig(out, dpi=130)
+
+
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+COUNT, SAMPLES = 26, 4096
+
+
+def ours(rows: int, dim: int, method: str) -> EmbeddingTables:
+    """26 tables."""
+    numbered = Numbering(rows)
+    keys = [f"t{i}" for i in range(COUNT)]
+    if method == "mixed":  # as popularity gives dims to the 26 tables of a log, whose sizes differ
+        sizes = [int(10 * 1.6**i) for i in range(COUNT)]
+        made = [LogTable(Numbering(n), dim, partial(torch.ones, 1)) for n in sizes]
+        dims = [config.dims for config in mixed_dimension.Config(alpha=0.3).settled(made)]
+        addressings: list[Any] = [mixed_dimension.Config(dims=d).build(numbered) for d in dims]
+    elif method == "mult":
+        addressings = [quotient_remainder.Config(collisions=4).build(numbered)] * COUNT
+    else:
+        addressings = [Direct(rows)] * COUNT
+    specs = [TableSpec(name=key, dim=dim, addressing=a) for key, a in zip(keys, addressings, strict=True)]
+    return EmbeddingTables(specs, [Feature(name=key, table=key) for key in keys], seed=1)
+
+
+def theirs(checkout: Path, name: str) -> Any:
+    """A module of the public repository."""
+    spec = importlib.util.spec_from_file_location(name, checkout / "tricks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Public:
+    """The public modules for the same tables, with torch's sparse Adagrad."""
+
+    def __init__(self, checkout: Path, rows: int, dim: int, tables: EmbeddingTables, method: str) -> None:
+        self.modules: list[Any] = []
+        if method == "mult":
+            make = theirs(checkout, "qr_embedding_bag").QREmbeddingBag
+            self.modules = [make(rows, dim, 4, operation="mult", mode="sum", sparse=True) for _ in range(COUNT)]
+        else:
+            make = theirs(checkout, "md_embedding_bag").PrEmbeddingBag
+            dims = [spec.components[0].dim for spec in tables.specs]
+            self.modules = [make(rows, d, dim) for d in dims]
+        weights = [p for module in self.modules for p in module.parameters()]
+        self.dense = [p for p in weights if p.shape[0] != rows or p.dim() != 2]
+        self.optimizer = torch.optim.Adagrad(weights, lr=0.01)
+
+    def step(self, parts: list[Tensor], offsets_B: Tensor, grad: Tensor) -> None:
+        """Lookup, backward and update."""
+        vectors = torch.cat([m(part, offsets_B) for m, part in zip(self.modules, parts, strict=True)], 1)
+        vectors.backward(grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def check(tables: EmbeddingTables, ids: KeyedJagged, parts: list[Tensor]) -> None:
+    """That vectors are made of the components' rows as they should be, before anything is timed."""
+    records = {record.component.name: record.weight for record in tables.all_records()}
+    found = tables(ids)
+    for (key, vectors), part_N, spec in zip(found.items(), parts, tables.specs, strict=True):
+        rows = spec.addressing.rows_of(part_N)
+        each = [records[c.name][r] for c, r in zip(spec.components, rows, strict=True)]
+        want = each[0] * each[1] if len(each) > 1 else each[0]
+        if want.shape[1] != spec.dim:
+            number = tables._combined.index(spec.name)
+            want = tables.combines[number]([want], None)  # type: ignore[operator]
+        assert isinstance(vectors, Tensor) and torch.allclose(vectors, want), key
+
+
+def steps(asked: argparse.Namespace) -> None:
+    """The time of steps, beside the plain tables' and the public modules'."""
+    rows = 2_000 if asked.quick else 100_000
+    turns = 5 if asked.quick else 40
+    random = torch.Generator().manual_seed(0)
+    parts = [(rows * torch.rand(SAMPLES, generator=random) ** 3).long() for _ in range(COUNT)]
+    ids = KeyedJagged(
+        keys=tuple(f"t{i}" for i in range(COUNT)), values_N=torch.cat(parts),
+        lengths=torch.ones(COUNT * SAMPLES, dtype=torch.int64),
+    )  # fmt: skip
+    print(f"\nsteps of {COUNT} tables of {rows:,} ids, {SAMPLES} samples, one id each; torch {torch.__version__}")
+    print(f"{'dim':>4} {'tables':<8}{'ms':>8}{'/ plain':>9}{'quartiles':>16}{'public ms':>11}{'public / ours':>15}")
+    for dim in (16, 64):
+        grad = torch.randn(SAMPLES, COUNT * dim, generator=random)
+        plain = ours(rows, dim, "plain")
+        for method, goal in (("mult", 1.6), ("mixed", 1.3)):
+            tables = ours(rows, dim, method)
+            check(tables, ids, parts)
+
+            def step(of: EmbeddingTables, grad: Tensor = grad) -> None:
+                of.pooled(ids).backward(grad)
+                of.update()
+                of.zero_grad()
+
+            jobs: dict[str, Callable[[], None]] = {"ours": partial(step, tables), "plain": partial(step, plain)}
+            if asked.dlrm:
+                public = Public(asked.dlrm, rows, dim, tables, method)
+                jobs["public"] = partial(public.step, parts, torch.arange(SAMPLES), grad)
+            times = timed(jobs, turns)
+            ratios = sorted(a / b for a, b in zip(times["ours"], times["plain"], strict=True))
+            quarter = len(ratios) // 4
+            middle, told = statistics.median(ratios), ""
+            if asked.dlrm:
+                gain = statistics.median(a / b for a, b in zip(times["public"], times["ours"], strict=True))
+                told = f"{1e3 * statistics.median(times['public']):11.2f}{gain:15.2f}"
+            spread = f"({ratios[quarter]:.2f} - {ratios[-1 - quarter]:.2f})"
+            print(f"{dim:>4} {method:<8}{1e3 * statistics.median(times['ours']):8.2f}{middle:9.2f}{spread:>16}{told}")
+            verdict = "met" if middle <= goal else "missed"
+            print(f"TARGET dim {dim}, {method} / plain: {middle:.2f} (goal {goal}) {verdict}")
+            if asked.dlrm:
+                print(f"TARGET dim {dim}, public / {method}: {gain:.2f} (goal 3) {'met' if gain >= 3 else 'missed'}")
+
+
+def timed(jobs: dict[str, Callable[[], None]], turns: int) -> dict[str, list[float]]:
+    """Seconds of this thread, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(turns + 3):
+        for name, job in jobs.items():
+            begun = time.thread_time()
+            job()
+            if turn >= 3:
+                times[name].append(time.thread_time() - begun)
+    return times
+
+
+def main() -> None:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", action="store_true", help="time steps instead")
+    parser.add_argument("--dlrm", type=Path, help="a checkout of facebookresearch/dlrm")
+    parser.add_argument("--cells", type=Path, help="where results are kept; a folder of its own unless told")
+    parser.add_argument("--picture", type=Path, help="where to draw NE against bytes")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--collisions", type=int, nargs="*", default=list(COLLISIONS), help="ids a row")
+    parser.add_argument("--only", nargs="*", help='methods beside the full tables, such as mult "path 16"')
+    parser.add_argument("--quick", action="store_true", help="20,000 rows of a made log, two seeds; small steps")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if asked.steps or asked.quick:
+        steps(asked)
+    if asked.steps:
+        return
+    if asked.quick:
+        asked.collisions = asked.collisions[:1]
+    with tempfile.TemporaryDirectory() as folder:
+        found = quality(asked, Path(folder))
+        show(found)
+    if asked.picture:
+        draw(found, asked.picture)
+
+
+if __name__ == "__main__":
+    main()
