@@ -15,6 +15,7 @@ EXCEPTIONS = {  # what they test has no file of its own
     "embeddings/test_tables_gpu.py": "test_tables.py on a GPU",
     "kernels/embedding_bag/test_compile.py": "what torch.compile must know of all operators",
     "kernels/embedding_bag/test_formats.py": "rows of every format, through all operators",
+    "kernels/embedding_bag/test_products.py": "rows multiplied by those of a second table, through all operators",
     "kernels/embedding_bag/test_programs.py": "any sequence of calls of all operators",
     "models/test_definitions.py": "models against the formulas of their papers",
     "training/test_gpu.py": "whole runs on a GPU",

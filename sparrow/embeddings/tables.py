@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Mapper
+from sparrow.embeddings.columns import Columns
 from sparrow.embeddings.components import ComponentTables, Mode
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
@@ -87,8 +88,10 @@ class EmbeddingTables(nn.Module):
         self._specs = [self._spec_of[feature.name] for feature in features]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
         self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.traits.is_partial}
-        combined = [self._parts[f.name] for f in features if self._spec_of[f.name].name in self._combined]
-        self._only_products = all(any(part.times for part in of) for of in combined)
+        products = {name for name, of in self._parts.items() if any(part.times for part in of)}
+        self._columns = Columns(
+            features, self._spec_of, dict(zip(self._combined, self.combines, strict=True)), products
+        )
         self._is_identity = all(spec.addressing.traits.is_identity for spec in self._specs)
         self._keys: dict[tuple[str, ...], list[int]] = {}
         self._begin()
@@ -153,8 +156,9 @@ class EmbeddingTables(nn.Module):
             UserError: when a feature is not pooled, or has another number of samples than the others.
         """
         handle = self._handle(ids)
-        if not self._combined or (handle.multiply and self._only_products):
+        if not self._combined or self._columns.fits(handle.multiply):
             whole: Tensor = self.components.pooled(handle.inner)
+            whole = self._columns(whole, self.impl) if self._combined else whole
         else:
             found = self.lookup(handle)
             vectors = [v for v in found.values() if not isinstance(v, Jagged)]

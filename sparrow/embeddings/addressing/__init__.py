@@ -20,6 +20,14 @@ class Combine(Protocol):
         """Whether sums of vectors may be combined instead of each id's vectors; then pooling comes first."""
         ...
 
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        """Returns, where it is linear, the first column of each component's vectors, and W [D, d] that makes them.
+
+        Args:
+            dims: d of the components. Without a W vectors stay as they are.
+        """
+        ...
+
     @property
     def is_product(self) -> bool:
         """Whether an id's vector is the product of those of all components."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -38,6 +39,12 @@ class Combined(nn.Module):
     def is_product(self) -> bool:
         """Whether vectors are multiplied."""
         return self.operation == "mult"
+
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        """Returns what `Combine.parts` says."""
+        if self.operation == "add":
+            return [(0, None) for _ in dims]
+        return [(first, None) for first in accumulate(dims[:-1], initial=0)]
 
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says."""

@@ -76,6 +76,10 @@ class Projections(nn.Module):
             if isinstance(block, nn.Linear):
                 nn.init.xavier_uniform_(block.weight)
 
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        """Returns what `Combine.parts` says."""
+        return [(0, block.weight if isinstance(block, nn.Linear) else None) for block in self.blocks]
+
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says."""
         found = [block(x_ND) for block, x_ND in zip(self.blocks, vectors, strict=True)]

@@ -34,6 +34,10 @@ class Paths(nn.Module):
         self.bias_KH = nn.Parameter(torch.zeros(buckets, hidden))
         self.out_KDH = nn.Parameter(torch.zeros(buckets, dim, hidden))
 
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        """It is not linear."""
+        raise NotImplementedError
+
     def forward(self, vectors: Sequence[Tensor], ids_N: Tensor | None) -> Tensor:
         """Returns what `Combine` says. Ids are grouped by bucket: weights of each id, [N, D, hidden], never exist."""
         assert ids_N is not None

@@ -19,6 +19,9 @@ class Product(nn.Module):
     is_linear = False
     is_product = False
 
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        raise NotImplementedError
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.gain_D = nn.Parameter(torch.ones(dim))
@@ -32,6 +35,9 @@ class Sum(nn.Module):
 
     is_linear = True
     is_product = False
+
+    def parts(self, dims: Sequence[int]) -> list[tuple[int, Tensor | None]]:
+        return [(0, None), (0, None)]
 
     def __init__(self, dim: int) -> None:
         super().__init__()
