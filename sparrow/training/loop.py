@@ -35,7 +35,7 @@ from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
 from sparrow.training.saver import Saver, random_state, set_random_state
-from sparrow.training.seen import WINDOWS, Seen
+from sparrow.training.seen import WINDOWS, Seen, fitted
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
 from sparrow.training.warm import earlier, warm_start
@@ -110,8 +110,8 @@ class Trainer:
         saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
             run = self.dir.continued(run, before, self._say)
-        earlier_run = earlier(Path(run.init_from), ranks.world) if run.init_from and not saved else None
-        run = resolved(run, self.dataset, earlier_run and (earlier_run[0], earlier_run[1].schema))
+        begins_with = earlier(Path(run.init_from), ranks.world) if run.init_from and not saved else None
+        run = resolved(run, self.dataset, begins_with)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
@@ -139,10 +139,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
-        fitted = max((spec.addressing.traits.fitted for tables in self.tables for spec in tables.specs), default=0)
-        self.fitted = math.inf if fitted and run.data.shuffle else fitted
-        if fitted and run.data.shuffle and run.loop.progressive:
-            self._say("progressive: left out, because rows to which a map of ids was fitted are anywhere in the epoch")
+        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""

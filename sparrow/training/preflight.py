@@ -23,6 +23,7 @@ from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
 from sparrow.embeddings.tiers.folded import FoldedStore
 from sparrow.features.schema import Schema
+from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.sharding.plan import Grid
@@ -161,13 +162,13 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
-def resolved(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None = None) -> Run:
+def resolved(run: Run, dataset: Dataset, before: tuple[Run, Transforms] | None = None) -> Run:
     """Returns the run with every automatic choice made for this log but `threads`.
 
     Args:
         run: its settings.
         dataset: the prepared log.
-        before: the run that it goes on with, and its log's schema.
+        before: the run that it goes on with, and how its log was prepared.
     """
     schema = dataset.schema
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
@@ -176,7 +177,7 @@ def resolved(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None = Non
     return dataclasses.replace(run, tables=_with_sizes(run, dataset, before))
 
 
-def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None) -> TableChoices:
+def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Transforms] | None) -> TableChoices:
     """Returns the choices of tables with the sizes of their addressings settled."""
     ids = {name: Numbering.of(table) for name, table in dataset.schema.encodings.items()}
     if before is None and all(run.tables.of(name, of.rows).addressing is None for name, of in ids.items()):
@@ -187,7 +188,7 @@ def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Schema] | None) -
     tables = {name: LogTable(of, dims[name], partial(counted, name)) for name, of in ids.items() if name in dims}
     were = {}
     if before is not None:
-        were = {name: Numbering.of(table) for name, table in before[1].encodings.items()}
+        were = {name: Numbering.of(table) for name, table in before[1].schema.encodings.items()}
     return run.tables.settled(tables, run.tables if before is None else before[0].tables, were)
 
 

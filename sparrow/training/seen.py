@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,28 @@ from torch import Tensor
 from sparrow.checkpoint import Checkpoint
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
+from sparrow.embeddings import EmbeddingTables
 from sparrow.metrics import Streaming, folded, merged
 from sparrow.trained.build import of_whole_log
 from sparrow.trained.labels import first_label
 from sparrow.training.step import Outcome
 
 WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
+
+
+def fitted(tables: Sequence[EmbeddingTables], is_shuffled: bool, say: Callable[[str], None]) -> float:
+    """Returns how many of the first rows tell nothing about a model, because a map of ids was fitted to them.
+
+    Args:
+        tables: the model's.
+        is_shuffled: whether these rows are anywhere in the epoch; then no row tells.
+        say: is told so.
+    """
+    most = max((spec.addressing.traits.fitted for of in tables for spec in of.specs), default=0)
+    if not most or not is_shuffled:
+        return most
+    say("progressive: left out, because rows to which a map of ids was fitted are anywhere in the epoch")
+    return math.inf
 
 
 class Seen:
