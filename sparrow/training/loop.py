@@ -110,8 +110,7 @@ class Trainer:
         saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
             run = self.dir.continued(run, before, self._say)
-        begins_with = earlier(Path(run.init_from), ranks.world) if run.init_from and not saved else None
-        run = resolved(run, self.dataset, begins_with)
+        run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
@@ -139,7 +138,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
-        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say)
+        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say) if run.loop.progressive else math.inf
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
@@ -267,9 +266,8 @@ class Trainer:
             self.saver.all_wait()
         with self.profiler.part("look"):
             # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
-            is_new = self.run.loop.progressive and self.epoch == 0 and self.examples >= self.fitted
             fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
-            self.seen.take(micro, done, fifth if is_new else None)
+            self.seen.take(micro, done, fifth if self.epoch == 0 and self.examples >= self.fitted else None)
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)

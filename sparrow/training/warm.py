@@ -50,7 +50,7 @@ def warm_start(
             dense optimizer.
     """
     place, world = Path(str(run.init_from)), world or World()
-    old, then = earlier(place, world)
+    old, then = earlier(run, world)
     ours = {"labels": list(dataset.schema.labels), **identity(run, dataset.schema)}
     theirs = {"labels": list(then.schema.labels), **identity(old, then.schema)}
     for name in _SAME:
@@ -87,16 +87,17 @@ def warm_start(
             say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 
 
-def earlier(place: Path, world: World) -> tuple[Run, Transforms]:
-    """Returns the settings of another run, and how its log was prepared.
+def earlier(run: Run, world: World) -> tuple[Run, Transforms]:
+    """Returns the settings of the run that `run` begins with, and how its log was prepared.
 
     Args:
-        place: its directory.
+        run: has `init_from`.
         world: the ranks.
 
     Raises:
-        UserError: when it is no run's.
+        UserError: when that is no run's directory.
     """
+    place = Path(str(run.init_from))
 
     def files() -> list[Path]:
         if not (place / "run.toml").exists():
