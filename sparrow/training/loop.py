@@ -107,10 +107,10 @@ class Trainer:
         ranks = self.ranks
         if ranks.again.restarted:  # by torchrun, after a rank had died
             resume, overwrite = True, False
-        saved, before = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
+        saved, settings = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
-            run = self.dir.continued(run, before, self._say)
-        run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None)
+            run = self.dir.continued(run, settings, self._say)
+        run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -162,29 +162,37 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
-def resolved(run: Run, dataset: Dataset, before: tuple[Run, Transforms] | None = None) -> Run:
+def resolved(
+    run: Run,
+    dataset: Dataset,
+    before: tuple[Run, Transforms] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
     """Returns the run with every automatic choice made for this log but `threads`.
 
     Args:
         run: its settings.
         dataset: the prepared log.
         before: the run that it goes on with, and how its log was prepared.
+        say: is told what takes long.
     """
     schema = dataset.schema
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
-    return dataclasses.replace(run, tables=_with_sizes(run, dataset, before))
+    return dataclasses.replace(run, tables=_with_sizes(run, dataset, before, say))
 
 
-def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Transforms] | None) -> TableChoices:
+def _with_sizes(
+    run: Run, dataset: Dataset, before: tuple[Run, Transforms] | None, say: Callable[[str], None]
+) -> TableChoices:
     """Returns the choices of tables with the sizes of their addressings settled."""
     ids = {name: Numbering.of(table) for name, table in dataset.schema.encodings.items()}
     if before is None and all(run.tables.of(name, of.rows).addressing is None for name, of in ids.items()):
         return run.tables
     plain = dataclasses.replace(run, tables=run.tables.unaddressed)
     dims = {spec.name: spec.dim for spec in _sizes(plain, dataset.schema)[0]}
-    counted = Counts(dataset)
+    counted = Counts(dataset, say)
     tables = {name: LogTable(of, dims[name], partial(counted, name)) for name, of in ids.items() if name in dims}
     were = {}
     if before is not None:
@@ -195,8 +203,9 @@ def _with_sizes(run: Run, dataset: Dataset, before: tuple[Run, Transforms] | Non
 class Counts:
     """How often the training part of a log has each id. It is read when somebody asks first."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, say: Callable[[str], None] = lambda text: None) -> None:
         self._dataset = dataset
+        self._say = say
         self._counts: dict[str, Tensor] = {}
 
     def __call__(self, table: str) -> Tensor:
@@ -207,6 +216,7 @@ class Counts:
 
     def _count(self) -> None:
         schema = self._dataset.schema
+        self._say("tables.addressing: counting the ids of the training part, which settles sizes")
         for name, of in schema.encodings.items():
             self._counts[name] = torch.zeros((of.rows or 0) if of.is_numbered else 1, dtype=torch.int64)
         for batch in self._dataset.loader(1 << 14, split="train", dedup="off"):
