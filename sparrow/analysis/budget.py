@@ -36,6 +36,14 @@ class Option:
     damage: float = 0.0
     error: float = 0.0
 
+    @property
+    def cost(self) -> float:
+        """What the choice goes by: the damage and an error, where a gain counts as none.
+
+        Else the luckiest measurements would be chosen, and tables made smaller for which there is room.
+        """
+        return max(self.damage, 0.0) + self.error
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -200,8 +208,8 @@ def _steps(run: Run, dataset: Dataset) -> int:
 
 
 def _plan(options: Sequence[Sequence[Option]], budget: int, purpose: Purpose) -> Plan:
-    """Returns the plan that fits with the least damage."""
-    classes = [[(one.candidate.bytes.to(purpose), one.damage) for one in of] for of in options]
+    """Returns the plan that fits at the least cost."""
+    classes = [[(one.candidate.bytes.to(purpose), one.cost) for one in of] for of in options]
     chosen = knapsack.choose(classes, budget)
     return Plan(options=tuple(of[j] for of, j in zip(options, chosen, strict=True)), purpose=purpose)
 

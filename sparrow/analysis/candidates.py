@@ -18,7 +18,8 @@ How = Literal["kept", "rebuilt", "trained"]
 
 FORMATS = ("fp16", "int8", "int4")
 SHARES = (1 / 2, 1 / 4, 1 / 10, 1 / 30)  # of the rows
-COLUMNS = (2, 4, 8)  # divide the columns
+COLUMNS = (2, 4)  # divide the columns
+NARROW = 8  # and so does this, which rebuilt rows judge too kindly (docs/tables.md)
 COLLISIONS = (4, 16, 60)
 OPERATIONS = ("mult", "add")
 LEAST_ROWS = 3  # a row for a missing id, one for unknown ids, and one that others share
@@ -73,8 +74,9 @@ class Candidate:
         change: the settings of an `Override` that makes it; none for the table as it is.
         spec: what the table then is.
         bytes: of it.
-        how: how its damage is measured. "rebuilt": its rows are made of the trained ones. "trained": products and sums
-            of factors train far better than they are rebuilt, so short trainings are compared. "kept": there is none.
+        how: how its damage is measured. "rebuilt": its rows are made of the trained ones. "trained": by short
+            trainings, because products of factors train far better than they are rebuilt, and vectors of few columns
+            worse. "kept": there is none.
     """
 
     change: dict[str, Any]
@@ -93,7 +95,7 @@ class Candidate:
         words = []
         if addressing := dict(self.change.get("addressing", {})):
             words.append(addressing.pop("name"))
-            words += [f"{name} {_plain(value)}" for name, value in addressing.items() if value is not True]
+            words += [f"{name} {_in_words(value)}" for name, value in addressing.items() if value is not True]
         if stored := self.change.get("format"):
             words.append(stored["name"])
         return ", ".join(words) or "as it is"
@@ -163,18 +165,20 @@ def _smaller(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
             can = name == "hashed" or (isinstance(spec.addressing, Direct) and ids.order == "frequency")
             if can and fewer < rows:
                 yield {"name": name, "rows": fewer}
-    if _is_whole(spec, ids):
-        for dim in sorted({spec.dim // part for part in COLUMNS if spec.dim >= part}, reverse=True):
-            yield {"name": "mixed_dimension", "dims": [dim]}
+    for part in COLUMNS:
+        if _is_whole(spec, ids) and spec.dim >= part:
+            yield {"name": "mixed_dimension", "dims": [spec.dim // part]}
 
 
 def _factors(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
-    """Yields addressings whose vectors are made of several."""
+    """Yields addressings whose vectors are made of several, or of few columns: only training can judge them."""
     if _is_whole(spec, ids):
         for operation in OPERATIONS:
             for collisions in COLLISIONS:
                 settings = {"name": "quotient_remainder", "operation": operation, "collisions": collisions}
                 yield settings if ids.is_numbered else {**settings, "fold": True}
+        if spec.dim >= NARROW:
+            yield {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}
 
 
 def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
@@ -182,8 +186,8 @@ def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
     return spec.addressing == (Direct(ids.rows) if ids.is_numbered else Hashed(ids.rows))
 
 
-def _plain(value: Any) -> str:
+def _in_words(value: Any) -> str:
     """Returns a setting as it is shown: counts with thousands marked, a list of one as its entry."""
     if isinstance(value, list) and len(value) == 1:
-        return _plain(value[0])
+        return _in_words(value[0])
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -127,10 +127,7 @@ def _look(place: Path, checkpoint: str) -> None:
         raise UserError(f"{place}: its model has no tables; there is nothing to show")
     dense = dense_state(found.run)
     specs = [spec for each in tables_of(found.model) for spec in each.specs]
-    table = _show.Table(title=f"tables of {place}", title_justify="left")
-    header = ("component", "rows", "dim", "format", "weights", "state", "map", "combine")
-    for name in (*header, "top 1 %", "top 10 %", "never learnt"):
-        table.add_column(name, justify="left" if name in ("component", "format") else "right")
+    lines = []
     for spec in specs:
         whole = Bytes.of(spec, dense)
         beside = [in_units(n) if n else "" for n in (whole.map, whole.combine + whole.combine_state)]
@@ -138,8 +135,16 @@ def _look(place: Path, checkpoint: str) -> None:
             use = uses[part.name]
             sizes = [in_units(use.bytes_weight), in_units(use.bytes_state), *beside]
             of_use = [share(x) for x in (use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt)]
-            table.add_row(part.name, f"{part.rows:,}", str(part.dim), use.stored[0], *sizes, *of_use)
+            lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *of_use])
             beside = ["", ""]
+    header = ("component", "format", "rows", "dim", "weights", "state", "map", "combine")
+    header = (*header, "top 1 %", "top 10 %", "never learnt")
+    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    table = _show.Table(title=f"tables of {place}", title_justify="left")
+    for i in kept:
+        table.add_column(header[i], justify="left" if i < 2 else "right")
+    for line in lines:
+        table.add_row(*(line[i] for i in kept))
     _show.out.print(table)
     every = [Bytes.of(spec, dense) for spec in specs]
     train, serve = (in_units(sum(one.to(what) for one in every)) for what in ("train", "serve"))
@@ -162,14 +167,18 @@ def _show_proposal(found: Proposal) -> None:
     table = _show.Table(title=title, title_justify="left")
     for name in ("table", "chosen", "now", "then", "rise of NE"):
         table.add_column(name, justify="left" if name in ("table", "chosen") else "right")
+    left = [one for one in plan.options if not one.candidate.change]
     for then, one in zip(found.before.options, plan.options, strict=True):
-        sizes = [in_units(option.candidate.bytes.to(purpose)) for option in (then, one)]
-        rise = _rise(one.damage, one.error) if one.candidate.change else ""
-        table.add_row(one.candidate.table, one.candidate.told, *sizes, rise)
+        if one.candidate.change:
+            sizes = [in_units(option.candidate.bytes.to(purpose)) for option in (then, one)]
+            table.add_row(one.candidate.table, one.candidate.told, *sizes, _rise(one.damage, one.error))
+    if left:
+        size = in_units(sum(one.candidate.bytes.to(purpose) for one in left))
+        table.add_row(f"{len(left)} more", "as they are", size, size, "")
     table.add_section()
     table.add_row("all", "", in_units(found.before.bytes), in_units(plan.bytes), _rise(plan.damage, plan.error))
     _show.out.print(table)
-    told = ["rise of NE: on valid, ± standard error, each table alone; the sum takes it that none worsens another"]
+    told = ["rise of NE: on valid, each table alone, ± standard error; all: the sum, as if no table made another worse"]
     if found.checked is not None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")

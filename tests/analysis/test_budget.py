@@ -195,8 +195,8 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
     assert chosen["item"].candidate.told == "as it is"
     assert said.plan.damage == pytest.approx(sum(one.damage for one in chosen.values()))
     assert said.plan.error == pytest.approx(sum(one.error**2 for one in chosen.values()) ** 0.5)
-    damages = [plan.damage for plan in said.curve]
-    assert damages == sorted(damages, reverse=True) and said.curve[0].bytes <= said.curve[-1].bytes
+    costs = [sum(one.cost for one in plan.options) for plan in said.curve]
+    assert costs == pytest.approx(sorted(costs, reverse=True)) and said.curve[-1].options == said.before.options
     run = said.plan.run(said.run, str(tmp_path / "small"))
     run.save(tmp_path / "small.toml")
     assert Run.load(tmp_path / "small.toml").tables.overrides == run.tables.overrides
