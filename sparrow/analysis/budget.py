@@ -10,7 +10,7 @@ from typing import Any
 
 from sparrow import data
 from sparrow.analysis import knapsack, picture
-from sparrow.analysis.candidates import Candidate, Purpose, candidates, changed
+from sparrow.analysis.alternatives import Alternative, Purpose, alternatives, changed
 from sparrow.analysis.damage import SHORT, Judge, Rebuilt, by_training, in_floats, judges
 from sparrow.analysis.usage import usage
 from sparrow.core.errors import UserError, suggest
@@ -32,7 +32,7 @@ POINTS = 24  # of the curve
 class Option:
     """A choice for a table, with the rise of NE that it costs and the standard error of it."""
 
-    candidate: Candidate
+    alternative: Alternative
     damage: float = 0.0
     error: float = 0.0
 
@@ -59,7 +59,7 @@ class Plan:
     @property
     def bytes(self) -> int:
         """Bytes of all tables."""
-        return sum(one.candidate.bytes.to(self.purpose) for one in self.options)
+        return sum(one.alternative.bytes.to(self.purpose) for one in self.options)
 
     @property
     def damage(self) -> float:
@@ -78,7 +78,7 @@ class Plan:
             run: the one that was looked at.
             run_dir: of the new one.
         """
-        changes = {one.candidate.table: one.candidate.change for one in self.options if one.candidate.change}
+        changes = {one.alternative.table: one.alternative.change for one in self.options if one.alternative.change}
         return replace(run, run_dir=run_dir, tables=changed(run.tables, changes))
 
 
@@ -136,10 +136,10 @@ def propose(
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     chooses, checks = judges(dataset, rows)
-    known = _candidates(found, keep)
-    factors = [one for of in known for one in of if one.how == "trained"]
-    factors = sorted(factors, key=lambda one: -_now(known, one).bytes.to(purpose))
-    trained = factors[:trainings]
+    known = _alternatives(found, keep)
+    bold = [one for of in known for one in of if one.how == "trained"]
+    bold = sorted(bold, key=lambda one: -_now(known, one).bytes.to(purpose))
+    trained = bold[:trainings]
     known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
     least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
     if least > budget:
@@ -151,7 +151,7 @@ def propose(
     if trained:
         steps = _steps(found.run, dataset)
         for one, (damage, error) in zip(trained, by_training(found.run, steps, trained, chooses, told), strict=True):
-            options[one.table].append(Option(candidate=one, damage=damage, error=error))
+            options[one.table].append(Option(alternative=one, damage=damage, error=error))
     before = Plan(options=tuple(of[0] for of in options.values()), purpose=purpose)
     plan = _plan(list(options.values()), budget, purpose)
     return Proposal(
@@ -161,11 +161,11 @@ def propose(
         curve=_curve(list(options.values()), least, before),
         budget=budget,
         checked=_checked(plan, rebuilds, checks),
-        unmeasured=len(factors) - len(trained),
+        unmeasured=len(bold) - len(trained),
     )
 
 
-def _candidates(found: Restored, keep: Collection[str]) -> list[list[Candidate]]:
+def _alternatives(found: Restored, keep: Collection[str]) -> list[list[Alternative]]:
     """Returns the choices for each table, the present one first."""
     specs: list[TableSpec] = [spec for tables in tables_of(found.model) for spec in tables.specs]
     names = [spec.name for spec in specs]
@@ -175,29 +175,29 @@ def _candidates(found: Restored, keep: Collection[str]) -> list[list[Candidate]]
     if not specs:
         raise UserError(f"{found.run.run_dir}: its model has no tables, so nothing can be made smaller")
     dense = dense_state(found.run)
-    each = [candidates(found.run, found.schema, spec, dense) for spec in specs]
+    each = [alternatives(found.run, found.schema, spec, dense) for spec in specs]
     enough = LEAST_SHARE * sum(of[0].bytes.weights for of in each)
     return [of if of[0].bytes.weights >= enough and of[0].table not in keep else of[:1] for of in each]
 
 
-def _now(known: Sequence[Sequence[Candidate]], one: Candidate) -> Candidate:
+def _now(known: Sequence[Sequence[Alternative]], one: Alternative) -> Alternative:
     return next(of[0] for of in known if of[0].table == one.table)
 
 
 def _rebuilt(
-    known: Sequence[Sequence[Candidate]], rebuilds: Rebuilt, judge: Judge, told: Progress
+    known: Sequence[Sequence[Alternative]], rebuilds: Rebuilt, judge: Judge, told: Progress
 ) -> dict[str, list[Option]]:
     """Returns the options of each table but for those that are trained."""
     base = judge.ne(rebuilds.found)
     done, total = 0, sum(one.how == "rebuilt" for of in known for one in of)
     options: dict[str, list[Option]] = {}
     for of in known:
-        found = options[of[0].table] = [Option(candidate=of[0])]
+        found = options[of[0].table] = [Option(alternative=of[0])]
         for one in of[1:]:
             if one.how == "rebuilt":
                 with rebuilds.holding([one]) as changed_one:
                     rise = judge.ne(changed_one) - base
-                found.append(Option(candidate=one, damage=rise.value, error=rise.error))
+                found.append(Option(alternative=one, damage=rise.value, error=rise.error))
                 done += 1
                 told("scored smaller tables", done, total)
     return options
@@ -209,7 +209,7 @@ def _steps(run: Run, dataset: Dataset) -> int:
 
 def _plan(options: Sequence[Sequence[Option]], budget: int, purpose: Purpose) -> Plan:
     """Returns the plan that fits at the least cost."""
-    classes = [[(one.candidate.bytes.to(purpose), one.cost) for one in of] for of in options]
+    classes = [[(one.alternative.bytes.to(purpose), one.cost) for one in of] for of in options]
     chosen = knapsack.choose(classes, budget)
     return Plan(options=tuple(of[j] for of, j in zip(options, chosen, strict=True)), purpose=purpose)
 
@@ -221,7 +221,7 @@ def _curve(options: Sequence[Sequence[Option]], least: int, before: Plan) -> tup
 
 def _checked(plan: Plan, rebuilds: Rebuilt, judge: Judge) -> Estimate | None:
     """Returns by how much NE rises with all that is rebuilt at once."""
-    chosen = [one.candidate for one in plan.options if one.candidate.how == "rebuilt"]
+    chosen = [one.alternative for one in plan.options if one.alternative.how == "rebuilt"]
     if not chosen:
         return None
     base = judge.ne(rebuilds.found)
@@ -274,14 +274,14 @@ def _draw_curve(axis: Any, found: Proposal, unit: str, scale: float) -> None:
 def _draw_tables(axis: Any, found: Proposal, unit: str, scale: float) -> None:
     pairs = sorted(
         zip(found.before.options, found.plan.options, strict=True),
-        key=lambda pair: -pair[0].candidate.bytes.to(found.plan.purpose),
+        key=lambda pair: -pair[0].alternative.bytes.to(found.plan.purpose),
     )[:15]
-    names = [then.candidate.table for then, _ in pairs]
+    names = [then.alternative.table for then, _ in pairs]
     for options, color, label, width in (
         ([then for then, _ in pairs], "#d5d9de", "now", 0.8),
         ([now for _, now in pairs], picture.BLUE, "planned", 0.45),
     ):
-        sizes = [one.candidate.bytes.to(found.plan.purpose) / scale for one in options]
+        sizes = [one.alternative.bytes.to(found.plan.purpose) / scale for one in options]
         axis.barh(range(len(sizes)), sizes, height=width, color=color, label=label)
     axis.set_yticks(range(len(names)), [name if len(name) <= 24 else name[:22] + "…" for name in names])
     axis.invert_yaxis()

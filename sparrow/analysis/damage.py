@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparrow.analysis.candidates import Candidate, changed
+from sparrow.analysis.alternatives import Alternative, changed
 from sparrow.analysis.scores import Rows
 from sparrow.core import Batch, UserError
 from sparrow.core.progress import Progress
@@ -126,8 +126,8 @@ class Rebuilt:
         }
 
     @contextmanager
-    def holding(self, chosen: Sequence[Candidate]) -> Iterator[Restored]:
-        """Gives the model with the rows of these candidates, each of another table. Then all rows are as before."""
+    def holding(self, chosen: Sequence[Alternative]) -> Iterator[Restored]:
+        """Gives the model with the rows of these alternatives, each of another table. Then all rows are as before."""
         before = []
         try:
             for one in chosen:
@@ -146,26 +146,26 @@ def _put(tables: EmbeddingTables, record: RowRecords, weight_RD: Tensor) -> None
     tables.changed()
 
 
-def rebuilt(candidate: Candidate, weight_RD: Tensor, hits_R: Tensor) -> Tensor:
-    """Returns the rows [R, D] as a candidate would give them, made of the trained ones.
+def rebuilt(alternative: Alternative, weight_RD: Tensor, hits_R: Tensor) -> Tensor:
+    """Returns the rows [R, D] as an alternative would give them, made of the trained ones.
 
     Rows that ids have to share become their mean, by lookups. Fewer columns keep the directions with the largest
     squares, by lookups. Then rows are rounded as the format says. Of a table that is hashed already the rows share:
     which ids are in them is not known.
 
     Args:
-        candidate: what becomes of the table. Its `how` is "rebuilt".
+        alternative: what becomes of the table. Its `how` is "rebuilt".
         weight_RD: the rows of the table, float32.
         hits_R: how often each is looked up.
     """
-    assert candidate.how == "rebuilt"
-    (part,) = candidate.spec.components
-    if part.dim < candidate.spec.dim:
+    assert alternative.how == "rebuilt"
+    (part,) = alternative.spec.components
+    if part.dim < alternative.spec.dim:
         basis_DK = directions(weight_RD, hits_R, part.dim)
         return rounded(weight_RD @ basis_DK, part) @ basis_DK.T
-    if "addressing" not in candidate.change:
+    if "addressing" not in alternative.change:
         return rounded(weight_RD, part)
-    (row_R,) = candidate.spec.addressing.rows_of(torch.arange(len(weight_RD)))
+    (row_R,) = alternative.spec.addressing.rows_of(torch.arange(len(weight_RD)))
     return rounded(means(weight_RD, hits_R, row_R, part.rows), part)[row_R]
 
 
@@ -199,16 +199,16 @@ def rounded(values_RD: Tensor, part: Component) -> Tensor:
 
 
 def by_training(
-    run: Run, steps: int, chosen: Sequence[Candidate], judge: Judge, told: Progress
+    run: Run, steps: int, chosen: Sequence[Alternative], judge: Judge, told: Progress
 ) -> list[tuple[float, float]]:
-    """Returns for each candidate by how much it raises NE, with the standard error, of short trainings.
+    """Returns for each alternative by how much it raises NE, with the standard error, of short trainings.
 
     All begin from the same seeds and read the same rows. The error is that of other rows and of other seeds.
 
     Args:
         run: its settings, every choice made.
         steps: of each training.
-        chosen: the candidates.
+        chosen: the alternatives.
         judge: has the rows that are judged.
         told: is told how far it is.
     """

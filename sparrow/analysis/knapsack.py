@@ -7,7 +7,7 @@ and what remains is small enough for dynamic programming, as in Pisinger's minim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -117,8 +117,8 @@ def _better(fronts: Sequence[_Front], found: _Relaxed, budget: int) -> dict[int,
     """Returns the places of those classes that are elsewhere in the best plan than in the relaxed one.
 
     A state is a choice for the classes so far, the others being where the relaxation has them. It is known by its bytes
-    and its damage, counted from the relaxed plan. No plan that it becomes part of has less damage than its own minus
-    the price of the bytes that it leaves.
+    and its damage, counted from the relaxed plan. The classes that follow can use the bytes that it leaves, or free
+    those that it lacks, at no better rate than the best of theirs. Classes with rates near the price come first.
     """
     room = budget - sum(int(front.bytes_J[j]) for front, j in zip(fronts, found.at, strict=True))
     moves = [(f.bytes_J - f.bytes_J[j], f.damage_J - f.damage_J[j]) for f, j in zip(fronts, found.at, strict=True)]
@@ -130,19 +130,22 @@ def _better(fronts: Sequence[_Front], found: _Relaxed, budget: int) -> dict[int,
     for i, j in enumerate(found.at):
         open_J[i][j] = True
     core = [i for i in range(len(fronts)) if open_J[i].sum() > 1]
-    core.sort(key=lambda i: float(np.partition(costs[i], 1)[1]))
-    spare = np.cumsum([0, *(int(-moves[i][0][open_J[i]].min()) for i in reversed(core))])[::-1][1:]
+    rates = {i: _rates(*(move[open_J[i]] for move in moves[i])) for i in core}
+    core.sort(key=lambda i: min(found.price - rates[i][0], rates[i][1] - found.price))
+    gain = [*accumulate((rates[i][0] for i in reversed(core)), max, initial=0.0)][-2::-1]
+    loss = [*accumulate((rates[i][1] for i in reversed(core)), min, initial=np.inf)][-2::-1]
     bytes_S, damage_S = np.zeros(1, np.int64), np.zeros(1)
     steps: list[_Step] = []
     winner: tuple[int, int] | None = None
-    for i, saved in zip(core, spare.tolist(), strict=True):
+    for i, up, down in zip(core, gain, loss, strict=True):
         at_J = open_J[i].nonzero()[0]
         more_J, worse_J = (move[at_J] for move in moves[i])
         from_S = np.repeat(np.arange(len(bytes_S)), len(at_J))
         at_S = np.tile(at_J, len(bytes_S))
         bytes_S, damage_S = (bytes_S[:, None] + more_J).ravel(), (damage_S[:, None] + worse_J).ravel()
-        hopeful = (bytes_S - saved <= room) & (damage_S + found.price * (bytes_S - room) < best - exact)
-        kept_S = hopeful.nonzero()[0]
+        over_S = bytes_S - room
+        hope_S = damage_S + np.where(over_S > 0, np.maximum(over_S, 1) * down, over_S * up)
+        kept_S = (hope_S < best - exact).nonzero()[0]
         kept_S = kept_S[np.lexsort((damage_S[kept_S], bytes_S[kept_S]))]
         before_S = np.concatenate([[np.inf], np.minimum.accumulate(damage_S[kept_S])])[:-1]
         kept_S = kept_S[damage_S[kept_S] < before_S]  # no state with less bytes has less damage
@@ -152,6 +155,13 @@ def _better(fronts: Sequence[_Front], found: _Relaxed, budget: int) -> dict[int,
         if fits >= 0 and damage_S[fits] < best:
             best, winner = float(damage_S[fits]), (len(steps), fits)
     return filled if winner is None else _path(steps[: winner[0]], winner[1])
+
+
+def _rates(bytes_J: Int64s, damage_J: Float64s) -> tuple[float, float]:
+    """Returns the most damage that a byte more saves, and the least that a byte less costs, of the moves of a class."""
+    more_J, less_J = bytes_J > 0, bytes_J < 0
+    saves = float((-damage_J[more_J] / bytes_J[more_J]).max(initial=0.0))
+    return saves, float((-damage_J[less_J] / bytes_J[less_J]).min(initial=np.inf))
 
 
 def _filled(moves: Sequence[tuple[Int64s, Float64s]], room: int) -> tuple[float, dict[int, int]]:

@@ -69,12 +69,10 @@ def tables(
     from sparrow.analysis.budget import draw, propose
 
     out, picture = out or place / "smaller.toml", picture or place / "tables.png"
-    if picture.suffix != ".png":
-        raise UserError(f"--picture: {picture} is no name for a picture of PNG; end it in .png")
-    if out.suffix != ".toml":
-        raise UserError(f"--out: {out} is no name for a run file; end it in .toml")
-    for path in (out, picture):
-        if not path.resolve().parent.is_dir() and path.parent != place:
+    for path, suffix in ((picture, ".png"), (out, ".toml")):
+        if path.suffix != suffix:
+            raise UserError(f"{path}: not a name for this file; end it in {suffix}")
+        if path.parent != place and not path.resolve().parent.is_dir():
             raise UserError(f"{path}: no folder {path.resolve().parent}; make it first")
     allowed = parsed(budget)
     with _show.progress_bar() as told:
@@ -108,9 +106,8 @@ def parsed(budget: str) -> int:
 def _look(place: Path, checkpoint: str) -> None:
     """Print a line for each component, and what all tables take."""
     from sparrow import data
-    from sparrow.analysis.budget import in_units
-    from sparrow.analysis.candidates import Bytes
-    from sparrow.analysis.elements import share
+    from sparrow.analysis.alternatives import Bytes
+    from sparrow.analysis.budget import in_units, unit_of
     from sparrow.analysis.usage import usage
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
@@ -127,32 +124,35 @@ def _look(place: Path, checkpoint: str) -> None:
         raise UserError(f"{place}: its model has no tables; there is nothing to show")
     dense = dense_state(found.run)
     specs = [spec for each in tables_of(found.model) for spec in each.specs]
+    every = {spec.name: Bytes.of(spec, dense) for spec in specs}
+    unit, scale = unit_of(max(one.weights for one in every.values()) // 10)
     lines = []
     for spec in specs:
-        whole = Bytes.of(spec, dense)
-        beside = [in_units(n) if n else "" for n in (whole.map, whole.combine + whole.combine_state)]
+        whole = every[spec.name]
+        beside = [whole.map, whole.combine + whole.combine_state]
         for part in spec.components:
             use = uses[part.name]
-            sizes = [in_units(use.bytes_weight), in_units(use.bytes_state), *beside]
-            of_use = [share(x) for x in (use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt)]
-            lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *of_use])
-            beside = ["", ""]
-    header = ("component", "format", "rows", "dim", "weights", "state", "map", "combine")
-    header = (*header, "top 1 %", "top 10 %", "never learnt")
+            sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, use.bytes_state, *beside)]
+            shares = [use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt]
+            told_shares = [f"{100 * x:.1f}" for x in shares]
+            lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *told_shares])
+            beside = [0, 0]
+    header = ["component", "format", "rows", "dim", "weights", "state", "map", "combine"]
+    header += ["top 1 %", "top 10 %", "never learnt"]
     kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
-    table = _show.Table(title=f"tables of {place}", title_justify="left")
+    title = f"tables of {place}; bytes in {unit}"
+    table = _show.Table(title=title, title_justify="left", box=_show.SLIM, padding=(0, 1, 0, 0))
     for i in kept:
-        table.add_column(header[i], justify="left" if i < 2 else "right")
+        table.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=i == 0)
     for line in lines:
         table.add_row(*(line[i] for i in kept))
     _show.out.print(table)
-    every = [Bytes.of(spec, dense) for spec in specs]
-    train, serve = (in_units(sum(one.to(what) for one in every)) for what in ("train", "serve"))
+    train, serve = (in_units(sum(one.to(what) for one in every.values())) for what in ("train", "serve"))
     _show.out.print(f"all tables: {train} to train, {serve} to serve", soft_wrap=True)
     _show.notes(
         [
-            "top 1 %, top 10 %: share of training's lookups that goes to the most used rows",
-            "never learnt: share of the rows that no update changed; they are what they began with",
+            "top 1 %, top 10 %: per cent of training's lookups that go to the most used rows",
+            "never learnt: per cent of the rows that no update changed; they are what they began with",
         ]
     )
 
@@ -167,23 +167,23 @@ def _show_proposal(found: Proposal) -> None:
     table = _show.Table(title=title, title_justify="left")
     for name in ("table", "chosen", "now", "then", "rise of NE"):
         table.add_column(name, justify="left" if name in ("table", "chosen") else "right")
-    left = [one for one in plan.options if not one.candidate.change]
+    left = [one for one in plan.options if not one.alternative.change]
     for then, one in zip(found.before.options, plan.options, strict=True):
-        if one.candidate.change:
-            sizes = [in_units(option.candidate.bytes.to(purpose)) for option in (then, one)]
-            table.add_row(one.candidate.table, one.candidate.told, *sizes, _rise(one.damage, one.error))
+        if one.alternative.change:
+            sizes = [in_units(option.alternative.bytes.to(purpose)) for option in (then, one)]
+            table.add_row(one.alternative.table, one.alternative.told, *sizes, _rise(one.damage, one.error))
     if left:
-        size = in_units(sum(one.candidate.bytes.to(purpose) for one in left))
+        size = in_units(sum(one.alternative.bytes.to(purpose) for one in left))
         table.add_row(f"{len(left)} more", "as they are", size, size, "")
     table.add_section()
     table.add_row("all", "", in_units(found.before.bytes), in_units(plan.bytes), _rise(plan.damage, plan.error))
     _show.out.print(table)
-    told = ["rise of NE: on valid, each table alone, ± standard error; all: the sum, as if no table made another worse"]
+    told = ["rise of NE: on valid, each table alone, ± standard error; all: the sum of these"]
     if found.checked is not None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")
-    if any(one.candidate.how == "trained" for one in plan.options):
-        told.append(f"sums and products of factors: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
+    if any(one.alternative.how == "trained" for one in plan.options):
+        told.append(f"factors, int4 and very few columns: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
     if found.unmeasured:
         told.append(f"{found.unmeasured} choices that only training can judge were left out; --trainings measures more")
     _show.notes(told)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparrow import data
+from sparrow.analysis.alternatives import Alternative, Bytes, alternatives, changed
 from sparrow.analysis.budget import Option, Plan, propose
-from sparrow.analysis.candidates import Bytes, Candidate, candidates, changed
 from sparrow.analysis.damage import Rebuilt, by_training, in_floats, judges, means, rebuilt
 from sparrow.analysis.usage import usage
 from sparrow.core import UserError
@@ -42,10 +42,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     return run_dir
 
 
-def choices_of(found: Restored, table: str) -> list[Candidate]:
+def choices_of(found: Restored, table: str) -> list[Alternative]:
     dense = dense_state(found.run)
     specs = [spec for tables in tables_of(found.model) for spec in tables.specs]
-    return candidates(found.run, found.schema, next(spec for spec in specs if spec.name == table), dense)
+    return alternatives(found.run, found.schema, next(spec for spec in specs if spec.name == table), dense)
 
 
 def rows_of(found: Restored) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
     assert [len(of) for of in made.values()] == [1] * 6
     assert len(choices_of(found, "tags")) == 1  # learned: no other choice
     for purpose in ("train", "serve"):
-        plan = Plan(options=tuple(Option(candidate=of[0]) for of in made.values()), purpose=purpose)  # type: ignore[arg-type]
+        plan = Plan(options=tuple(Option(alternative=of[0]) for of in made.values()), purpose=purpose)  # type: ignore[arg-type]
         plan.run(found.run, str(tmp_path / purpose)).save(tmp_path / "small.toml")
         run = Run.load(tmp_path / "small.toml")
         trainer = Trainer(dataclasses.replace(run, loop=Loop(max_steps=2)))
@@ -129,9 +129,9 @@ def test_what_rows_become() -> None:
     torch.manual_seed(0)
     spec_of = {"dim": 6, "ids": Numbering(40)}
 
-    def one(change: dict[str, Any]) -> Candidate:
+    def one(change: dict[str, Any]) -> Alternative:
         spec = changed(TableChoices(), {"t": change}).spec("t", **spec_of)
-        return Candidate(change=change, spec=spec, bytes=Bytes.of(spec, (2, 4)), how="rebuilt")
+        return Alternative(change=change, spec=spec, bytes=Bytes.of(spec, (2, 4)), how="rebuilt")
 
     weight_RD, hits_R = torch.randn(40, 6), torch.randint(0, 5, (40,))
     cut = rebuilt(one({"addressing": {"name": "cut", "rows": 11}}), weight_RD, hits_R)
@@ -157,6 +157,22 @@ def test_what_rows_become() -> None:
     assert (both - cut).abs().max() < 0.003 and torch.equal(both[10], both[39])
 
 
+def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
+    columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
+    columns["item"] = Column(kind="categorical", table="item")
+    encodings = {"user": Encoding(kind="hash", rows=512), "item": Encoding(kind="hash", rows=64)}
+    data.prepare([log], tmp_path / "log", schema=Schema(columns=columns, encodings=encodings, split=Split(test=0.0)))
+    train(small_run(tmp_path / "log", tmp_path / "run", loop=Loop(max_steps=4)))
+    found = restore(tmp_path / "run")
+    choices = choices_of(found, "user")
+    names = {one.change.get("addressing", {}).get("name") for one in choices}
+    assert names == {None, "hashed", "mixed_dimension", "quotient_remainder"}  # hashes do not fall in frequency
+    assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
+    said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
+    Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
+    assert said.plan.bytes <= 3000 < said.before.bytes
+
+
 def test_means_of_rows_without_lookups_are_plain() -> None:
     weight_RD = torch.tensor([[1.0], [3.0], [5.0]])
     assert means(weight_RD, torch.tensor([0, 0, 7]), torch.tensor([0, 0, 1]), 3).tolist() == [[2.0], [5.0], [0.0]]
@@ -175,7 +191,7 @@ def test_rows_in_few_bits_with_a_cache_are_judged_as_they_are_read(prepared: Pat
 
 def test_a_training_of_the_same_costs_nothing(trained: Path) -> None:
     found = restore(trained)
-    same, factors = choices_of(found, "user")[0], [o for o in choices_of(found, "user") if o.how == "trained"]
+    same, factors = choices_of(found, "user")[0], [o for o in choices_of(found, "user") if "mult" in o.told]
     judge, _ = judges(data.open(found.run.data.path), 300)
     (nothing, zero), (rise, error) = by_training(found.run, 6, [same, factors[0]], judge, quiet)
     assert (nothing, zero) == (0, 0) and rise != 0 and error > 0
@@ -191,8 +207,8 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
     assert said.before.bytes == whole and said.plan.bytes <= whole // 2
     assert said.checked is not None and said.unmeasured > 5
     assert told == {"counted train", "scored smaller tables", "short trainings"}
-    chosen = {one.candidate.table: one for one in said.plan.options}
-    assert chosen["item"].candidate.told == "as it is"
+    chosen = {one.alternative.table: one for one in said.plan.options}
+    assert chosen["item"].alternative.told == "as it is"
     assert said.plan.damage == pytest.approx(sum(one.damage for one in chosen.values()))
     assert said.plan.error == pytest.approx(sum(one.error**2 for one in chosen.values()) ** 0.5)
     costs = [sum(one.cost for one in plan.options) for plan in said.curve]
@@ -201,7 +217,7 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
     run.save(tmp_path / "small.toml")
     assert Run.load(tmp_path / "small.toml").tables.overrides == run.tables.overrides
     changed_ones = {name for override in run.tables.overrides for name in override.names or ()}
-    assert changed_ones == {name for name, one in chosen.items() if one.candidate.change}
+    assert changed_ones == {name for name, one in chosen.items() if one.alternative.change}
 
 
 def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from sparrow.trained.run import Run
 Purpose = Literal["train", "serve"]
 How = Literal["kept", "rebuilt", "trained"]
 
-FORMATS = ("fp16", "int8", "int4")
+FORMATS = ("fp16", "int8")
+FEW_BITS = "int4"
 SHARES = (1 / 2, 1 / 4, 1 / 10, 1 / 30)  # of the rows
 COLUMNS = (2, 4)  # divide the columns
-NARROW = 8  # and so does this, which rebuilt rows judge too kindly (docs/tables.md)
+NARROW = 8  # and so does this
 COLLISIONS = (4, 16, 60)
 OPERATIONS = ("mult", "add")
 LEAST_ROWS = 3  # a row for a missing id, one for unknown ids, and one that others share
@@ -67,7 +68,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Alternative:
     """A choice for a table.
 
     Args:
@@ -75,8 +76,8 @@ class Candidate:
         spec: what the table then is.
         bytes: of it.
         how: how its damage is measured. "rebuilt": its rows are made of the trained ones. "trained": by short
-            trainings, because products of factors train far better than they are rebuilt, and vectors of few columns
-            worse. "kept": there is none.
+            trainings. Products of factors train far better than they are rebuilt, and rows of very few bits or columns
+            train worse. "kept": there is none.
     """
 
     change: dict[str, Any]
@@ -101,7 +102,7 @@ class Candidate:
         return ", ".join(words) or "as it is"
 
 
-def candidates(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]) -> list[Candidate]:
+def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]) -> list[Alternative]:
     """Returns the choices for a table, the present one first. None of the others takes more bytes of values.
 
     Only tables whose ids have rows of their own, or are hashed, have others.
@@ -113,16 +114,16 @@ def candidates(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]
         dense: see `sparrow.training.preflight.dense_state`.
     """
     ids = Numbering.of(schema.encodings[spec.name])
-    now = Candidate(change={}, spec=spec, bytes=Bytes.of(spec, dense), how="kept")
+    now = Alternative(change={}, spec=spec, bytes=Bytes.of(spec, dense), how="kept")
     found = [now]
     if not isinstance(spec.addressing, (Direct, Hashed)):
         return found
 
-    def made(how: How, **change: Any) -> Candidate:
+    def made(how: How, **change: Any) -> Alternative:
         then = changed(run.tables, {spec.name: change}).spec(spec.name, spec.dim, ids, spec.init_scale)
-        return Candidate(change=change, spec=then, bytes=Bytes.of(then, dense), how=how)
+        return Alternative(change=change, spec=then, bytes=Bytes.of(then, dense), how=how)
 
-    def take(one: Candidate, beside: Candidate) -> None:
+    def take(one: Alternative, beside: Alternative) -> None:
         if one.bytes.to("serve") < min(beside.bytes.to("serve"), now.bytes.to("serve")):
             found.append(one)
 
@@ -132,8 +133,8 @@ def candidates(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]
         plain = made("rebuilt", addressing=addressing)
         take(plain, now)
         take(made("rebuilt", addressing=addressing, format={"name": "int8"}), plain)
-    for addressing in _factors(spec, ids):
-        take(made("trained", addressing=addressing), now)
+    for change in _bold(spec, ids):
+        take(made("trained", **change), now)
     return found
 
 
@@ -170,15 +171,16 @@ def _smaller(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
             yield {"name": "mixed_dimension", "dims": [spec.dim // part]}
 
 
-def _factors(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
-    """Yields addressings whose vectors are made of several, or of few columns: only training can judge them."""
+def _bold(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
+    """Yields changes whose damage trained rows do not tell: see `Alternative`."""
+    yield {"format": {"name": FEW_BITS}}
     if _is_whole(spec, ids):
         for operation in OPERATIONS:
             for collisions in COLLISIONS:
                 settings = {"name": "quotient_remainder", "operation": operation, "collisions": collisions}
-                yield settings if ids.is_numbered else {**settings, "fold": True}
+                yield {"addressing": settings if ids.is_numbered else {**settings, "fold": True}}
         if spec.dim >= NARROW:
-            yield {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}
+            yield {"addressing": {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}}
 
 
 def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
