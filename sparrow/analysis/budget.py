@@ -133,12 +133,12 @@ def propose(
         UserError: for a budget that no plan meets, an unknown table, and a run without a valid part.
     """
     found = restore(run_dir, which=which)
-    dataset = data.open(found.run.data.path)
+    run, dataset = found.run, data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     chooses, checks = judges(dataset, rows)
     known = _alternatives(found, keep)
-    bold = [one for of in known for one in of if one.how == "trained"]
-    bold = sorted(bold, key=lambda one: -_now(known, one).bytes.to(purpose))
+    now = {of[0].table: of[0].bytes.to(purpose) for of in known}
+    bold = sorted((one for of in known for one in of if one.how == "trained"), key=lambda one: -now[one.table])
     trained = bold[:trainings]
     known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
     least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
@@ -147,18 +147,19 @@ def propose(
         raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
     uses, _ = usage(found, dataset, (), told)
     rebuilds = Rebuilt(in_floats(found), {use.name: use.hits_R for use in uses})
-    options = _rebuilt(known, rebuilds, chooses, told)
+    del found, uses  # a second model, with all that its rules keep
+    measured = _rebuilt(known, rebuilds, chooses, told)
     if trained:
-        steps = _steps(found.run, dataset)
-        for one, (damage, error) in zip(trained, by_training(found.run, steps, trained, chooses, told), strict=True):
-            options[one.table].append(Option(alternative=one, damage=damage, error=error))
-    before = Plan(options=tuple(of[0] for of in options.values()), purpose=purpose)
-    plan = _plan(list(options.values()), budget, purpose)
+        damages = by_training(run, _steps(run, dataset), trained, chooses, told)
+        for one, (damage, error) in zip(trained, damages, strict=True):
+            measured[one.table].append(Option(alternative=one, damage=damage, error=error))
+    options = list(measured.values())
+    before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), _plan(options, budget, purpose)
     return Proposal(
-        run=found.run,
+        run=run,
         before=before,
         plan=plan,
-        curve=_curve(list(options.values()), least, before),
+        curve=_curve(options, least, before),
         budget=budget,
         checked=_checked(plan, rebuilds, checks),
         unmeasured=len(bold) - len(trained),
@@ -178,10 +179,6 @@ def _alternatives(found: Restored, keep: Collection[str]) -> list[list[Alternati
     each = [alternatives(found.run, found.schema, spec, dense) for spec in specs]
     enough = LEAST_SHARE * sum(of[0].bytes.weights for of in each)
     return [of if of[0].bytes.weights >= enough and of[0].table not in keep else of[:1] for of in each]
-
-
-def _now(known: Sequence[Sequence[Alternative]], one: Alternative) -> Alternative:
-    return next(of[0] for of in known if of[0].table == one.table)
 
 
 def _rebuilt(
