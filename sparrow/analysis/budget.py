@@ -212,7 +212,9 @@ def _plan(options: Sequence[Sequence[Option]], budget: int, purpose: Purpose) ->
 
 
 def _curve(options: Sequence[Sequence[Option]], least: int, before: Plan) -> tuple[Plan, ...]:
-    budgets = [least + (before.bytes - least) * i // POINTS for i in range(POINTS + 1)]
+    """Returns plans from the smallest to one with all bytes of today, in even steps of the logarithm."""
+    factor = before.bytes / max(least, 1)
+    budgets = [least, *(int(least * factor ** (i / POINTS)) for i in range(1, POINTS)), max(before.bytes, least)]
     return tuple(_plan(options, budget, before.purpose) for budget in budgets)
 
 
@@ -248,6 +250,8 @@ def draw(found: Proposal, path: Path) -> bool:
 
 
 def _draw_curve(axis: Any, found: Proposal, unit: str, scale: float) -> None:
+    from matplotlib.ticker import LogLocator
+
     x, y = [p.bytes / scale for p in found.curve], [p.damage for p in found.curve]
     edges = [[p.damage + sign * 1.96 * p.error for p in found.curve] for sign in (-1, 1)]
     axis.axhline(0, color=picture.GREY, linewidth=0.8)
@@ -262,7 +266,10 @@ def _draw_curve(axis: Any, found: Proposal, unit: str, scale: float) -> None:
         label="this plan",
     )
     axis.axvline(found.budget / scale, color=picture.ORANGE, linewidth=0.8, linestyle="--", label="budget")
-    axis.set_xlim(left=0, right=1.03 * max(found.before.bytes, found.plan.bytes) / scale)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")  # the default writes formulas, which the style leaves
+    axis.xaxis.set_minor_formatter(lambda x, _: "")
     axis.set_xlabel(f"{unit} of all tables to {found.plan.purpose}")
     axis.set_title("expected rise of normalised entropy", loc="left")
     axis.legend()
