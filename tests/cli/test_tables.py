@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
 
 
 def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparrow.cli._show.out.width", 160, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
     assert main(["tables", str(trained)]) == 0
     said = capsys.readouterr().out
     for text in ("component", "never learnt", "user", "item", "fp32", "to train", "to serve"):
