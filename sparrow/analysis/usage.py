@@ -11,7 +11,8 @@ from sparrow.core import Batch
 from sparrow.core.config import Family
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import Component, EmbeddingTables
+from sparrow.embeddings import Component, EmbeddingTables, RowRecords
+from sparrow.embeddings.tiers import CachedStore
 from sparrow.features.encodings import MISSING, kind_of
 from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of
@@ -20,11 +21,12 @@ from sparrow.trained.scorer import Restored
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableUse:
-    """A table, the columns that look into it, and lookups of each row [R]."""
+    """A table, the columns that look into it, lookups of each row [R], and the share of rows that never learnt."""
 
     component: Component
     columns: tuple[str, ...]
     hits_R: Tensor
+    share_unlearnt: float
 
     @property
     def name(self) -> str:
@@ -104,7 +106,8 @@ def usage(
     uses = []
     for name, record in records.items():
         reads = tuple(c for c in found.schema.sparse if found.schema.columns[c].table == table_of[name])
-        uses.append(TableUse(component=record.component, columns=reads, hits_R=hits[name]))
+        unlearnt = _share_unlearnt(record)
+        uses.append(TableUse(component=record.component, columns=reads, hits_R=hits[name], share_unlearnt=unlearnt))
     return uses, columns
 
 
@@ -134,3 +137,12 @@ def _count(
         else:  # an id of several components is untrained where a row of one is
             unseen = [(rows_N >= 0) & (hits[name][rows_N] == 0) for name, rows_N in rows.items()]
             use.untrained += int(torch.stack(unseen).any(0).sum())
+
+
+def _share_unlearnt(record: RowRecords) -> float:
+    """Returns the share of the rows that no update changed, in the rows and in the frames of a cache."""
+    touched_R = record.fields["touched"].clone()
+    if isinstance(record.store, CachedStore):
+        frames = record.store.saved()
+        touched_R[frames["row"].long()] |= frames["touched"]
+    return float((touched_R == 0).double().mean())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -18,6 +19,7 @@ from sparrow.core.progress import Progress
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
+SLIM = SIMPLE  # for tables of many columns
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 
 

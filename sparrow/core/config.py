@@ -242,6 +242,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }" if value else "{}"
     if isinstance(value, (list, tuple)):
+        if len(value) > 1 and isinstance(value[0], Mapping):  # a table on each line
+            return "[\n" + "".join(f"  {_value(v)},\n" for v in value) + "]"
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"

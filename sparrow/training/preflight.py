@@ -360,15 +360,20 @@ def _sizes(run: Run, schema: Schema) -> tuple[list[TableSpec], tuple[int, int]]:
             with unallocated():
                 model = untrained(run, schema)
     specs = [spec for tables in tables_of(model) for spec in tables.specs]
+    each, few = dense_state(run)
+    weights = [p.nbytes for p in model.parameters()]
+    return specs, (sum(weights), each * sum(weights) + few * len(weights))
+
+
+def dense_state(run: Run) -> tuple[int, int]:
+    """Returns the bytes that the dense optimizer keeps for each byte of a weight tensor, and for the whole tensor."""
     sample = nn.Parameter(torch.zeros(2))  # optimizers keep as many numbers as a weight has, some times over, and a few
     sample.grad = torch.zeros(2)
     optimizer = run.dense.build([sample])
     optimizer.step()
     state = [v for v in optimizer.state[sample].values() if isinstance(v, Tensor)]
     each = sum(v.nbytes for v in state if v.shape == sample.shape) // sample.nbytes
-    few = sum(v.nbytes for v in state if v.shape != sample.shape)
-    weights = [p.nbytes for p in model.parameters()]
-    return specs, (sum(weights), each * sum(weights) + few * len(weights))
+    return each, sum(v.nbytes for v in state if v.shape != sample.shape)
 
 
 def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import pytest
 from sparrow import data
 from sparrow.analysis.usage import usage
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.formats import int4, int8
 from sparrow.kernels.rules import adam
@@ -20,6 +21,8 @@ from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.runs import small_run
+
+HALF = Cache(fraction=0.5)
 
 
 def test_hits_and_unknown_ids_are_counted(tmp_path: Path) -> None:
@@ -80,3 +83,13 @@ def test_bytes_are_those_of_the_tensors(prepared: Path, tmp_path: Path, choices:
     for t in uses:
         sizes = {name: tensor.nbytes for name, tensor in records[t.name].fields.items()}
         assert (t.bytes_weight, t.bytes_state) == (sizes.pop("weight"), sum(sizes.values()))
+
+
+def test_rows_that_never_learnt(prepared: Path, tmp_path: Path) -> None:
+    """A row that learnt in a frame of a cache is none of them, although what is beneath was not updated."""
+    shares = {}
+    for name, choices in (("plain", TableChoices()), ("cached", TableChoices(format=int8.Config(), cache=HALF))):
+        train(small_run(prepared, tmp_path / name, tables=choices, loop=Loop(max_steps=2)))
+        uses, _ = usage(restore(tmp_path / name), data.open(prepared), (), lambda what, done, total: None)
+        shares[name] = {t.name: t.share_unlearnt for t in uses}
+    assert shares["plain"] == shares["cached"] and 0 < shares["plain"]["user"] < 1

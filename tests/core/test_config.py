@@ -100,6 +100,12 @@ def test_toml_keeps_odd_floats() -> None:
     assert tomllib.loads(text) == {"a": math.inf, "b": 1e-300, "c": 1e22}
 
 
+def test_toml_has_a_line_for_each_table_of_a_list() -> None:
+    text = write_toml({"a": {"tables": [{"name": "x", "sizes": [1, 2]}, {"name": "y"}], "b": [{"c": 1}]}})
+    assert '\n  { name = "x", sizes = [1, 2] },\n  { name = "y" },\n]\n' in text and "[{ c = 1 }]" in text
+    assert tomllib.loads(text)["a"]["tables"][1] == {"name": "y"}
+
+
 def test_toml_errors_name_the_file(tmp_path) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_toml(tmp_path / "none.toml")

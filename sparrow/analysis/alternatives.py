@@ -1,0 +1,195 @@
+"""What a table of a run could be instead of what it is, and the bytes of each choice, without building it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from sparrow.embeddings import Direct, Hashed, Numbering, TableChoices, TableSpec
+from sparrow.embeddings.choices import Override
+from sparrow.features.schema import Schema
+from sparrow.trained.run import Run
+
+Purpose = Literal["train", "serve"]
+How = Literal["kept", "rebuilt", "trained"]
+
+FORMATS = ("fp16", "int8")
+FEW_BITS = "int4"
+SHARES = (1 / 2, 1 / 4, 1 / 10, 1 / 30)  # of the rows
+COLUMNS = (2, 4)  # divide the columns
+NARROW = 8  # and so does this
+COLLISIONS = (4, 16, 60)
+OPERATIONS = ("mult", "add")
+LEAST_ROWS = 3  # a row for a missing id, one for unknown ids, and one that others share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes:
+    """Bytes of a table, by what they are for.
+
+    Args:
+        weights: values of the rows.
+        state: what the rule keeps of them, touched bytes, and frames of a cache.
+        map: what says the rows of ids.
+        combine: weights of the module that makes one vector of several.
+        combine_state: what the dense optimizer keeps of these.
+    """
+
+    weights: int
+    state: int
+    map: int
+    combine: int
+    combine_state: int
+
+    @classmethod
+    def of(cls, spec: TableSpec, dense: tuple[int, int]) -> Bytes:
+        """Returns the bytes of a table. dense: see `sparrow.training.preflight.dense_state`."""
+        parts = spec.components
+        weights = sum(part.bytes_values for part in parts)
+        with torch.device("meta"):
+            module = spec.addressing.combine(spec.dim)
+        sizes = [p.nbytes for p in module.parameters()] if module is not None else []
+        each, few = dense
+        return cls(
+            weights=weights,
+            state=sum(part.bytes_of(part.rows, part.dim) for part in parts) - weights,
+            map=spec.addressing.traits.bytes_map,
+            combine=sum(sizes),
+            combine_state=each * sum(sizes) + few * len(sizes),
+        )
+
+    def to(self, purpose: Purpose) -> int:
+        """Returns the bytes that are needed to train, or to serve."""
+        needed = self.weights + self.map + self.combine
+        return needed if purpose == "serve" else needed + self.state + self.combine_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A choice for a table.
+
+    Args:
+        change: the settings of an `Override` that makes it; none for the table as it is.
+        spec: what the table then is.
+        bytes: of it.
+        how: how its damage is measured. "rebuilt": its rows are made of the trained ones. "trained": by short
+            trainings. Products of factors train far better than they are rebuilt, and rows of very few bits or columns
+            train worse. "kept": there is none.
+    """
+
+    change: dict[str, Any]
+    spec: TableSpec
+    bytes: Bytes
+    how: How
+
+    @property
+    def table(self) -> str:
+        """The name of the table."""
+        return self.spec.name
+
+    @property
+    def told(self) -> str:
+        """What changes, in words."""
+        words = []
+        if addressing := dict(self.change.get("addressing", {})):
+            words.append(addressing.pop("name"))
+            words += [f"{name} {_in_words(value)}" for name, value in addressing.items() if value is not True]
+        if stored := self.change.get("format"):
+            words.append(stored["name"])
+        return ", ".join(words) or "as it is"
+
+
+def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]) -> list[Alternative]:
+    """Returns the choices for a table, the present one first. None of the others takes more bytes of values.
+
+    Only tables whose ids have rows of their own, or are hashed, have others.
+
+    Args:
+        run: its settings.
+        schema: of its log.
+        spec: what the table is.
+        dense: see `sparrow.training.preflight.dense_state`.
+    """
+    ids = Numbering.of(schema.encodings[spec.name])
+    now = Alternative(change={}, spec=spec, bytes=Bytes.of(spec, dense), how="kept")
+    found = [now]
+    if not isinstance(spec.addressing, (Direct, Hashed)):
+        return found
+
+    def made(how: How, **change: Any) -> Alternative:
+        then = changed(run.tables, {spec.name: change}).spec(spec.name, spec.dim, ids, spec.init_scale)
+        return Alternative(change=change, spec=then, bytes=Bytes.of(then, dense), how=how)
+
+    def take(one: Alternative, beside: Alternative) -> None:
+        if one.bytes.to("serve") < min(beside.bytes.to("serve"), now.bytes.to("serve")):
+            found.append(one)
+
+    for name in FORMATS:
+        take(made("rebuilt", format={"name": name}), now)
+    for addressing in _smaller(spec, ids):
+        plain = made("rebuilt", addressing=addressing)
+        take(plain, now)
+        take(made("rebuilt", addressing=addressing, format={"name": "int8"}), plain)
+    for change in _bold(spec, ids):
+        take(made("trained", **change), now)
+    return found
+
+
+def changed(tables: TableChoices, changes: Mapping[str, Mapping[str, Any]]) -> TableChoices:
+    """Returns the choices with other ones for some tables. Tables with the same change share an override.
+
+    Args:
+        tables: the choices of a run.
+        changes: table -> settings of an `Override`.
+    """
+    groups: list[tuple[Mapping[str, Any], list[str]]] = []
+    for name, change in changes.items():
+        names = next((names for same, names in groups if same == change), None)
+        if names is None:
+            groups.append((change, [name]))
+        else:
+            names.append(name)
+    new = tuple(Override(names=tuple(names), **change) for change, names in groups if change)
+    left = {name: of for name, of in tables.sizes.items() if "addressing" not in changes.get(name, {})}
+    return replace(tables, overrides=(*tables.overrides, *new), sizes=left)
+
+
+def _smaller(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
+    """Yields addressings with fewer rows or columns, whose rows can be made of the trained ones."""
+    rows = spec.components[0].rows
+    for name in ("cut", "hashed"):
+        for share in SHARES:
+            fewer = max(LEAST_ROWS, round(share * rows))
+            can = name == "hashed" or (isinstance(spec.addressing, Direct) and ids.order == "frequency")
+            if can and fewer < rows:
+                yield {"name": name, "rows": fewer}
+    for part in COLUMNS:
+        if _is_whole(spec, ids) and spec.dim >= part:
+            yield {"name": "mixed_dimension", "dims": [spec.dim // part]}
+
+
+def _bold(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
+    """Yields changes whose damage trained rows do not tell: see `Alternative`."""
+    yield {"format": {"name": FEW_BITS}}
+    if _is_whole(spec, ids):
+        for operation in OPERATIONS:
+            for collisions in COLLISIONS:
+                settings = {"name": "quotient_remainder", "operation": operation, "collisions": collisions}
+                yield {"addressing": settings if ids.is_numbered else {**settings, "fold": True}}
+        if spec.dim >= NARROW:
+            yield {"addressing": {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}}
+
+
+def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
+    """Whether the table has the rows that other addressings make of the log's ids."""
+    return spec.addressing == (Direct(ids.rows) if ids.is_numbered else Hashed(ids.rows))
+
+
+def _in_words(value: Any) -> str:
+    """Returns a setting as it is shown: counts with thousands marked, a list of one as its entry."""
+    if isinstance(value, list) and len(value) == 1:
+        return _in_words(value[0])
+    return f"{value:,}" if isinstance(value, int) else str(value)

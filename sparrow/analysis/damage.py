@@ -1,0 +1,257 @@
+"""What other choices for a table cost in normalised entropy, measured on rows of the valid part."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sparrow.analysis.alternatives import Alternative, changed
+from sparrow.analysis.scores import Rows
+from sparrow.core import Batch, UserError
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import Component, EmbeddingTables, RowRecords, TableChoices
+from sparrow.embeddings.spec import Cache
+from sparrow.kernels import philox
+from sparrow.kernels.formats import fp32
+from sparrow.kernels.rounding import noise
+from sparrow.kernels.rules import sgd
+from sparrow.metrics.intervals import Estimate, mean
+from sparrow.trained.build import build, tables_of
+from sparrow.trained.run import Checkpoints, Log, Run
+from sparrow.trained.scorer import Restored, restore
+from sparrow.training import train
+
+SEEDS = 2  # short trainings of each choice
+SHORT = 0.25  # of an epoch
+BLOCK = 1 << 16  # rows that are rounded at a time
+
+
+class Judge:
+    """Scores the same rows again and again.
+
+    Args:
+        batch: the rows, with labels.
+        place: of the log, for errors.
+    """
+
+    def __init__(self, batch: Batch, place: Path) -> None:
+        self.batch = batch
+        self.place = place
+
+    def ne(self, found: Restored) -> Estimate:
+        """Returns the normalised entropy of a model's scores, for the first label.
+
+        Raises:
+            UserError: when the labels are all alike.
+        """
+        size, batch = found.run.data.batch_size, self.batch
+        spans = [(low, min(low + size, batch.batch_size)) for low in range(0, batch.batch_size, size)]
+        scores_N = torch.cat([found.scores(batch.part(low, high), low)[:, 0] for low, high in spans])
+        assert batch.labels_BT is not None
+        rows = Rows(
+            scores_N=scores_N,
+            labels_N=batch.labels_BT[:, 0],
+            weights_N=batch.weights_B,
+            sessions_N=batch.session_B,
+        )
+        ne = rows.estimates()["ne"]
+        if math.isnan(ne.value):
+            raise UserError(
+                f"{self.place}: the labels of its valid part are all alike, so NE is not defined; prepare a larger one"
+            )
+        return ne
+
+
+def judges(dataset: Dataset, rows: int) -> tuple[Judge, Judge]:
+    """Returns two judges with different rows of the valid part, drawn at random: to choose by, and to check a choice.
+
+    Args:
+        dataset: the prepared log.
+        rows: of each, where there are so many.
+
+    Raises:
+        UserError: when there is no valid part.
+    """
+    there = dataset.rows("valid")
+    if there < 2:
+        raise UserError(
+            f"{dataset.path}: its valid part is empty, and damage is measured there; prepare with --valid 0.1"
+        )
+    count = min(2 * rows, there)
+    whole = next(iter(dataset.loader(count, split="valid", shuffle=True)))
+    half = count // 2
+    return Judge(whole.part(0, half), dataset.path), Judge(whole.part(half, count), dataset.path)
+
+
+def in_floats(found: Restored) -> Restored:
+    """Returns the same model with the rows of all tables in fp32 and without a cache: any values can be put there."""
+    before = found.run.tables
+    overrides = tuple(replace(o, format=None, rule=None, state=None, cache=None) for o in before.overrides)
+    plain: TableChoices = replace(
+        before, format=fp32.Config(), rule=sgd.Config(), state="fp32", cache=Cache(), overrides=overrides
+    )
+    run = replace(found.run, tables=plain)
+    model = build(run, found.schema)
+    model.load_state_dict(found.model.state_dict())
+    theirs = {record.name: record for tables in tables_of(found.model) for record in tables.all_records()}
+    for tables in tables_of(model):
+        for record in tables.all_records():
+            record.store.write(slice(None), {"weight": theirs[record.name].weight})
+        tables.changed()
+    return replace(found, model=model.eval(), run=run)
+
+
+class Rebuilt:
+    """A model into which compressed rows are put, for as long as it is judged.
+
+    Args:
+        found: the model, see `in_floats`.
+        hits: component -> how often the training part looks up each row, int64 [R].
+    """
+
+    def __init__(self, found: Restored, hits: Mapping[str, Tensor]) -> None:
+        self.found = found
+        self._hits = hits
+        self._tables: dict[str, tuple[EmbeddingTables, RowRecords]] = {
+            record.name: (tables, record) for tables in tables_of(found.model) for record in tables.all_records()
+        }
+
+    @contextmanager
+    def holding(self, chosen: Sequence[Alternative]) -> Iterator[Restored]:
+        """Gives the model with the rows of these alternatives, each of another table. Then all rows are as before."""
+        before = []
+        try:
+            for one in chosen:
+                tables, record = self._tables[one.table]
+                weight_RD = record.weight.clone()
+                before.append((tables, record, weight_RD))
+                _put(tables, record, rebuilt(one, weight_RD.cpu(), self._hits[one.table].cpu()))
+            yield self.found
+        finally:
+            for tables, record, weight_RD in before:
+                _put(tables, record, weight_RD)
+
+
+def _put(tables: EmbeddingTables, record: RowRecords, weight_RD: Tensor) -> None:
+    record.store.write(slice(None), {"weight": weight_RD})
+    tables.changed()
+
+
+def rebuilt(alternative: Alternative, weight_RD: Tensor, hits_R: Tensor) -> Tensor:
+    """Returns the rows [R, D] as an alternative would give them, made of the trained ones.
+
+    Rows that ids have to share become their mean, by lookups. Fewer columns keep the directions with the largest
+    squares, by lookups. Then rows are rounded as the format says. Of a table that is hashed already the rows share:
+    which ids are in them is not known.
+
+    Args:
+        alternative: what becomes of the table. Its `how` is "rebuilt".
+        weight_RD: the rows of the table, float32.
+        hits_R: how often each is looked up.
+    """
+    assert alternative.how == "rebuilt"
+    (part,) = alternative.spec.components
+    if part.dim < alternative.spec.dim:
+        basis_DK = directions(weight_RD, hits_R, part.dim)
+        return rounded(weight_RD @ basis_DK, part) @ basis_DK.T
+    if "addressing" not in alternative.change:
+        return rounded(weight_RD, part)
+    (row_R,) = alternative.spec.addressing.rows_of(torch.arange(len(weight_RD)))
+    return rounded(means(weight_RD, hits_R, row_R, part.rows), part)[row_R]
+
+
+def means(weight_RD: Tensor, hits_R: Tensor, row_R: Tensor, rows: int) -> Tensor:
+    """Returns the mean of those that share each row, float32 [rows, D], weighted by lookups where there are any."""
+    hits_R = hits_R.double()
+    total_S = torch.zeros(rows, dtype=torch.float64).index_add_(0, row_R, hits_R)
+    hits_R = torch.where(total_S[row_R] > 0, hits_R, 1.0)
+    total_S = torch.zeros(rows, dtype=torch.float64).index_add_(0, row_R, hits_R)
+    share_R1 = (hits_R / total_S[row_R]).float()[:, None]
+    return torch.zeros(rows, weight_RD.shape[1]).index_add_(0, row_R, weight_RD * share_R1)
+
+
+def directions(weight_RD: Tensor, hits_R: Tensor, count: int) -> Tensor:
+    """Returns the first right singular vectors [D, count] of rows that are weighted by the roots of their lookups."""
+    if not bool(hits_R.any()):
+        hits_R = torch.ones_like(hits_R)
+    square_DD = weight_RD.double().T @ (weight_RD.double() * hits_R.double()[:, None])
+    return torch.linalg.eigh(square_DD).eigenvectors[:, -count:].float()
+
+
+def rounded(values_RD: Tensor, part: Component) -> Tensor:
+    """Returns values as lookups read them from rows of a component, float32 [R, D]."""
+    key, made = philox.key_of(0, part.name), []
+    for first, values_UD in enumerate(values_RD.split(BLOCK)):
+        rows_U = torch.arange(len(values_UD)) + first * BLOCK
+        by_chance = part.format.rounding == "stochastic"
+        noise_UD = noise(key, 0, rows_U, (0, part.dim), 0) if by_chance else None
+        made.append(part.format.decode(part.format.encode(values_UD, noise_UD), part.dim))
+    return torch.cat(made)
+
+
+def by_training(
+    run: Run, steps: int, chosen: Sequence[Alternative], judge: Judge, told: Progress
+) -> list[tuple[float, float]]:
+    """Returns for each alternative by how much it raises NE, with the standard error, of short trainings.
+
+    All begin from the same seeds and read the same rows. The error is that of other rows and of other seeds.
+
+    Args:
+        run: its settings, every choice made.
+        steps: of each training.
+        chosen: the alternatives.
+        judge: has the rows that are judged.
+        told: is told how far it is.
+    """
+    done, total = 0, SEEDS * (1 + len(chosen))
+    with tempfile.TemporaryDirectory(prefix="sparrow-tables-") as folder:
+
+        def scored(tables: TableChoices, name: str) -> list[Estimate]:
+            nonlocal done
+            found = []
+            for seed in range(SEEDS):
+                told("short trainings", done, total)
+                found.append(judge.ne(_trained(_short(run, Path(folder, f"{name}-{seed}"), steps, tables, seed))))
+                done += 1
+            return found
+
+        base = scored(run.tables, "base")
+        raised = []
+        for number, one in enumerate(chosen):
+            theirs = scored(changed(run.tables, {one.table: one.change}), str(number))
+            pairs = [ours - before for ours, before in zip(theirs, base, strict=True)]
+            spread = statistics.stdev(pair.value for pair in pairs) / math.sqrt(SEEDS)
+            both = mean(pairs)
+            raised.append((both.value, math.hypot(both.error, spread)))
+    told("short trainings", done, total)
+    return raised
+
+
+def _short(run: Run, place: Path, steps: int, tables: TableChoices, seed: int) -> Run:
+    loop = replace(run.loop, max_steps=steps, evaluate_every=None, patience=None, progressive=False)
+    return replace(
+        run,
+        run_dir=str(place),
+        tables=tables,
+        loop=loop,
+        checkpoint=Checkpoints(keep=1),
+        log=Log(tensorboard=False),
+        seed=run.seed + seed,
+        init_from=None,
+    )
+
+
+def _trained(run: Run) -> Restored:
+    stopped = train(run)["stopped_by"]
+    if stopped:
+        raise KeyboardInterrupt
+    return restore(run.run_dir, which="last")

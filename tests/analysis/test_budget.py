@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from sparrow import data
+from sparrow.analysis.alternatives import Alternative, Bytes, alternatives, changed
+from sparrow.analysis.budget import Option, Plan, propose
+from sparrow.analysis.damage import Rebuilt, by_training, in_floats, judges, means, rebuilt
+from sparrow.analysis.usage import usage
+from sparrow.core import UserError
+from sparrow.embeddings import Hashed, Numbering, TableChoices
+from sparrow.embeddings.addressing.learned import Map
+from sparrow.embeddings.choices import Override
+from sparrow.embeddings.spec import Cache
+from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.kernels.formats import int8
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Loop, Run
+from sparrow.trained.scorer import Restored, restore
+from sparrow.training import train
+from sparrow.training.loop import Trainer
+from sparrow.training.preflight import dense_state
+from tests.runs import small_run
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("budget") / "run"
+    train(small_run(prepared, run_dir))
+    return run_dir
+
+
+def choices_of(found: Restored, table: str) -> list[Alternative]:
+    dense = dense_state(found.run)
+    specs = [spec for tables in tables_of(found.model) for spec in tables.specs]
+    return alternatives(found.run, found.schema, next(spec for spec in specs if spec.name == table), dense)
+
+
+def rows_of(found: Restored) -> dict[str, Tensor]:
+    return {r.name: r.weight.clone() for tables in tables_of(found.model) for r in tables.all_records()}
+
+
+def half(found: Restored, table: str) -> int:
+    """Half the rows of a table."""
+    return round((found.schema.encodings[table].rows or 0) / 2)
+
+
+def allocated(trainer: Trainer) -> dict[str, int]:
+    """Bytes of every tensor that tables have in training, and of those that serving needs."""
+    train, serve = 0, 0
+    for tables in trainer.tables:
+        for record in tables.all_records():
+            sizes = {name: tensor.nbytes for name, tensor in record.fields.items()}
+            train, serve = train + sum(sizes.values()), serve + sizes["weight"]
+        for weight in tables.combines.parameters():
+            state = trainer.optimizer.state[weight].values()
+            train += weight.nbytes + sum(v.nbytes for v in state if isinstance(v, Tensor))
+            serve += weight.nbytes
+        for spec in tables.specs:
+            if spec.addressing.traits.bytes_map:
+                addressing: Any = spec.addressing
+                train, serve = train + addressing.map.row_S.nbytes, serve + addressing.map.row_S.nbytes
+    return {"train": train, "serve": serve}
+
+
+def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
+    """One table of each kind, through the run file that is written."""
+    table = data.open(prepared).schema.encodings["tags"]
+    rows = table.rows or 0
+    Map(torch.arange(rows, dtype=torch.int32) % 7, 7, 2, 10, table.digest or "").save(tmp_path / "map")
+    learned = Override(names=("tags",), addressing={"name": "learned", "file": str(tmp_path / "map")})
+    train(small_run(prepared, tmp_path / "run", tables=TableChoices(overrides=(learned,)), loop=Loop(max_steps=2)))
+    found = restore(tmp_path / "run")
+    wanted: dict[str, dict[str, Any]] = {
+        "user": {"addressing": {"name": "hashed", "rows": half(found, "user")}},
+        "item": {"addressing": {"name": "quotient_remainder", "operation": "mult", "collisions": 4}},
+        "cat_0": {"addressing": {"name": "mixed_dimension", "dims": [2]}},
+        "cat_1": {"format": {"name": "fp16"}},
+        "cat_2": {"addressing": {"name": "cut", "rows": half(found, "cat_2")}, "format": {"name": "int8"}},
+        "tags": {},
+    }
+    made = {name: [one for one in choices_of(found, name) if one.change == of] for name, of in wanted.items()}
+    assert [len(of) for of in made.values()] == [1] * 6
+    assert len(choices_of(found, "tags")) == 1  # learned: no other choice
+    for purpose in ("train", "serve"):
+        plan = Plan(options=tuple(Option(alternative=of[0]) for of in made.values()), purpose=purpose)  # type: ignore[arg-type]
+        plan.run(found.run, str(tmp_path / purpose)).save(tmp_path / "small.toml")
+        run = Run.load(tmp_path / "small.toml")
+        trainer = Trainer(dataclasses.replace(run, loop=Loop(max_steps=2)))
+        trainer.fit()
+        assert allocated(trainer)[purpose] == plan.bytes
+        assert plan.bytes < sum(Bytes.of(spec, dense_state(found.run)).to(purpose) for spec in all_specs(found))  # type: ignore[arg-type]
+
+
+def all_specs(found: Restored) -> list[Any]:
+    return [spec for tables in tables_of(found.model) for spec in tables.specs]
+
+
+def test_rows_are_as_before_when_all_was_measured(trained: Path) -> None:
+    found = in_floats(restore(trained))
+    dataset = data.open(found.run.data.path)
+    uses, _ = usage(found, dataset, (), quiet)
+    rebuilds, (judge, _) = Rebuilt(found, {use.name: use.hits_R for use in uses}), judges(dataset, 100)
+    before, base = rows_of(found), judge.ne(found)
+    every = [one for spec in all_specs(found) for one in choices_of(found, spec.name) if one.how == "rebuilt"]
+    assert len(every) > 30
+    for one in every:
+        with rebuilds.holding([one]) as held:
+            now = rows_of(held)
+            assert [name for name in now if not torch.equal(now[name], before[name])] == [one.table]
+    after = rows_of(found)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert judge.ne(found).value == base.value
+
+
+def test_what_rows_become() -> None:
+    torch.manual_seed(0)
+    spec_of = {"dim": 6, "ids": Numbering(40)}
+
+    def one(change: dict[str, Any]) -> Alternative:
+        spec = changed(TableChoices(), {"t": change}).spec("t", **spec_of)
+        return Alternative(change=change, spec=spec, bytes=Bytes.of(spec, (2, 4)), how="rebuilt")
+
+    weight_RD, hits_R = torch.randn(40, 6), torch.randint(0, 5, (40,))
+    cut = rebuilt(one({"addressing": {"name": "cut", "rows": 11}}), weight_RD, hits_R)
+    tail = (weight_RD[10:] * hits_R[10:, None]).sum(0) / hits_R[10:].sum()
+    assert torch.equal(cut[:10], weight_RD[:10])
+    torch.testing.assert_close(cut[10:], tail.expand(30, 6))
+    hashed = rebuilt(one({"addressing": {"name": "hashed", "rows": 9}}), weight_RD, hits_R)
+    (row_R,) = Hashed(9).rows_of(torch.arange(40))
+    for row in row_R.unique():
+        here = row_R == row
+        share = hits_R[here].double() if hits_R[here].any() else torch.ones(int(here.sum())).double()
+        wanted = (weight_RD[here] * (share / share.sum())[:, None]).sum(0).float()
+        torch.testing.assert_close(hashed[here], wanted.expand(int(here.sum()), 6))
+    thin = rebuilt(one({"addressing": {"name": "mixed_dimension", "dims": [2]}}), weight_RD, hits_R)
+    assert torch.linalg.matrix_rank(thin, rtol=1e-5) == 2
+    scaled_RD = weight_RD * hits_R[:, None].sqrt()
+    least = torch.linalg.svdvals(scaled_RD)[2:].square().sum()  # Eckart and Young: no rank of two does better
+    torch.testing.assert_close(((weight_RD - thin) * hits_R[:, None].sqrt()).square().sum(), least)
+    stored = rebuilt(one({"format": {"name": "int8"}}), weight_RD, hits_R)
+    step_R1 = (weight_RD.amax(1) - weight_RD.amin(1))[:, None] / 255
+    assert ((stored - weight_RD).abs() <= 1.01 * step_R1 + 1e-6).all() and not torch.equal(stored, weight_RD)
+    both = rebuilt(one({"addressing": {"name": "cut", "rows": 11}, "format": {"name": "fp16"}}), weight_RD, hits_R)
+    assert (both - cut).abs().max() < 0.003 and torch.equal(both[10], both[39])
+
+
+def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
+    columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
+    columns["item"] = Column(kind="categorical", table="item")
+    encodings = {"user": Encoding(kind="hash", rows=512), "item": Encoding(kind="hash", rows=64)}
+    data.prepare([log], tmp_path / "log", schema=Schema(columns=columns, encodings=encodings, split=Split(test=0.0)))
+    train(small_run(tmp_path / "log", tmp_path / "run", loop=Loop(max_steps=4)))
+    found = restore(tmp_path / "run")
+    choices = choices_of(found, "user")
+    names = {one.change.get("addressing", {}).get("name") for one in choices}
+    assert names == {None, "hashed", "mixed_dimension", "quotient_remainder"}  # hashes do not fall in frequency
+    assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
+    said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
+    Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
+    assert said.plan.bytes <= 3000 < said.before.bytes
+
+
+def test_means_of_rows_without_lookups_are_plain() -> None:
+    weight_RD = torch.tensor([[1.0], [3.0], [5.0]])
+    assert means(weight_RD, torch.tensor([0, 0, 7]), torch.tensor([0, 0, 1]), 3).tolist() == [[2.0], [5.0], [0.0]]
+
+
+def test_rows_in_few_bits_with_a_cache_are_judged_as_they_are_read(prepared: Path, tmp_path: Path) -> None:
+    tables = TableChoices(format=int8.Config(), cache=Cache(fraction=0.1))
+    train(small_run(prepared, tmp_path / "run", tables=tables, loop=Loop(max_steps=8)))
+    found = restore(tmp_path / "run")
+    batch = data.open(prepared).first(300, "valid")
+    torch.testing.assert_close(in_floats(found).scores(batch), found.scores(batch), rtol=1e-5, atol=1e-6)
+    told = {one.told for one in choices_of(found, "cat_2")}
+    assert told >= {"as it is", "int4", f"cut, rows {half(found, 'cat_2')}"}
+    assert not [one for one in told if one.endswith("int8")]  # it is that already
+
+
+def test_a_training_of_the_same_costs_nothing(trained: Path) -> None:
+    found = restore(trained)
+    same, factors = choices_of(found, "user")[0], [o for o in choices_of(found, "user") if "mult" in o.told]
+    judge, _ = judges(data.open(found.run.data.path), 300)
+    (nothing, zero), (rise, error) = by_training(found.run, 6, [same, factors[0]], judge, quiet)
+    assert (nothing, zero) == (0, 0) and rise != 0 and error > 0
+
+
+def test_a_proposal(trained: Path, tmp_path: Path) -> None:
+    found = restore(trained)
+    whole = sum(Bytes.of(spec, dense_state(found.run)).to("train") for spec in all_specs(found))
+    told: set[str] = set()
+    said = propose(
+        trained, whole // 2, "train", keep=("item",), rows=200, trainings=1, told=lambda what, n, total: told.add(what)
+    )
+    assert said.before.bytes == whole and said.plan.bytes <= whole // 2
+    assert said.checked is not None and said.unmeasured > 5
+    assert told == {"counted train", "scored smaller tables", "short trainings"}
+    chosen = {one.alternative.table: one for one in said.plan.options}
+    assert chosen["item"].alternative.told == "as it is"
+    assert said.plan.damage == pytest.approx(sum(one.damage for one in chosen.values()))
+    assert said.plan.error == pytest.approx(sum(one.error**2 for one in chosen.values()) ** 0.5)
+    costs = [sum(one.cost for one in plan.options) for plan in said.curve]
+    assert costs == pytest.approx(sorted(costs, reverse=True)) and said.curve[-1].options == said.before.options
+    run = said.plan.run(said.run, str(tmp_path / "small"))
+    run.save(tmp_path / "small.toml")
+    assert Run.load(tmp_path / "small.toml").tables.overrides == run.tables.overrides
+    changed_ones = {name for override in run.tables.overrides for name in override.names or ()}
+    assert changed_ones == {name for name, one in chosen.items() if one.alternative.change}
+
+
+def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--budget: 10 B are too few, the smallest plan takes .*B to train"):
+        propose(trained, 10, "train", rows=200, told=quiet)
+    with pytest.raises(UserError, match="--keep: no table 'itm'; did you mean 'item'"):
+        propose(trained, 10**9, "serve", keep=("itm",), rows=200, told=quiet)
+    columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
+    columns["item"] = Column(kind="categorical", table="item")
+    encodings = {name: Encoding() for name in ("user", "item")}
+    schema = Schema(columns=columns, encodings=encodings, split=Split(by="ratio", valid=0.0, test=0.1))
+    data.prepare([log], tmp_path / "log", schema=schema)
+    train(small_run(tmp_path / "log", tmp_path / "run", loop=Loop(max_steps=2)))
+    with pytest.raises(UserError, match="its valid part is empty, and damage is measured there; prepare with --valid"):
+        propose(tmp_path / "run", 10**9, "train", rows=200, told=quiet)
+
+
+def test_labels_that_are_all_alike(tmp_path: Path) -> None:
+    for name, labels in (("train", [0, 1] * 50), ("valid", [0] * 20)):
+        ids = [f"u{i % 30}" for i in range(len(labels))]
+        columns = {"label": labels, "user": ids, "item": ids}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    kinds: dict[str, Any] = {"label": Column(kind="label")}
+    kinds |= {name: Column(kind="categorical", table=name) for name in ("user", "item")}
+    encodings = {name: Encoding() for name in ("user", "item")}
+    schema = Schema(columns=kinds, encodings=encodings, split=Split(valid_files=(str(tmp_path / "valid.parquet"),)))
+    data.prepare([tmp_path / "train.parquet"], tmp_path / "log", schema=schema)
+    train(small_run(tmp_path / "log", tmp_path / "run", loop=Loop(max_steps=2)))
+    with pytest.raises(UserError, match="the labels of its valid part are all alike"):
+        propose(tmp_path / "run", 10**9, "train", rows=200, told=quiet)
