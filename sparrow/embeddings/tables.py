@@ -19,6 +19,7 @@ from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.expand import expand, sum_rows
+from sparrow.kernels.philox import key_of
 
 
 @dataclass(eq=False)
@@ -76,7 +77,11 @@ class EmbeddingTables(nn.Module):
         self.features = tuple(features)
         self.seed = seed
         self._spec_of = {feature.name: specs[names.index(feature.table)] for feature in features}
-        made = {spec.name: spec.addressing.combine(spec.dim) for spec in specs}
+        made = {}
+        for spec in specs:  # first weights depend on seed and table alone, and move nobody else's
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key_of(seed, spec.name) >> 1)
+                made[spec.name] = spec.addressing.combine(spec.dim)
         self._combined = [name for name in names if made[name] is not None]
         self.combines = nn.ModuleList(module for module in made.values() if module is not None)
         self._parts = {feature.name: self._parts_of(feature) for feature in features}

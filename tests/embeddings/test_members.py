@@ -428,6 +428,19 @@ def test_with_the_others_frozen_it_is_the_table_of_remainders(member: str) -> No
         assert torch.equal(made.record("t.remainder").fields[name], tensor)
 
 
+def test_dense_weights_of_an_addressing_depend_on_seed_and_table_alone() -> None:
+    made = []
+    for torch_seed in (1, 2):
+        torch.manual_seed(torch_seed)
+        before = torch.random.get_rng_state()
+        made.append(make("off", "sgd", addressing=MEMBERS["path"][0]))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    for one, other in zip(made[0].parameters(), made[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    another = EmbeddingTables(made[0].specs, FEATURES, seed=2)
+    assert not torch.equal(next(another.parameters()), next(made[0].parameters()))
+
+
 @pytest.mark.parametrize("addressing", [quotient.Quotient(ROWS, 4), MixedDimension(ROWS, (DIM, 3, 1), (4, 11))])
 def test_dedup_groups_of_two_components(addressing: Any) -> None:
     tables = make("off", "sgd", addressing=addressing)
@@ -469,7 +482,6 @@ def test_names_that_meet_are_refused() -> None:
 def test_two_components_in_a_compiled_program(how: Any) -> None:
     addressing = MEMBERS[how][0] if how in MEMBERS else quotient.Quotient(ROWS, 4, how)
     plain, compiled = (make("fused", "sgd", addressing=addressing) for _ in range(2))
-    compiled.load_state_dict(plain.state_dict())  # dense weights are drawn from torch's seed
     run = torch.compile(lambda ids: loss_of(compiled(ids)), backend="aot_eager")
     for step in range(2):
         for loss in (loss_of(plain(batch(step))), run(batch(step))):

@@ -71,7 +71,6 @@ FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="
 
 
 def tables_of(member: str) -> EmbeddingTables:
-    torch.manual_seed(0)  # of the dense weights of an addressing
     rule = {"rule": sgd.Config(lr=0.3) if member in ROUNDED else RULE}
     spec = {"addressing": Direct(ROWS), **rule, **TABLES.get(member, {}), **ROUNDED.get(member, {})}
     specs = [TableSpec(name="t", dim=6, **spec), TableSpec(name="u", dim=4, addressing=Direct(ROWS), **rule)]
