@@ -81,36 +81,29 @@ def inertia(x_ND: np.ndarray, weight_N: np.ndarray, of_N: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4])
-def test_clusters_are_about_as_good_as_k_means(dim: int) -> None:
-    """As those of one run of scikit-learn's, with its own choice of first centres."""
-    cluster = pytest.importorskip("sklearn.cluster")
-    ratios = []
-    for seed in range(6):
-        random = np.random.default_rng(10 * seed + dim)
-        x_ND, weight_N = random.normal(size=(600, dim)), random.zipf(1.5, 600).clip(1, 1000).astype(float)
-        theirs = cluster.KMeans(20, n_init=1, random_state=0).fit(x_ND, sample_weight=weight_N).inertia_
-        ratios.append(inertia(x_ND, weight_N, clusters(x_ND, weight_N, 20)) / theirs)
-        by_chance = inertia(x_ND, weight_N, random.integers(0, 20, 600))
-        assert by_chance > 3 * theirs
-    assert np.mean(ratios) < 1.1 and max(ratios) < 1.4
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_are_near_and_weigh_the_same(dim: int, seed: int) -> None:
+    random = np.random.default_rng(10 * seed + dim)
+    x_ND, weight_N = random.normal(size=(2000, dim)), random.zipf(2.0, 2000).clip(1, 20).astype(float)
+    of_N = clusters(x_ND, weight_N, 64)
+    mass_K, mean = np.bincount(of_N, weight_N, 64), weight_N.sum() / 64
+    assert mean / 2 < mass_K.min() <= mass_K.max() < 2 * mean
+    by_chance = inertia(x_ND, weight_N, random.permutation(of_N))
+    assert inertia(x_ND, weight_N, of_N) < {1: 0.02, 2: 0.1, 4: 0.4}[dim] * by_chance
+    assert np.array_equal(of_N, clusters(x_ND, weight_N, 64))
 
 
-def test_weights_count() -> None:
-    """Two heavy points far from each other are not in one cluster, while light ones are."""
-    x_N1 = np.array([[0.0], [1.0], [5.0], [9.0]])
-    of_N = clusters(x_N1, np.array([1000.0, 1000.0, 1.0, 1.0]), 3)
-    assert len(set(of_N[:2])) == 2 and of_N[2] == of_N[3]
+def test_a_heavy_point_is_alone() -> None:
+    of_N = clusters(np.arange(9.0)[:, None], np.array([1.0, 1, 1, 1, 99, 1, 1, 1, 1]), 3)
+    assert (of_N == of_N[4]).sum() == 1 and len(set(of_N)) == 3
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 9))
-def test_equal_points_are_together_and_clusters_are_few(points: list[int], count: int) -> None:
-    x_N1 = np.array(points, float)[:, None]
-    of_N = clusters(x_N1, np.ones(len(points)), count)
-    assert len(set(of_N)) <= min(count, len(set(points))) and 0 <= of_N.min() <= of_N.max() < count
-    for point in set(points):
-        assert len(set(of_N[x_N1[:, 0] == point])) == 1
-    if count >= len(set(points)):
-        assert len(set(of_N)) == len(set(points))
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 40))
+def test_there_are_as_many_clusters_as_asked_for(points: list[int], count: int) -> None:
+    """Also of points that are all alike: these are ids of which nothing was learnt, and they too share rows evenly."""
+    of_N = clusters(np.array(points, float)[:, None], np.ones(len(points)), count)
+    used = np.bincount(of_N, minlength=count)
+    assert (used > 0).sum() == min(count, len(points)) and used.max() <= 2 * -(-len(points) // count)
 
 
 # -- the map ---------------------------------------------------------------------------------------------------------
