@@ -110,13 +110,7 @@ class Partitions:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    """What the settings of all partitions have in common.
-
-    collisions: how many ids share a row of the first component; 0 makes all components about equal. parts: how many
-    components. operation: "mult", "add", "concat" (they share the columns) or "features" (each has all columns, and a
-    model takes it for a feature). sizes: the rows of each component instead, the first one's first. fold: take hashes
-    modulo the rows of the log first.
-    """
+    """The settings that all partitions have; the members say what they mean."""
 
     collisions: int = 4
     parts: int = 2

@@ -23,7 +23,12 @@ class Coprime(Partitions):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(PartitionConfig):
-    """An id's vector is made of those of its remainders by coprime numbers. See `PartitionConfig`."""
+    """An id's vector is made of those of its remainders by coprime numbers.
+
+    collisions: how many ids share a row of the first component; 0 makes all components about equal. parts: how many
+    components. operation: "mult", "add", "concat" (they share the columns) or "features" (each has all columns, and a
+    model takes it for a feature). sizes: these numbers instead. fold: take hashes modulo the rows of the log first.
+    """
 
     def build(self, ids: Numbering) -> Coprime:
         """Returns what `AddressingConfig.build` says."""

@@ -176,6 +176,8 @@ class Config:
         """Returns what `AddressingConfig.settled` says: dims and edges."""
         if self.dims:
             return [self for _ in tables]
+        for table in tables:
+            self._check(table.ids)  # before what takes long
         blocks = [self._blocks(table) for table in tables]
         rows = [n for of, _ in blocks for n in of]
         popularity = [p for _, of in blocks for p in of]
@@ -195,7 +197,6 @@ class Config:
 
     def _blocks(self, table: LogTable) -> tuple[list[int], list[float]]:
         """Returns the rows of a table's blocks, and the mean lookups of their rows."""
-        self._check(table.ids)
         counts = table.counts()
         if self.blocks == 1:
             return [table.ids.rows], [float(counts.sum()) / table.ids.rows]

@@ -29,9 +29,12 @@ class QuotientRemainder(Partitions):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(PartitionConfig):
-    """An id's vector is made of those of its remainder and of its quotient. See `PartitionConfig`.
+    """An id's vector is made of those of its remainder and of its quotient.
 
-    Where `sizes` has one number less than there are parts, the last component has what they leave, and grows.
+    collisions: how many ids share a row of the first component; 0 makes all components about equal. parts: how many
+    components. operation: "mult", "add", "concat" (they share the columns) or "features" (each has all columns, and a
+    model takes it for a feature). sizes: the rows of each component instead, the first one's first; the last may be
+    left out, which has what they leave and grows. fold: take hashes modulo the rows of the log first.
     """
 
     @property
