@@ -142,20 +142,40 @@ def overrides(log: Path, method: str, c: int, work: Path) -> list[dict[str, Any]
 
 
 def mapped(log: Path, table: str, by: str, rows: int, work: Path) -> Path:
-    """A file with a learned map. "permuted": that of both, with the rows of ids of equal frequency exchanged."""
+    """A file with a learned map.
+
+    "permuted": that of both, with shared rows exchanged among ids that the fit saw equally often. It says what vectors
+    are worth.
+    """
     path = work / f"{table}-{by}-{rows}.map"
     if not path.exists():
         dataset = data.open(log)
         found = fit(dataset, table, rows, lambda what, done, total: None, by="both" if by == "permuted" else by)  # type: ignore[arg-type]
-        if by == "permuted":  # a vocabulary falls in frequency: neighbours are alike in nothing else
+        if by == "permuted":
+            count_S = counted(dataset, table, found.fitted)
             row_S = found.row_S.clone()
             random = torch.Generator().manual_seed(0)
-            for low in range(found.private, len(row_S), 64):
-                high = min(low + 64, len(row_S))
-                row_S[low:high] = row_S[low + torch.randperm(high - low, generator=random)]
-            found = type(found)(row_S, found.rows, found.private, found.fitted, found.vocabulary)
+            shared = torch.arange(len(row_S))[(row_S >= found.private) & (count_S > 0)]
+            for part in shared[count_S[shared].argsort(stable=True)].split(64):
+                row_S[part] = row_S[part[torch.randperm(len(part), generator=random)]]
+            found = replace(found, row_S=row_S)
         found.save(path)
     return path
+
+
+def counted(dataset: Any, table: str, rows: int) -> Tensor:
+    """How often the first training rows have each id of a table."""
+    schema = dataset.schema
+    count_S = torch.zeros(schema.encodings[table].rows, dtype=torch.int64)
+    for batch in dataset.loader(1 << 12, split="train", dedup="off"):
+        batch = batch.part(0, min(rows, batch.batch_size))
+        rows -= batch.batch_size
+        for name in schema.sparse:
+            if schema.columns[name].table == table:
+                count_S += torch.bincount(batch.ids[name].values_N.long(), minlength=len(count_S))
+        if rows <= 0:
+            break
+    return count_S
 
 
 def cell(log: Path, work: Path, method: str, c: int, rate: float, seed: int, settings: dict[str, Any]) -> Any:

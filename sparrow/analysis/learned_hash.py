@@ -110,8 +110,8 @@ def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float,
     shared = rest[alone - _ALWAYS :]
     seen = shared[count_S[shared] > 0]  # the others go by their hash
     if by != "counts" and len(seen):
-        vectors, counts = vectors_SD[seen].astype(np.float64), count_S[seen].astype(np.float64)
-        row_S[seen] = alone + clusters(vectors, counts, rows - alone)
+        counts = count_S[seen].astype(np.float64)  # plus their mean: who was seldom seen early may be seen often later
+        row_S[seen] = alone + clusters(vectors_SD[seen].astype(np.float64), counts + counts.mean(), rows - alone)
     return row_S, alone
 
 
