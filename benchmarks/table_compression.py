@@ -254,7 +254,7 @@ def below(mine: dict[str, list[dict[str, float]]], one: str, other: str, c: int)
 
 def quality(asked: argparse.Namespace, work: Path) -> Found:
     """Every method, a seed after the other."""
-    what = QUICK if asked.quick else MADE
+    what = (QUICK if asked.quick else MADE) | {"drift": asked.drift}
     made = work / "made.parquet"
     truth = data.generate(made, **what).truth["last_20"]  # type: ignore[arg-type]
     print(f"the true probabilities have NE {truth['ne']:.4f}, AUC {truth['auc']:.4f} in the last fifth")
@@ -446,6 +446,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="where to draw NE against bytes")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--collisions", type=int, nargs="*", default=list(COLLISIONS), help="ids a row")
+    parser.add_argument("--drift", type=float, default=1.0, help="how fast items of the generated log change, 0 to 1")
     parser.add_argument("--only", nargs="*", help='methods beside the full tables, such as mult "path 16"')
     parser.add_argument("--quick", action="store_true", help="20,000 rows of a made log, two seeds; small steps")
     asked = parser.parse_args()
