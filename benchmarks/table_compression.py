@@ -187,7 +187,9 @@ def cell(log: Path, work: Path, method: str, c: int, rate: float, seed: int, set
         changes = {"data.path": str(log), "run_dir": folder, "model.dim": DIM, "seed": seed, "threads": 1}
         changes |= {"log.tensorboard": False, "checkpoint.every": 1_000_000, "tables.rule.lr": rate, **settings}
         trainer = Trainer(Run.load(RECIPES / "globo.toml", {**changes, "tables.overrides": made}))
-        last = trainer.fit()["progressive"][-1]
+        results = trainer.fit()
+    assert results["stopped_by"] is None, "stopped by a signal: the rest of the stream was not seen"
+    last = results["progressive"][-1]
     return {**{name: last[name] for name in ("ne", "auc")}, "bytes": bytes_of(trainer.model)}
 
 
