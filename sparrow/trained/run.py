@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
 
@@ -267,7 +267,8 @@ class Run:
     @classmethod
     def _from(cls, data: dict[str, Any], overrides: dict[str, Any]) -> Run:
         if any(name.startswith(("tables.addressing", "tables.overrides")) for name in overrides):
-            data.get("tables", {}).pop("sizes", None)  # they are of another addressing
+            tables = data.get("tables")
+            data = {**data, "tables": {k: v for k, v in tables.items() if k != "sizes"}} if _is_table(tables) else data
         for name, value in sorted(overrides.items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
         return from_dict(cls, data)
@@ -275,12 +276,19 @@ class Run:
 
 def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     """Returns what a run file holds with other names for the files that settled addressings of tables read."""
-    tables = data.get("tables", {})
-    sizes = tables.get("sizes", {}) if isinstance(tables, dict) else {}
-    if not isinstance(sizes, dict) or not any("file" in of for of in sizes.values() if isinstance(of, dict)):
+    tables = data.get("tables")
+    if not _is_table(tables) or not _is_table(tables.get("sizes")):
         return data
-    moved = {k: {**of, "file": named(of["file"])} if "file" in of else of for k, of in sizes.items()}
+    moved = dict(tables["sizes"])
+    for name, of in moved.items():
+        if _is_table(of) and isinstance(of.get("file"), str):
+            moved[name] = {**of, "file": named(of["file"])}
     return {**data, "tables": {**tables, "sizes": moved}}
+
+
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether it is a table of TOML; what else a person wrote there is told where it is converted."""
+    return isinstance(value, dict)
 
 
 def batch_size_for(rows: int) -> int:

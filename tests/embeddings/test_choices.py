@@ -92,6 +92,13 @@ def test_a_table_is_as_its_encoding_numbers_it() -> None:
             "[[tables.overrides]]\nnames = ['x']\ncache = { fraction = -0.1 }",
             r"tables\.overrides\[0\]\.cache\.fraction: -0\.1 is out of range; give a number",
         ),
+        ("[tables]\nsizes = 4", r"tables\.sizes: expected a table, got 4"),
+        ("[tables.sizes]\nuser = 3", r"tables\.sizes\.user: expected a table, got 3"),
+        (
+            "[tables.sizes]\nuser = { name = 'learned', file = 3 }",
+            r"sizes\.user\.addressing\.file: expected str, got 3",
+        ),
+        ("[tables.sizes]\nuser = { name = 'hashd' }", r"sizes\.user\.addressing\.name: no member .* 'hashd'"),
     ],
 )
 def test_mistakes_are_told_with_their_place(text: str, told: str, tmp_path: Path) -> None:
