@@ -84,6 +84,7 @@ class KeyedJagged:
             one row per sample.
         rows: rows stored per key. It is needed only when groups store different numbers of rows.
         host: the batch that was copied to this device, see `Jagged`.
+        time: of the last of the samples, for tables whose rows come and go by the log's time.
 
     Raises:
         UserError: when the parts do not fit together.
@@ -97,6 +98,7 @@ class KeyedJagged:
     inverse_B: Mapping[tuple[str, ...], Tensor] = field(default_factory=dict)
     rows: tuple[int, ...] | None = None
     host: KeyedJagged | None = None
+    time: int | None = None
     _bounds: tuple[int, ...] = ()  # where each key's values begin, on the host: computed once, kept by to()
 
     def __post_init__(self) -> None:
@@ -214,6 +216,7 @@ class KeyedJagged:
             values_N=torch.cat([p.values_N for p in parts]),
             lengths=torch.cat([p.lengths_B for p in parts]),
             weights_N=None if self.weights_N is None else torch.cat([p.weights_N for p in parts]),  # type: ignore[misc]
+            time=self.time,
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJagged:
@@ -271,6 +274,7 @@ class KeyedJagged:
             weights_N=None if self.weights_N is None else torch.cat(weights),
             inverse_B=inverse,
             rows=tuple(len(part) for part in lengths[1:]),
+            time=self.time,
         )
 
     @classmethod

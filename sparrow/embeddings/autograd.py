@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +74,7 @@ class Door:
                 list(bags.bounds),
                 bags.lookups.to_numbers(),
                 self.number,
+                list(bags.moment),
             )
             return outputs
         return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self, self.rows))
@@ -187,10 +189,12 @@ def _compiled_lookup(
     bounds: list[int],
     numbers: list[int],
     number: int,
+    moment: list[int],
 ) -> list[Tensor]:
     """Every output, and the tables' version."""
     door = _live[number]
-    outputs = door.rows.run_lookup(_bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers))
+    batch = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers)
+    outputs = door.rows.run_lookup(replace(batch, moment=(moment[0], moment[1])))
     return [*outputs, torch.tensor(door.version)]
 
 
@@ -205,6 +209,7 @@ def _(
     bounds: list[int],
     numbers: list[int],
     number: int,
+    moment: list[int],
 ) -> list[Tensor]:
     shapes = _bags(slots_N, offsets_B1, weights_N, inverses, bags, bounds, numbers).outputs(_live[number].dims)
     return [*(slots_N.new_empty(s, dtype=torch.float32) for s in shapes), torch.empty((), dtype=torch.int64)]
@@ -248,7 +253,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, slots_N, offsets_B1, weights_N, inverses, *ctx.rest = inputs
+    _, slots_N, offsets_B1, weights_N, inverses, *ctx.rest, _ = inputs
     ctx.weighted = weights_N is not None
     ctx.save_for_backward(output[-1], slots_N, offsets_B1, *([weights_N] if ctx.weighted else []), *inverses)
     ctx.shapes = [output[i].shape for i in range(len(output) - 1)]
@@ -263,7 +268,7 @@ def _learn(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     ]
     needs = bool(ctx.needs_input_grad[3])
     zero, grad_N = _compiled_backward(whole, version, slots_N, offsets_B1, weights_N, inverses, *ctx.rest, needs)
-    return zero, None, None, grad_N if needs else None, [None] * len(inverses), *[None] * len(ctx.rest)
+    return zero, None, None, grad_N if needs else None, [None] * len(inverses), *[None] * (len(ctx.rest) + 1)
 
 
 _compiled_lookup.register_autograd(_learn, setup_context=_save)

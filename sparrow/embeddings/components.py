@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from sparrow.embeddings.spec import Feature
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.formats import fp32
+from sparrow.kernels.row_index import Policy
 
 Mode = Literal["fused", "deferred", "off"]
 _NOT_MAPPED: tuple[Callable[[], Bags | None], Bags | None] = (lambda: None, None)
@@ -39,6 +40,24 @@ class ComponentHandle:
     bags: Bags
     features: tuple[Feature, ...]
     released: bool = False
+
+
+class Passed(NamedTuple):
+    """What training has seen so far: batches, examples, and the log's time, -1 where nobody asks."""
+
+    batches: int = 0
+    examples: int = 0
+    time: int = -1
+
+    def by(self, policy: Policy) -> int:
+        """Returns the time on the clock of a policy.
+
+        Raises:
+            UserError: when the batches had no time.
+        """
+        if policy.clock == "time" and self.time < 0 < self.batches:
+            raise UserError("time: the batch has none, and tables ask for it; choose tables.addressing.clock examples")
+        return self.examples if policy.clock == "examples" else self.time
 
 
 class ComponentTables(nn.Module):
@@ -65,6 +84,8 @@ class ComponentTables(nn.Module):
         self.impl = impl
         self.lr_T = torch.tensor([record.component.rule.lr for record in records])
         self.updates = 0  # so far; stochastic rounding depends on it
+        self.passed = Passed()
+        self._settled = 0  # the number of the last batch from which the rows have learnt
         self._pending: list[list[RowGradients]] = [[] for _ in records]
         self._layouts: dict[object, Lookups] = {}
         self._begin()
@@ -74,6 +95,7 @@ class ComponentTables(nn.Module):
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
+        self._policies = {n: r.component.policy for n, r in enumerate(self.all_records()) if r.component.policy}
         factors = [f.times[0] for f in self.features if f.times is not None]
         self._multiplied = tuple(
             f if f.times is None else replace(f, pooling=f.times[1]) for f in self.features if f.name not in factors
@@ -83,10 +105,10 @@ class ComponentTables(nn.Module):
         exact = all(isinstance(format, fp32.Config) for format in formats)
         self._can_multiply = bool(factors) and exact and self._slots_are_rows
         self._tables: Tables | None = None
-        self._mapped = _NOT_MAPPED
+        self._of_keys = self._mapped = _NOT_MAPPED
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("door", "_mapped")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("door", "_mapped", "_of_keys")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -123,6 +145,7 @@ class ComponentTables(nn.Module):
             bags=ids.rows,
             bounds=ids.bounds,
             lookups=self._lookups(ids, features),
+            moment=self._moment(ids),
         )
         return ComponentHandle(ids, bags, features)
 
@@ -278,9 +301,11 @@ class ComponentTables(nn.Module):
         return self._tables
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
-        """Returns the outputs of a batch. In training its rows enter their caches first."""
-        self._mapped = _NOT_MAPPED
+        """Returns the outputs of a batch. In training its ids get rows first, and its rows enter their caches."""
+        self._of_keys = self._mapped = _NOT_MAPPED
         is_batch = self.training and self.mode != "off"
+        if is_batch:
+            self.advance(bags.moment)
         return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags, is_batch), impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
@@ -310,14 +335,32 @@ class ComponentTables(nn.Module):
             self._settle()
             self.changed()
         elif self.mode == "deferred":
-            found = embedding_bag.row_gradients(self.kernel_tables, grads, bags, impl=self.impl)
+            rows = self._in_rows(bags)
+            found = embedding_bag.row_gradients(self.kernel_tables, grads, rows, impl=self.impl)
             used = {f.table for f in bags.lookups} | {f.by for f in bags.lookups}
             for number, gradients in enumerate(found):
                 if number in used:
                     self.collect(number, RowGradients(*gradients))
         return grad_N
 
+    def advance(self, moment: tuple[int, int]) -> None:
+        """Let time pass: a batch of training begins. Every rank hears of each batch, whatever is looked up there.
+
+        moment: how many samples all ranks' batches have, and when the last one was; -1 where nobody knows.
+
+        Raises:
+            UserError: when an earlier batch was later.
+        """
+        samples, time = moment
+        if 0 <= time < self.passed.time:
+            remedy = "prepare the log in the order of time, or choose tables.addressing.clock examples"
+            raise UserError(f"time: a batch of {time} comes after one of {self.passed.time}; {remedy}")
+        self.passed = Passed(self.passed.batches + 1, self.passed.examples + samples, max(self.passed.time, time))
+
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _moment(self, ids: KeyedJagged) -> tuple[int, int]:
+        return (ids.batch_size, -1 if ids.time is None else ids.time) if self._policies else (0, -1)
 
     def _outputs(self, handle: ComponentHandle) -> list[Tensor]:
         if handle.released:
@@ -330,24 +373,43 @@ class ComponentTables(nn.Module):
         is_batch: whether a batch of training begins, whose rows enter their caches first.
         """
         if self._slots_are_rows:
-            return bags
+            return self._in_rows(bags, is_batch)
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
             return mapped
-        parts = list(bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)]))
-        for number, record in enumerate(self.all_records()):
-            keys = sorted({f.key for f in bags.lookups if f.table == number})
-            if keys and not record.store.slots_are_rows:
-                rows_N = torch.cat([parts[k] for k in keys]) if len(keys) > 1 else parts[keys[0]]
-                store, table = record.store, self.kernel_tables[number]
-                slots_N = store.admit(rows_N, table) if is_batch else store.slots_of(rows_N)
-                for k, part_N in zip(keys, slots_N.split([len(parts[k]) for k in keys]), strict=True):
-                    parts[k] = part_N
-        mapped = replace(bags, slots_N=torch.cat(parts) if len(parts) > 1 else parts[0])
+        stores = [record.store for record in self.all_records()]
+
+        def slots_of(number: int, rows_N: Tensor) -> Tensor:
+            table = self.kernel_tables[number]
+            return stores[number].admit(rows_N, table) if is_batch else stores[number].slots_of(rows_N)
+
+        those = [number for number, store in enumerate(stores) if not store.slots_are_rows]
+        mapped = _replaced(self._in_rows(bags, is_batch), those, slots_of)
         self._mapped = weakref.ref(bags), mapped
         return mapped
 
+    def _in_rows(self, bags: Bags, is_batch: bool = False) -> Bags:
+        """Returns the same bags with rows in the place of ids' keys, where ids come and go. is_batch: as there."""
+        if not self._policies:
+            return bags
+        of, mapped = self._of_keys
+        if of() is bags and mapped is not None:
+            return mapped
+        records = list(self.all_records())
+
+        def rows_of(number: int, keys_N: Tensor) -> Tensor:
+            now = self.passed.by(self._policies[number])
+            if not is_batch:
+                return records[number].rows_of(keys_N, now)
+            settled = min(self._settled, self.passed.batches - 1)  # it may be of before a checkpoint was loaded
+            return records[number].admit(keys_N, now, self.passed.batches, settled)
+
+        mapped = _replaced(bags, self._policies, rows_of)
+        self._of_keys = weakref.ref(bags), mapped
+        return mapped
+
     def _settle(self) -> None:
+        self._settled = self.passed.batches
         if not self._slots_are_rows:
             for record in self.all_records():
                 record.store.settle()
@@ -398,3 +460,15 @@ class ComponentTables(nn.Module):
             )
             width += 0 if apart else self.door.dims[table_of[f.name]]
         return Lookups(lookups)
+
+
+def _replaced(bags: Bags, tables: Collection[int], change: Callable[[int, Tensor], Tensor]) -> Bags:
+    """Returns the same bags, with what `change` makes of a table's number and slots for some tables."""
+    parts = list(bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)]))
+    for number in tables:
+        keys = sorted({f.key for f in bags.lookups if f.table == number})
+        if keys:
+            given_N = torch.cat([parts[k] for k in keys]) if len(keys) > 1 else parts[keys[0]]
+            for k, part_N in zip(keys, change(number, given_N).split([len(parts[k]) for k in keys]), strict=True):
+                parts[k] = part_N
+    return replace(bags, slots_N=torch.cat(parts) if len(parts) > 1 else parts[0])

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
-from sparrow.embeddings.spec import Component
+from sparrow.embeddings.spec import OF_IDS, Component
 from sparrow.embeddings.tiers import At, CachedStore, RowStore, new_store
-from sparrow.kernels import philox
+from sparrow.kernels import philox, row_index
 from sparrow.kernels.embedding_bag import Table
 from sparrow.kernels.rounding import noise, state_to_bf16
 
@@ -58,8 +59,68 @@ class RowRecords(nn.Module):
         self._key = philox.key_of(seed, component.name)
         self.rounded = 0  # rows of loaded caches that found no frame here
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
+        self._index: row_index.Index | None = None
+        self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
+        self.looked_up = 0  # ids
         if self.store.is_allocated:
             self._fill()
+            if component.policy:
+                self.index.begin()
+                if not self.first_row:
+                    self._begin_rows(torch.tensor([1]), torch.tensor([0]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_index": None}  # it has views of the rows
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowRecords:
+        super()._apply(fn, recurse)
+        self._index = None
+        return self
+
+    # -- ids that come and go -----------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> row_index.Index:
+        """Which ids have the rows. It is of a component with a policy."""
+        if self._index is None:
+            assert self.component.policy is not None
+            fields = self.store.read(slice(None))
+            self._index = row_index.Index(
+                policy=self.component.policy,
+                first=self.first_row,
+                key=self._key,
+                ids_R=fields["id"],
+                times_R=fields["time"],
+                counts_R=fields["count"],
+                sightings_RC=fields["sightings"].view(torch.uint8).view(-1, row_index.SKETCH),
+            )
+        return self._index
+
+    def rows_of(self, keys_N: Tensor, now: int) -> Tensor:
+        """Returns the rows of ids, see `row_index.find`."""
+        return row_index.find(self.index, keys_N, now)
+
+    def admit(self, keys_N: Tensor, now: int, batch: int, settled: int) -> Tensor:
+        """Returns the rows of a batch's ids, some of whom get theirs now, see `row_index.admit`."""
+        found = row_index.admit(self.index, keys_N, now, batch, settled)
+        for name, count in found.counts.items():
+            self.told[name] += count
+        self.looked_up += len(keys_N)
+        if len(found.begun_L):
+            self._begin_rows(found.begun_L, found.ids_L)
+        return found.rows_N
+
+    @torch.no_grad()
+    def _begin_rows(self, rows_L: Tensor, ids_L: Tensor) -> None:
+        """Rows that are given to ids begin as if the ids had them for ever: values depend on seed, table and id."""
+        component = self.component
+        values_LD = torch.empty(len(rows_L), self.dim)
+        philox.uniform_(values_LD, self._key, component.init_scale, column=self.columns[0], rows_R=ids_L)
+        made = self._first(values_LD, rows_L)
+        made["touched"].fill_(1)  # what was here before is gone
+        self.store.write(rows_L, {name: made[name] for name in made if name not in OF_IDS})
+
+    # -- rows -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _fill(self) -> None:
@@ -68,13 +129,17 @@ class RowRecords(nn.Module):
             last = min(first + BLOCK, self.rows)
             values = torch.empty(last - first, self.dim)
             philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
-            if component.init_mean:
-                values += component.init_mean
-            made = self._encoded(values, torch.arange(first, last), self.columns)
-            for name, field in component.fields_of(self.dim).items():
-                if name not in made:
-                    made[name] = torch.full(field.shape(last - first), field.first, dtype=field.dtype)
-            self.store.write(slice(first, last), made)
+            self.store.write(slice(first, last), self._first(values, torch.arange(first, last)))
+
+    def _first(self, values_UD: Tensor, rows_U: Tensor) -> dict[str, Tensor]:
+        """Returns all fields of some rows that begin with these values. They move to the component's mean."""
+        if self.component.init_mean:
+            values_UD += self.component.init_mean
+        made = self._encoded(values_UD, rows_U, self.columns)
+        for name, field in self.component.fields_of(self.dim).items():
+            if name not in made:
+                made[name] = torch.full(field.shape(len(rows_U)), field.first, dtype=field.dtype)
+        return made
 
     def _encoded(
         self, values_UD: Tensor, rows_U: Tensor, columns: tuple[int, int], n_U: Tensor | int = 0
@@ -274,6 +339,7 @@ class RowRecords(nn.Module):
         if right - left < self.dim:
             self._merge(theirs, here, right - left)
         self.store.write(here, theirs, columns)
+        self._index = None
         return count * (right - left)
 
     def _merge(self, theirs: dict[str, Tensor], here: At, width: int) -> None:

@@ -11,6 +11,7 @@ from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
 from sparrow.kernels.formats import Field, RowFormat, fp32
 from sparrow.kernels.row_cache import WAYS
+from sparrow.kernels.row_index import Policy
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
 
@@ -43,6 +44,13 @@ class Cache:
 
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OF_IDS = {  # what a row keeps of the id that has it; all parts of a row have the same
+    "id": Field(dtype=torch.int64, across="max"),
+    "time": Field(dtype=torch.int64, across="max"),
+    "count": Field(across="max"),
+    "sightings": Field(dtype=torch.int32, across="max"),
+}
+"""See `row_index.Index`; the four counters of sightings are one number here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,7 @@ class Component:
         state: how the rule's state is stored; bf16 is rounded stochastically.
         cache: fp32 frames for the rows that are used most.
         init_scale: rows begin uniform in init_mean +- init_scale.
+        policy: which ids have rows, where ids come and go.
         init_mean: see init_scale.
     """
 
@@ -70,6 +79,7 @@ class Component:
     cache: Cache = Cache()
     init_scale: float = 0.0
     init_mean: float = 0.0
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
         require(least=1, rows=self.rows, dim=self.dim)
@@ -83,9 +93,9 @@ class Component:
         payload = self.format.fields(dim)
         state = {name: replace(of, dtype=STATES[self.state]) for name, of in self.rule.fields(dim).items()}
         touched = {"touched": Field(dtype=torch.uint8, across="max")}
-        if both := [name for name in (*state, "touched") if name in payload]:
+        if both := [name for name in (*state, "touched", *OF_IDS) if name in payload]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
-        return payload | state | touched
+        return payload | state | touched | (OF_IDS if self.policy else {})
 
     @cached_property
     def fields(self) -> dict[str, Field]:
@@ -100,7 +110,7 @@ class Component:
     @cached_property
     def in_frames(self) -> Component:
         """The same rows as frames of a cache hold them."""
-        return replace(self, format=fp32.Config(), state="fp32", cache=Cache())
+        return replace(self, format=fp32.Config(), state="fp32", cache=Cache(), policy=None)
 
     def frame_fields(self, dim: int) -> dict[str, Field]:
         """Returns the fields of a frame: those of a row, the row's number, its last batch and its last update."""
@@ -123,8 +133,9 @@ class Component:
         return WAYS * max(1, min(sets, -(-rows // WAYS)))
 
     def bytes_of(self, rows: int, dim: int) -> int:
-        """Returns the bytes of a part of the rows with `dim` columns, the frames of its cache among them."""
+        """Returns the bytes of a part of the rows with `dim` columns, its cache's frames and its ids' index included."""
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
+        own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:
             return own
         return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
@@ -133,6 +144,11 @@ class Component:
     def bytes_values(self) -> int:
         """Bytes of the values of all rows, without what the rule keeps."""
         return self.rows * sum(field.bytes_row for field in self.format.fields(self.dim).values())
+
+    @property
+    def has_equal_copies(self) -> bool:
+        """Whether copies of the rows stay equal when each learns from the same gradients."""
+        return not self.cache.is_on and self.policy is None
 
     def check_columns(self, parts: int) -> None:
         """Check that rows can be cut into `parts` column parts.
@@ -196,6 +212,7 @@ class TableSpec:
                 cache=self.cache,
                 init_scale=0.0 if begin is not None else rows**-0.5 if self.init_scale is None else self.init_scale,
                 init_mean=begin or 0.0,
+                policy=self.addressing.traits.policy,
             )
             for part, rows, dim, begin in self.addressing.components(self.dim)
         )

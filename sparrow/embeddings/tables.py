@@ -14,7 +14,7 @@ from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Mapper
 from sparrow.embeddings.columns import Columns
-from sparrow.embeddings.components import ComponentTables, Mode
+from sparrow.embeddings.components import ComponentTables, Mode, Passed
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl, embedding_bag
@@ -189,12 +189,13 @@ class EmbeddingTables(nn.Module):
         return out
 
     def get_extra_state(self) -> Tensor:
-        """Returns what a state_dict has beside the weights: how many updates there were, int64 [1]."""
-        return torch.tensor([self.components.updates])
+        """Returns what a state_dict has beside the weights: how many updates there were, and `Passed`, int64 [4]."""
+        return torch.tensor([self.components.updates, *self.components.passed])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take back what `get_extra_state` returned."""
-        self.components.updates = int(state)
+        self.components.updates, *passed = state.tolist()
+        self.components.passed = Passed(*passed)  # none in checkpoints from before there was one
 
     # -- what the components do ---------------------------------------------------------------------------------
 
@@ -258,11 +259,15 @@ class EmbeddingTables(nn.Module):
         self.components.changed()
 
     def rows_of(self, ids: KeyedJagged, feature: str) -> dict[str, Tensor]:
-        """Returns component -> the rows int64 [N] that the ids of a feature use."""
+        """Returns component -> the rows int64 [N] that the ids of a feature use; of ids that come and go, as of now."""
         spec, values_N = self._spec_of[feature], ids[feature].values_N
         legal_N = self._legal(values_N, (0, len(values_N)), self._numbers((feature,)))
         rows = spec.addressing.rows_of(legal_N.long())
-        return {component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)}
+        found = {component.name: rows_N for component, rows_N in zip(spec.components, rows, strict=True)}
+        if policy := spec.addressing.traits.policy:
+            now = self.components.passed.by(policy)
+            return {name: self.record(name).rows_of(keys_N, now) for name, keys_N in found.items()}
+        return found
 
     # -- ids that a table does not hold -------------------------------------------------------------------------
 
@@ -335,6 +340,7 @@ class EmbeddingTables(nn.Module):
             weights_N=None if wide.weights_N is None else wide.weights_N[has_N],
             inverse_B=wide.inverse_B,
             rows=wide.rows,
+            time=wide.time,
         )
         return left, rows_N[has_N], places
 
@@ -365,6 +371,7 @@ class EmbeddingTables(nn.Module):
             weights_N=weights_N,
             inverse_B=groups,
             rows=tuple(ids.stored(key) for key in origin.values()),
+            time=ids.time,
             _bounds=tuple(accumulate(counts, initial=0)),  # what is known is not measured again
         )
 
@@ -473,10 +480,10 @@ class EmbeddingTables(nn.Module):
             if spec.oov_row is None and not part_N.is_cuda:
                 position = int(bad_N.nonzero()[0])
                 value = f"id {int(given_N[bounds[k] + position])} at position {position}"
-                raise UserError(
-                    f"{_place(name, spec)}: {value} is outside {_range(spec)}; give the table more rows, hashed "
-                    "addressing or an oov_row"
-                )
+                remedy = "give the table more rows, hashed addressing or an oov_row"
+                if spec.addressing.traits.policy:
+                    remedy = "ids are numbers of 63 bits"
+                raise UserError(f"{_place(name, spec)}: {value} is outside {_range(spec)}; {remedy}")
             part_N.masked_fill_(bad_N, spec.oov_row or 0)
             self._outside[name] = self._outside.get(name, 0) + counts_K[k]
         return values_N

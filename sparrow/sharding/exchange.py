@@ -130,6 +130,8 @@ class Exchange:
             sent: the batch, whose ids were sent.
         """
         sent.bags = ids_out.receive(self.routes, self._lookups, sent.ids)
+        if not self._lookups and self.local.training and self.local.mode != "off":
+            self.local.advance(sent.bags.moment)
         outputs = self.local.run_lookup(sent.bags) if self._lookups else []
         direct, *staged = sent.hops = self._hops(sent.ids)
         vectors = [outputs[number] for number in self._direct_outputs]

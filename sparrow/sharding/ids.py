@@ -27,6 +27,7 @@ class SentIds:
         weights: the weights of the ids, if there are any.
         counts: how many ids this rank has for each job.
         places_N: job -> the places of its ids in the feature's ids. It has the jobs of sequences cut by rows only.
+        time: of the last sample of all ranks, -1 where nobody asks.
     """
 
     rows: list[list[int]]
@@ -36,6 +37,7 @@ class SentIds:
     weights: Pending[Tensor] | None
     counts: list[int]
     places_N: dict[int, Tensor]
+    time: int
 
 
 def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
@@ -74,8 +76,11 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     message_N = sent_N[_stretches(starts_R2, sizes_R2, sent_N.device)]
     numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
     # a receiver's host then knows all sizes, and waits for no device to count
-    heads = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
-    here = len(rows_G) + 2 + len(routes.jobs_of(world.rank))
+    sizes = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
+    time = [-1 if ids.time is None else ids.time] if routes.is_dynamic else []
+    heads = [[*size, *time] for size in sizes]
+    jobs = len(routes.jobs_of(world.rank))
+    here = len(rows_G) + 2 + jobs + len(time)
     flat = torch.tensor(list(chain.from_iterable(heads)))
     told = world.all_to_all_flat("sizes of ids", flat, [*map(len, heads)], [here] * world.size, lane="ids")
 
@@ -86,8 +91,9 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
         weights = None
         if weights_N is not None:
             weights = world.all_to_all_flat("weights", weights_N, ids_of, their_ids, lane="ids")
-        of_jobs = theirs[:, groups + 2 :].tolist()
-        return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N)
+        of_jobs = theirs[:, groups + 2 : groups + 2 + jobs].tolist()
+        latest = int(theirs[:, -1].max()) if time else -1
+        return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N, latest)
 
     return Pending(leave)
 
@@ -126,6 +132,7 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
         bounds=[0, *counts_JR.sum(1).cumsum(0).tolist()],
         lookups=lookups,
         weights_N=weights_N,
+        moment=(sum(rows_G[0] for rows_G in sent.rows), sent.time),
     )
 
 
@@ -180,7 +187,7 @@ def _cut(
     bags = [torch.arange(rows_G[routes.groups[part.feature]], device=device) for part in parts]
     bag_N = torch.cat(bags).repeat_interleave(lengths_B, output_size=total)
     ends_J = bags_J.cumsum(0)
-    block_N = rows_N // block_rows_N
+    block_N = (rows_N // block_rows_N).minimum(put(routes.last_P, device)[part_N])
     job_N = put(routes.job_PM, device)[part_N, block_N]
     narrow = torch.int16 if len(bags_J) < 1 << 15 else torch.int32  # sorted ten times as fast as int64
     order_N = job_N.to(narrow).argsort(stable=True)

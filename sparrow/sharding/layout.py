@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparrow.core.errors import UserError
+from sparrow.kernels.row_index import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Rows [first, last) and columns [first, last) of a table, and the rank that holds them."""
+    """Rows [first, last) and columns [first, last) of a table, and the rank that holds them.
+
+    sent: what stands for its rows where ids are sent, [first, last): the rows themselves, or keys of ids that come and
+    go.
+    """
 
     table: str
     rows: tuple[int, int]
     columns: tuple[int, int]
     rank: int
+    sent: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +75,26 @@ class Layout:
                 f"plan: table {table!r}: through_host needs {needs}; it has rows = {self.rows} on {list(self.ranks)}"
             )
 
-    def shards(self, table: str, rows: int, dim: int) -> list[Shard]:
+    def shards(self, table: str, rows: int, dim: int, policy: Policy | None = None) -> list[Shard]:
         """Returns the blocks, columns first. Some are empty where there are fewer rows than blocks.
 
         Args:
             table: its name, for errors.
             rows: how many table rows it has.
             dim: how many dimensions its vectors have.
+            policy: where ids come and go; rows are cut between buckets then.
 
         Raises:
             UserError: when `dim` cannot be cut into so many columns.
         """
         if self.columns > dim:
             raise UserError(f"table {table!r}: {dim} columns cannot be cut into {self.columns}; use fewer")
-        rows_at = cuts(rows, self.rows)
+        blocks = policy.blocks(self.rows) if policy else [(block, block) for block in cuts(rows, self.rows)]
         columns_at = [(dim * c // self.columns, dim * (c + 1) // self.columns) for c in range(self.columns)]
         return [
-            Shard(table=table, rows=rows_at[r], columns=columns_at[c], rank=self.ranks[c * self.rows + r])
+            Shard(table=table, rows=at, columns=columns_at[c], rank=self.ranks[c * self.rows + r], sent=sent)
             for c in range(self.columns)
-            for r in range(self.rows)
+            for r, (at, sent) in enumerate(blocks)
             if self.ranks
         ]
 

@@ -101,7 +101,7 @@ def summary(plan: Mapping[str, Layout]) -> str:
 
 def _auto(components: Sequence[Component], world: Grid) -> dict[str, Layout]:
     sizes = {component.name: component.bytes_values for component in components}
-    alone = {component.name for component in components if component.cache.is_on}  # copies of caches would differ
+    alone = {component.name for component in components if not component.has_equal_copies}
     found = {name: layout.data_parallel() for name, size in sizes.items() if size <= SMALL and name not in alone}
     rest = sorted((item for item in sizes.items() if item[0] not in found), key=lambda item: (-item[1], item[0]))
     is_far = world.hosts > 1 and world.local_size == 1

@@ -18,6 +18,7 @@ Way = Literal["direct", "staged", "sequence"]
 """How vectors go home: pooled, from owner to asker or through the owner's host; or unpooled, from owner to asker."""
 
 
+MOST = (1 << 63) - 1
 _POOLING: dict[Way, Pooling] = {"direct": "sum", "staged": "sum", "sequence": "none"}
 
 
@@ -83,7 +84,7 @@ class Routes:
     Vectors go back to the rank that asked ("direct", "sequence") unless their table is through_host: then the ranks of
     the host first add up what they have for each sample, each for the samples of its own local rank everywhere, and
     send one sum to the other hosts ("staged"; Neo's table-row-wise, arXiv 2104.05158, section 4.2). features: those of
-    sharded tables. groups: of each feature, 0 or the number, 1 to count, of the dedup group whose unique rows travel
+    sharded tables. is_dynamic: whether ids of some come and go. groups: of each feature, 0 or the number, 1 to count, of the dedup group whose unique rows travel
     instead of samples (RecD, arXiv 2211.05239, section 5).
     """
 
@@ -93,11 +94,13 @@ class Routes:
         features: Sequence[Feature],
         plan: Mapping[str, Layout],
         shards: Mapping[str, Sequence[Shard]],
+        is_dynamic: bool,
         groups: Sequence[int],
         count: int,
     ) -> None:
         self.world = world
         self.features = features
+        self.is_dynamic = is_dynamic
         self.groups = groups
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self.dims = [dims[feature.table] for feature in features]
@@ -121,12 +124,13 @@ class Routes:
         self.edges_R1 = torch.tensor(self.edges)
         self.group_J = torch.tensor([job.group for job in self.jobs], dtype=torch.int64)
         numbers = {job: number for number, job in enumerate(self.jobs)}
-        made = [ColumnShard(p[0].feature, max(p[0].shard.rows[1], 1), tuple(numbers[job] for job in p)) for p in parts]
+        made = [ColumnShard(p[0].feature, max(p[0].shard.sent[1], 1), tuple(numbers[job] for job in p)) for p in parts]
         self.parts = sorted(made, key=lambda part: part.jobs)  # so that those that are not cut are jobs in their order
         most = max((len(part.jobs) for part in made), default=1)
         self.job_PM = torch.tensor([[*p.jobs, *[0] * (most - len(p.jobs))] for p in self.parts], dtype=torch.int64)
-        self.block_rows_P = torch.tensor([part.block_rows for part in self.parts], dtype=torch.int64)
-        rows = max((shard.rows[1] for of_table in shards.values() for shard in of_table), default=0)
+        self.block_rows_P = torch.tensor([min(part.block_rows, MOST) for part in self.parts], dtype=torch.int64)
+        self.last_P = torch.tensor([len(part.jobs) - 1 for part in self.parts], dtype=torch.int64)
+        rows = max((shard.sent[1] for of_table in shards.values() for shard in of_table), default=0)
         self.index_dtype = torch.int32 if rows < 1 << 31 else torch.int64
         ranks = range(world.size)
         self.direct = [[*self._pooled(rank, "direct"), *self._sequences(rank)] for rank in ranks]

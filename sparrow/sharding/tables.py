@@ -14,7 +14,7 @@ from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.core.errors import suggest
 from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
-from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode
+from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode, Passed
 from sparrow.kernels import Impl
 from sparrow.kernels.expand import expand
 from sparrow.sharding import copies
@@ -68,14 +68,14 @@ class ShardedTables(nn.Module):
                 raise UserError(f"plan: no table {name!r}{suggest(name, list(components))}")
             layout.check(name, world.size, world.local_size)
             components[name].check_columns(layout.columns)
-            if layout.is_replicated and components[name].cache.is_on:
-                remedy = "put it on one rank or cut it"
-                raise UserError(f"plan: table {name!r} has a cache, and copies of caches would differ; {remedy}")
+            if layout.is_replicated and not components[name].has_equal_copies:
+                remedy = "a cache or rows that come and go, which would differ in copies; put it on one rank or cut it"
+                raise UserError(f"plan: table {name!r} has {remedy}")
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world = world
         self.features = whole.features
-        shards = {name: plan[name].shards(name, c.rows, c.dim) for name, c in components.items()}
+        shards = {name: plan[name].shards(name, c.rows, c.dim, c.policy) for name, c in components.items()}
         mine = [shard for of_table in shards.values() for shard in of_table if shard.rank == world.rank]
         here = [RowRecords(components[s.table], seed, s.rows, s.columns) for s in mine]
         self.local = ComponentTables(here, [], impl=whole.impl)
@@ -83,7 +83,7 @@ class ShardedTables(nn.Module):
         copied = [f for f in self.features if plan[f.table].is_replicated]
         self.copies = ComponentTables(everywhere, copied, impl=whole.impl)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        self._routes = partial(Routes, world, self.sharded, plan, shards)
+        self._routes = partial(Routes, world, self.sharded, plan, shards, any(c.policy for c in components.values()))
         self._mine = mine
         self._codecs = codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
@@ -211,6 +211,15 @@ class ShardedTables(nn.Module):
     def updates(self, updates: int) -> None:
         self.local.updates = updates
         self.copies.updates = updates
+
+    @property
+    def passed(self) -> Passed:
+        """What training has seen so far, the same on all ranks."""
+        return self.local.passed
+
+    @passed.setter
+    def passed(self, passed: Passed) -> None:
+        self.local.passed = passed
 
     def scale_lr(self, factor: float) -> None:
         """Do what `ComponentTables.scale_lr` does."""

@@ -125,7 +125,7 @@ def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
     plan = sharding.plan(run.sharding.plan, components, grid)
     for component in components:
         layout = plan[component.name]
-        for shard in layout.shards(component.name, component.rows, component.dim):
+        for shard in layout.shards(component.name, component.rows, component.dim, component.policy):
             rows, columns = shard.rows[1] - shard.rows[0], shard.columns[1] - shard.columns[0]
             held[shard.rank] += component.bytes_of(rows, columns) if rows else 0
         if layout.is_replicated:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from sparrow.features.schema import Encoding
+from sparrow.kernels.row_index import Policy
 
 
 class Size(NamedTuple):
@@ -26,7 +27,8 @@ class Traits(NamedTuple):
     is_identity: whether the ids are the rows of the only component. is_partial: whether an id may have no row in a
     component; its vector there is 0. vectors: how many vectors of an id stand side by side in that of the table, each
     of which a model takes for a feature. bytes_map: of what is kept for each id beside the rows. fitted: it was made
-    from so many of the earliest training rows.
+    from so many of the earliest training rows. policy: which ids have rows where ids come and go; what stands for rows then
+    are the keys of ids, of which who holds the rows makes them.
     """
 
     is_identity: bool = False
@@ -34,6 +36,7 @@ class Traits(NamedTuple):
     vectors: int = 1
     bytes_map: int = 0
     fitted: int = 0
+    policy: Policy | None = None
 
 
 class Numbering(NamedTuple):

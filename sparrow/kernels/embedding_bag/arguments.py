@@ -212,6 +212,7 @@ class Bags:
         inverses: int64 [samples] each.
         lookups: the features. Features with the same `output` stand side by side in one matrix
             [samples, sum of dims], at their columns.
+        moment: how many samples the batch has and when the last one was, -1 where nobody knows. Operators do not ask.
     """
 
     slots_N: Tensor
@@ -221,6 +222,7 @@ class Bags:
     lookups: Lookups
     weights_N: Tensor | None = None
     inverses: Sequence[Tensor] = ()
+    moment: tuple[int, int] = (0, -1)
 
     def samples(self, f: Lookup) -> int:
         """Returns how many vectors a feature gets."""

@@ -18,7 +18,16 @@ def key_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
 
 
-def uniform_(out_RD: Tensor, key: int, scale: float, *, row: int = 0, column: int = 0, impl: Impl = "auto") -> None:
+def uniform_(
+    out_RD: Tensor,
+    key: int,
+    scale: float,
+    *,
+    row: int = 0,
+    column: int = 0,
+    rows_R: Tensor | None = None,
+    impl: Impl = "auto",
+) -> None:
     """Fill a matrix with random numbers of [-scale, scale); there are 2**24 values, all equally likely.
 
     Args:
@@ -27,6 +36,7 @@ def uniform_(out_RD: Tensor, key: int, scale: float, *, row: int = 0, column: in
         scale: the bound of the numbers.
         row, column: the place of out_RD[0, 0] in the whole matrix. A part gets the numbers that it has in the whole.
             Rows count to 2**63, columns to 2**34.
+        rows_R: int64 [R], the row of each of them in the whole, where they are no neighbours.
         impl: see `sparrow.kernels`.
     """
     if not out_RD.numel():
@@ -34,9 +44,9 @@ def uniform_(out_RD: Tensor, key: int, scale: float, *, row: int = 0, column: in
     if resolve(impl, out_RD.device) == "cpp" and out_RD.is_contiguous():
         from sparrow.kernels.philox import cpp  # can be imported only once the library is loaded
 
-        cpp.uniform_(out_RD, key, scale, row, column)
+        cpp.uniform_(out_RD, key, scale, row, column, rows_R)
     else:
-        reference.uniform_(out_RD, key, scale, row, column)
+        reference.uniform_(out_RD, key, scale, row, column, rows_R)
 
 
 __all__ = ["key_of", "uniform_"]

@@ -3,6 +3,7 @@
 #include "../cpu.h"
 
 #include <cstdint>
+#include <optional>
 
 namespace sparrow {
 namespace {
@@ -21,15 +22,16 @@ INLINE void philox(uint32_t (&c)[kLanes][kGroups], uint32_t low, uint32_t high) 
     }
 }
 
-// Rows [begin, end) of out, of dim columns from `column` of the whole matrix on; row: that of out's first.
-FOR_PROCESSORS void fill(float* out, int64_t dim, uint64_t key, float step, int64_t row, int64_t column, int64_t begin,
-                         int64_t end) {
+// Rows [begin, end) of out, of dim columns from `column` of the whole matrix on; row: that of out's first. those: the
+// row of each in the whole, or null where they are neighbours.
+FOR_PROCESSORS void fill(float* out, int64_t dim, uint64_t key, float step, int64_t row, const int64_t* those,
+                         int64_t column, int64_t begin, int64_t end) {
   const int64_t first = column / kLanes, groups = (column + dim - 1) / kLanes + 1 - first;
   for (int64_t at = begin, group = 0; at < end;) {  // the next row, and its next group
     uint32_t c[kLanes][kGroups];
     int64_t rows[kGroups], columns[kGroups];
     for (int64_t j = 0; j < kGroups; ++j) {
-      const uint64_t r = static_cast<uint64_t>(row + at);
+      const uint64_t r = static_cast<uint64_t>(those ? those[std::min(at, end - 1)] : row + at);
       c[0][j] = static_cast<uint32_t>(r);
       c[1][j] = static_cast<uint32_t>(r >> 32);
       c[2][j] = static_cast<uint32_t>(first + group);
@@ -53,24 +55,30 @@ FOR_PROCESSORS void fill(float* out, int64_t dim, uint64_t key, float step, int6
   }
 }
 
-void uniform(Tensor out, int64_t key, double scale, int64_t row, int64_t column) {
+void uniform(Tensor out, int64_t key, double scale, int64_t row, int64_t column, const std::optional<Tensor>& rows_R) {
   check(out.scalar_type() == ScalarType::Float && out.dim() == 2 && out.is_contiguous(),
         "out_RD: expected contiguous float32 [R, D]");
   check(row >= 0 && column >= 0, "row and column must not be negative");
   const int64_t rows = out.size(0), dim = out.size(1);
+  const int64_t* those = nullptr;
+  if (rows_R) {
+    check(rows_R->scalar_type() == ScalarType::Long && rows_R->is_contiguous() && rows_R->numel() == rows,
+          "rows_R: expected contiguous int64 [R]");
+    those = static_cast<const int64_t*>(rows_R->data_ptr());
+  }
   if (!rows || !dim) return;
   const int64_t team = std::min(team_for(rows * dim), rows);
   const float step = static_cast<float>(scale * 0x1p-23);
   float* to = static_cast<float*>(out.data_ptr());
   parallel(team, [&](int64_t c) {
-    fill(to, dim, static_cast<uint64_t>(key), step, row, column, rows * c / team, rows * (c + 1) / team);
+    fill(to, dim, static_cast<uint64_t>(key), step, row, those, column, rows * c / team, rows * (c + 1) / team);
   });
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def("philox_uniform(Tensor(a!) out, int key, float scale, int row, int column) -> ()");
+  m.def("philox_uniform(Tensor(a!) out, int key, float scale, int row, int column, Tensor? rows=None) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("philox_uniform", TORCH_BOX(&uniform)); }

@@ -25,7 +25,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Te
     return a, b, c, d
 
 
-def uniform_(out_RD: Tensor, key: int, scale: float, row: int, column: int) -> None:
+def uniform_(out_RD: Tensor, key: int, scale: float, row: int, column: int, rows_R: Tensor | None) -> None:
     """See the package."""
     rows, dim = out_RD.shape
     device = out_RD.device
@@ -35,6 +35,8 @@ def uniform_(out_RD: Tensor, key: int, scale: float, row: int, column: int) -> N
     for first in range(0, rows, block):
         last = min(first + block, rows)
         row_R1 = torch.arange(row + first, row + last, device=device)[:, None]
+        if rows_R is not None:
+            row_R1 = rows_R[first:last, None]
         counter = torch.broadcast_tensors(row_R1 & LOW, row_R1 >> 32, group_G, torch.zeros_like(group_G))
         words = torch.stack(philox(counter, key), 2).flatten(1)[:, skip : skip + dim]
         out_RD[first:last] = ((words >> 8) - (1 << 23)).float() * step
