@@ -90,6 +90,8 @@ class TrainView:
             text += f"  NE{of_first(self.labels)} {values['ne']:.4f}"
         if "hit_rate" in values:
             text += f"  in caches {values['hit_rate']:.1%}"
+        if "live_rate" in values:
+            text += f"  ids with rows {values['live_rate']:.1%}"
         self.bar.update(self.task, completed=values["step"], description=text)
         if not err.is_terminal and time.monotonic() - self.said > 10:  # a log file gets a line every 10 s
             self.said = time.monotonic()

@@ -77,6 +77,10 @@ def main(arguments: Sequence[str]) -> int:
     told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
     if rates := results["tables"]["hit_rate"]:
         told += f"; rows of batches that were in caches: {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
+    for name, ids in results["tables"]["ids"].items():
+        rate, lost = ids["live"] / max(ids["looked_up"], 1), ids["evicted"] + ids["expired"]
+        told += f"\n{name}: {ids['rows']:,} of {ids['capacity']:,} rows in use; {ids['admitted']:,} ids got one and "
+        told += f"{lost:,} lost it; {rate:.1%} of lookups found one"
     _show.out.print(told, markup=False, soft_wrap=True)
     if known.profile:
         _show_profile(Path(run.run_dir))

@@ -95,7 +95,8 @@ class ComponentTables(nn.Module):
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
-        self._policies = {n: r.component.policy for n, r in enumerate(self.all_records()) if r.component.policy}
+        known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
+        self._policies = {number: policy for number, policy in known if policy is not None}
         factors = [f.times[0] for f in self.features if f.times is not None]
         self._multiplied = tuple(
             f if f.times is None else replace(f, pooling=f.times[1]) for f in self.features if f.name not in factors
@@ -360,7 +361,10 @@ class ComponentTables(nn.Module):
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _moment(self, ids: KeyedJagged) -> tuple[int, int]:
-        return (ids.batch_size, -1 if ids.time is None else ids.time) if self._policies else (0, -1)
+        if not self._policies:
+            return 0, -1
+        asks = any(policy.clock == "time" for policy in self._policies.values())
+        return ids.batch_size, ids.time if asks and ids.time is not None else -1
 
     def _outputs(self, handle: ComponentHandle) -> list[Tensor]:
         if handle.released:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.spec import OF_IDS, Component
 from sparrow.embeddings.tiers import At, CachedStore, RowStore, new_store
+from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.embedding_bag import Table
 from sparrow.kernels.rounding import noise, state_to_bf16
@@ -62,6 +63,9 @@ class RowRecords(nn.Module):
         self._index: row_index.Index | None = None
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
         self.looked_up = 0  # ids
+        if component.policy and chosen_device() != "cpu":
+            remedy = "choose another addressing, or use --device cpu"
+            raise UserError(f"table {component.name!r}: which ids have rows is kept on the CPU alone; {remedy}")
         if self.store.is_allocated:
             self._fill()
             if component.policy:
@@ -186,6 +190,12 @@ class RowRecords(nn.Module):
             return self.component.name
         last = self.first_row + self.rows
         return f"{self.component.name}[{self.first_row}:{last}, {self.columns[0]}:{self.columns[1]}]"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is allocated for the rows."""
+        index = self.component.policy.index_bytes(self.rows) if self.component.policy else 0
+        return sum(tensor.nbytes for tensor in self.buffers()) + index
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:

@@ -133,7 +133,7 @@ class Component:
         return WAYS * max(1, min(sets, -(-rows // WAYS)))
 
     def bytes_of(self, rows: int, dim: int) -> int:
-        """Returns the bytes of a part of the rows with `dim` columns, its cache's frames and its ids' index included."""
+        """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index."""
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:

@@ -117,9 +117,10 @@ class Rows:
             for kind in ("label", "weight", "group")
             if kind in self._roles
         }
+        latest = int(self._roles["time"][at].max()) if "time" in self._roles and len(at) else None
         return Batch(
             dense_BC=torch.from_numpy(dense_BC),
-            ids=self._ids(sources, inverse),
+            ids=self._ids(sources, inverse, latest),
             labels_BT=roles.get("label"),
             weights_B=roles.get("weight"),
             session_B=roles.get("group"),
@@ -130,9 +131,12 @@ class Rows:
             dense_BC[:, self._schema.dense.index(name)] = store.dense_NC[at, c]
 
     def _ids(
-        self, sources: Sequence[tuple[_Store, Int64s]], inverse: Mapping[tuple[str, ...], torch.Tensor]
+        self,
+        sources: Sequence[tuple[_Store, Int64s]],
+        inverse: Mapping[tuple[str, ...], torch.Tensor],
+        time: int | None,
     ) -> KeyedJagged:
-        """The id features of rows of stores."""
+        """The id features of rows of stores, the last of which was at a time."""
         any_weights = any(c.weights for c in self._schema.columns.values())
         found: dict[str, tuple[Array, Array, Array | None]] = {}
         whole: Array | None = None
@@ -160,6 +164,7 @@ class Rows:
             weights_N=_joined(weights_M, np.float32) if any_weights else None,
             inverse_B=inverse,
             rows=tuple(len(lengths) for _, lengths, _ in each) if inverse else None,
+            time=time,
         )
 
 
@@ -194,6 +199,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
             weights_N=_cat([ids.weights_N for ids in each]),
             inverse_B=inverse,
             rows=tuple(sum(p.ids.stored(key) for p in parts) for key in first.ids.keys) if inverse else None,
+            time=max((part.ids.time for part in parts if part.ids.time is not None), default=None),
         ),
         labels_BT=_cat([part.labels_BT for part in parts]),
         weights_B=_cat([part.weights_B for part in parts]),

@@ -77,7 +77,7 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
     # a receiver's host then knows all sizes, and waits for no device to count
     sizes = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
-    time = [-1 if ids.time is None else ids.time] if routes.is_dynamic else []
+    time = [-1 if ids.time is None else ids.time] if routes.asks_time else []
     heads = [[*size, *time] for size in sizes]
     jobs = len(routes.jobs_of(world.rank))
     here = len(rows_G) + 2 + jobs + len(time)

@@ -84,8 +84,8 @@ class Routes:
     Vectors go back to the rank that asked ("direct", "sequence") unless their table is through_host: then the ranks of
     the host first add up what they have for each sample, each for the samples of its own local rank everywhere, and
     send one sum to the other hosts ("staged"; Neo's table-row-wise, arXiv 2104.05158, section 4.2). features: those of
-    sharded tables. is_dynamic: whether ids of some come and go. groups: of each feature, 0 or the number, 1 to count, of the dedup group whose unique rows travel
-    instead of samples (RecD, arXiv 2211.05239, section 5).
+    sharded tables. asks_time: whether some of them ask when a batch was. groups: of each feature, 0 or the number, 1 to
+    count, of the dedup group whose unique rows travel instead of samples (RecD, arXiv 2211.05239, section 5).
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Routes:
         features: Sequence[Feature],
         plan: Mapping[str, Layout],
         shards: Mapping[str, Sequence[Shard]],
-        is_dynamic: bool,
+        asks_time: bool,
         groups: Sequence[int],
         count: int,
     ) -> None:
         self.world = world
         self.features = features
-        self.is_dynamic = is_dynamic
+        self.asks_time = asks_time
         self.groups = groups
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self.dims = [dims[feature.table] for feature in features]

@@ -83,7 +83,8 @@ class ShardedTables(nn.Module):
         copied = [f for f in self.features if plan[f.table].is_replicated]
         self.copies = ComponentTables(everywhere, copied, impl=whole.impl)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        self._routes = partial(Routes, world, self.sharded, plan, shards, any(c.policy for c in components.values()))
+        asks_time = any(c.policy is not None and c.policy.clock == "time" for c in components.values())
+        self._routes = partial(Routes, world, self.sharded, plan, shards, asks_time)
         self._mine = mine
         self._codecs = codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}

@@ -38,6 +38,7 @@ from sparrow.training.saver import Saver, random_state, set_random_state
 from sparrow.training.seen import WINDOWS, Seen, fitted
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
+from sparrow.training.turnover import asks_time
 from sparrow.training.warm import earlier, warm_start
 
 PATIENCE_NONFINITE = 100
@@ -142,8 +143,8 @@ class Trainer:
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
-        run = self.run
-        self.loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        run, timed = self.run, asks_time(self.tables, self.run, self.dataset)
+        self.loader = self._reader("train", shuffle=bool(run.data.shuffle), timed=timed)
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -387,12 +388,11 @@ class Trainer:
             write_text(self.dir.path / "results.json", to_json(results, indent=1))
         return results
 
-    def _reader(self, split: str, shuffle: bool = False) -> Loader:
+    def _reader(self, split: str, shuffle: bool = False, timed: bool = False) -> Loader:
         """Returns a loader of this rank's share of a part's batches."""
         run, world = self.run, self.ranks.world
-        return self.dataset.loader(
-            run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
-        )
+        choices: dict[str, Any] = {"shuffle": shuffle, "seed": run.seed, "dedup": run.data.dedup, "timed": timed}
+        return self.dataset.loader(run.data.batch_size, split, rank=world.rank, ranks=world.size, **choices)
 
     # -- stopping and resuming ----------------------------------------------------------------------------------
 

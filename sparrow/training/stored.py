@@ -1,4 +1,4 @@
-"""What a run says about how its tables are stored: their bytes, and how often rows were in their caches."""
+"""What a run says about its tables: their bytes, how often rows were in their caches, and ids that came and went."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sparrow.checkpoint import Checkpoint
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.training.turnover import Turnover
 
 
 class Stored:
@@ -24,6 +25,7 @@ class Stored:
 
     def __init__(self, world: World, tables: Sequence[EmbeddingTables]) -> None:
         self._world = world
+        self._turnover = Turnover(world, tables)
         self._records = [record for of_features in tables for record in of_features.all_records()]
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
@@ -35,18 +37,21 @@ class Stored:
         self._line_C2 = self._before_C2.clone()  # and at the last line of the run log
 
     def line(self) -> dict[str, float]:
-        """Returns the hit rate of all caches together since the last such line, where there are caches."""
+        """Returns the hit rate of all caches together since the last such line, and what `Turnover.line` does."""
         if not self._cached:
-            return {}
+            return self._turnover.line()
         counts_C2 = self._counts()
         hits, rows = (counts_C2 - self._line_C2).sum(0).tolist()
         self._line_C2 = counts_C2
-        return {"hit_rate": hits / rows} if rows else {}
+        return ({"hit_rate": hits / rows} if rows else {}) | self._turnover.line()
 
     def crowded(self) -> list[str]:
-        """Returns a line for each cache with fewer frames than its protected batches have rows; [] but for once."""
+        """Returns a line, once, for each cache with fewer frames than its protected batches have rows.
+
+        It also returns what `Turnover.crowded` does.
+        """
         if self._judged or not self._cached:
-            return []
+            return self._turnover.crowded()
         self._judged = True
         counts_C2 = torch.zeros_like(self._before_C2)  # frames, different rows of a batch
         for number, store in self._stores:
@@ -58,14 +63,15 @@ class Stored:
             "tables.cache.protect or data.batch_size"
             for one, (frames, most) in zip(self._cached, counts_C2.tolist(), strict=True)
             if frames < min(most * one.cache.protect, one.rows)
-        ]
+        ] + self._turnover.crowded()
 
     def results(self) -> dict[str, Any]:
-        """Returns the bytes of all tensors of tables, and the hit rate of each cache over the whole run."""
-        mine = sum(tensor.nbytes for record in self._records for tensor in record.buffers())
+        """Returns the bytes of all tables, the hit rate of each cache over the whole run, and `Turnover.results`."""
+        mine = sum(record.nbytes for record in self._records)
         size = int(self._world.all_sum("bytes of tables", torch.tensor([mine])))
         counts = zip(self._cached, self._counts().tolist(), strict=True)
-        return {"bytes": size, "hit_rate": {one.name: hits / rows for one, (hits, rows) in counts if rows}}
+        rates = {one.name: hits / rows for one, (hits, rows) in counts if rows}
+        return {"bytes": size, "hit_rate": rates, "ids": self._turnover.results()}
 
     def rounded(self) -> str:
         """Returns which rows of loaded caches found no frame, for a person; "" if none."""
@@ -78,10 +84,12 @@ class Stored:
 
     def state(self) -> dict[str, Tensor]:
         """Returns the counts, for a checkpoint."""
-        return {"hits": self._counts(), "hits at the last line": self._line_C2} if self._cached else {}
+        mine = {"hits": self._counts(), "hits at the last line": self._line_C2} if self._cached else {}
+        return mine | self._turnover.state()
 
     def load(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
+        self._turnover.load(saved)
         if self._cached:
             state = saved.part("progressive")
             self._before_C2, self._line_C2 = state["hits"], state["hits at the last line"]

@@ -70,6 +70,7 @@ class Loader:
         unique: feature groups whose equal rows a batch has once.
         rank: which of the readers this one is.
         ranks: how many readers share each batch.
+        timed: whether batches have the time of their last row.
 
     Raises:
         UserError: for a batch_size below 1, and for a damaged file.
@@ -86,6 +87,7 @@ class Loader:
         unique: Collection[str] = (),
         rank: int = 0,
         ranks: int = 1,
+        timed: bool = False,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
@@ -105,7 +107,7 @@ class Loader:
         self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
-        self._columns += self._leading
+        self._columns += self._leading + (schema.of_kind("time") if timed else ())
         self._epoch = self._next = 0
 
     def __len__(self) -> int:

@@ -27,8 +27,8 @@ class Traits(NamedTuple):
     is_identity: whether the ids are the rows of the only component. is_partial: whether an id may have no row in a
     component; its vector there is 0. vectors: how many vectors of an id stand side by side in that of the table, each
     of which a model takes for a feature. bytes_map: of what is kept for each id beside the rows. fitted: it was made
-    from so many of the earliest training rows. policy: which ids have rows where ids come and go; what stands for rows then
-    are the keys of ids, of which who holds the rows makes them.
+    from so many of the earliest training rows. policy: which ids have rows, where
+    ids come and go; keys of ids stand for rows then, until they are where the rows are.
     """
 
     is_identity: bool = False

@@ -1,9 +1,9 @@
 """Which id has which row of a table whose ids come and go: admission, eviction and expiry.
 
-An id is a number of 63 bits. `keys_of` makes its key of it, by a bijection that looks random. The high bits of a key say
-the id's bucket. A bucket has rows of its own, so what happens to an id depends on the ids of its bucket alone, wherever
-the bucket is kept. The first row of a bucket is for its ids that have none. Id 0, a missing id, has the second row of
-bucket 0 for ever.
+An id is a number of 63 bits. `keys_of` makes its key of it, by a bijection that looks random. The high bits of a key
+say the id's bucket. A bucket has rows of its own, so what happens to an id depends on the ids of its bucket alone,
+wherever the bucket is kept. The first row of a bucket is for its ids that have none. Id 0, a missing id, has the second
+row of bucket 0 for ever.
 
 A row is free, or it belongs to an id, with the time when a batch of training last used it and a count of such batches.
 The count halves with every `half_life` that passes. impl: see `sparrow.kernels`.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, Literal
 
@@ -86,9 +87,10 @@ class Policy:
         """Returns rows [first, last) and keys [first, last) of each block when whole buckets are cut into `parts`."""
         block = -(-self.buckets // parts)
         edges = [min(part * block, self.buckets) for part in range(parts + 1)]
-        pairs = [((self.start(low), self.start(high)), (low << self.shift, high << self.shift))
-                 for low, high in zip(edges, edges[1:])]
-        return pairs
+        return [
+            ((self.start(low), self.start(high)), (low << self.shift, high << self.shift))
+            for low, high in pairwise(edges)
+        ]
 
     def index_bytes(self, rows: int) -> int:
         """Returns the bytes beside the row records for the index of so many rows."""
@@ -153,8 +155,8 @@ class Index:
 class Admitted:
     """Where the ids of a batch are.
 
-    rows_N: int64 [N], counted from the first one here. begun_L, ids_L: int64 [L], the rows that were given to other ids,
-    each once, and these ids. counts: see `TOLD`.
+    rows_N: int64 [N], counted from the first one here. begun_L, ids_L: int64 [L], the rows that were given to ids, each
+    once, and these ids. counts: see `TOLD`.
     """
 
     rows_N: Tensor
@@ -191,9 +193,9 @@ def find(index: Index, keys_N: Tensor, now: int, *, impl: Impl = "auto") -> Tens
 def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int, *, impl: Impl = "auto") -> Admitted:
     """Use the rows of a batch of training, and give rows to its new ids as the policy says.
 
-    The result depends on the set of keys. First each id that has a row, used not longer than the ttl ago, uses it. The
-    others follow in ascending order of their keys; whose row is too old loses it (but for rows that batches after
-    `settled` used). One is sighted, and may be admitted.
+    The result depends on the set of keys. First each id that has a row uses it, if it did so at most the ttl ago, or
+    after batch `settled`. The others follow in ascending order of their keys; whose row is too old loses it. One is
+    sighted, and may be admitted.
     It then gets the first free row of its bucket. If none is free, all rows are freed that are too old. Else it gets
     that of the id that gives way: of those that no batch after `settled` used, the one used first (lru), or that with
     the smallest count by now (lfu), and of equal ones that with the first row. If there is none it gets no row.

@@ -48,8 +48,7 @@ def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
 
 def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> Admitted:
     """See the package."""
-    policy = index.policy
-    times = (now, batch, settled)
-    made = ops.row_index_admit(_tensors(index), keys_N.contiguous(), *times, policy.half_life or 0.0, policy.probability)
+    rates = (index.policy.half_life or 0.0, index.policy.probability)
+    made = ops.row_index_admit(_tensors(index), keys_N.contiguous(), now, batch, settled, *rates)
     rows_N, begun_L, ids_L, counts = made
     return Admitted(rows_N=rows_N, begun_L=begun_L, ids_L=ids_L, counts=dict(zip(TOLD, counts.tolist(), strict=True)))

@@ -111,7 +111,7 @@ def _is_admitted(index: Index, bucket: int, key: int, batch: int) -> bool:
     """Whether a sighting of an id that has no row admits it."""
     policy = index.policy
     if policy.after > 1:
-        first, last = index.starts_B1[bucket].item(), index.starts_B1[bucket + 1].item()
+        first, last = index.starts_B1[bucket : bucket + 2].tolist()
         counters = index.sightings_RC[first:last].view(-1)
         chosen = torch.tensor(key) + torch.arange(1, 5) * GOLDEN
         at = ((splitmix64(chosen) >> 1) & ((1 << 62) - 1)) % len(counters)
@@ -134,8 +134,8 @@ def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tu
     """Returns a free row for an id, or None; how many ids were evicted for it; and how many were too old."""
     from sparrow.kernels.row_index import FREE, worth
 
-    first, last = index.starts_B1[bucket].item(), index.starts_B1[bucket + 1].item()
-    own = range(int(first) + (2 if index.first == 0 and bucket == 0 else 1), int(last))
+    first, last = index.starts_B1[bucket : bucket + 2].tolist()
+    own = range(first + (2 if index.first == 0 and bucket == 0 else 1), last)
     old = 0
     free = [row for row in own if int(index.ids_R[row]) == FREE]
     held = [row for row in own if work.stamp_of.get(int(index.ids_R[row]), 0) <= settled]
