@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sparrow.embeddings.tiers.memory import empty_rows
+from sparrow.core.pages import empty_rows
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sparrow.core.config import Family
 from sparrow.core.memory import keep_freed_memory
-from sparrow.embeddings.tiers.memory import empty_rows
+from sparrow.core.pages import empty_rows
 from sparrow.kernels import missing
 from sparrow.kernels.embedding_bag import Bags, Rows, Table, Tables, bags_of, fused_update, lookup
 from sparrow.kernels.formats import RowFormat

@@ -136,7 +136,7 @@ class RowRecords(nn.Module):
             self.store.write(slice(first, last), self._first(values, torch.arange(first, last)))
 
     def _first(self, values_UD: Tensor, rows_U: Tensor) -> dict[str, Tensor]:
-        """Returns all fields of some rows that begin with these values. They move to the component's mean."""
+        """Returns all fields of some rows that begin with these values, which move to the component's mean."""
         if self.component.init_mean:
             values_UD += self.component.init_mean
         made = self._encoded(values_UD, rows_U, self.columns)
@@ -194,7 +194,7 @@ class RowRecords(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all that is allocated for the rows."""
-        index = self.component.policy.index_bytes(self.rows) if self.component.policy else 0
+        index = 0 if self._index is None else getattr(self._index.work, "nbytes", 0)
         return sum(tensor.nbytes for tensor in self.buffers()) + index
 
     @property

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import UserError
+from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.memory import empty_rows
 from sparrow.embeddings.tiers.store import At, RowStore, chosen_device, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables

@@ -1,37 +1,16 @@
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import UserError
+from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.store import At, chosen_device, level_of
+from sparrow.kernels import row_index
 from sparrow.kernels.embedding_bag import Rows, Table
-
-HUGE = 4 << 20  # bytes from which pages of 2 MiB are asked for
-
-
-def empty_rows(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-    """Returns uninitialised memory for rows that are read at random, in pages of 2 MiB where the system offers them.
-
-    With pages of 4 KiB most of a lookup in a large table is spent on finding the page (measured: docs/LOG.md).
-
-    Args:
-        shape: of the rows.
-        dtype: of their numbers.
-        device: where they are; the pages are those of a host.
-    """
-    count = math.prod(shape)
-    bytes_rows = count * dtype.itemsize
-    if device != "cpu" or bytes_rows < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, bytes_rows, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)  # keeps the memory alive
 
 
 class MemoryStore(nn.Module):
@@ -95,6 +74,10 @@ class MemoryStore(nn.Module):
     @torch.no_grad()
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
         """Do what `RowStore.write` says. Rows and entries may be on another device."""
+        mine = [self.get_buffer(name) for name in fields]
+        if not isinstance(at, slice) and columns == slice(None) and all(t.device.type == "cpu" for t in (*mine, at)):
+            row_index.write(mine, [value.to(t.dtype) for t, value in zip(mine, fields.values(), strict=True)], at)
+            return
         for name, given in fields.items():
             buffer = self.get_buffer(name)
             values = given.to(buffer.device)

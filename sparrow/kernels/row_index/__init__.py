@@ -12,6 +12,7 @@ The count halves with every `half_life` that passes. impl: see `sparrow.kernels`
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -93,8 +94,9 @@ class Policy:
         ]
 
     def index_bytes(self, rows: int) -> int:
-        """Returns the bytes beside the row records for the index of so many rows."""
-        return 16 * slots(rows) + 12 * rows
+        """Returns the bytes beside the row records for the index of so many rows, of whole buckets."""
+        buckets = round(rows * self.buckets / self.rows)
+        return 16 * (slots(rows) + rows // 8 + 33 * buckets) + 40 * buckets
 
 
 def slots(rows: int) -> int:
@@ -177,6 +179,18 @@ def ids_of(keys_N: Tensor) -> Tensor:
     return ids_N
 
 
+def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor, *, impl: Impl = "auto") -> None:
+    """Overwrite some rows of some tensors.
+
+    Args:
+        fields: contiguous, [R] or [R, entries].
+        values: for each its new rows, [L, ...].
+        rows_L: int64 [L], which rows.
+        impl: see `sparrow.kernels`.
+    """
+    _implementation(impl, rows_L).write(fields, values, rows_L)
+
+
 def find(index: Index, keys_N: Tensor, now: int, *, impl: Impl = "auto") -> Tensor:
     """Returns the row of each id, and the first row of its bucket for ids that have none. Nothing is changed.
 
@@ -241,4 +255,5 @@ __all__ = [
     "keys_of",
     "slots",
     "worth",
+    "write",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from sparrow.core.pages import empty_rows
 from sparrow.kernels import missing
 from sparrow.kernels.row_index import TOLD, Admitted, Index, slots
 
@@ -16,16 +19,20 @@ class _Work:
     """A hash table of the ids that have rows, and a heap of the rows of each full bucket."""
 
     def __init__(self, index: Index) -> None:
-        rows, policy = len(index.ids_R), index.policy
-        self.table_T2 = torch.empty(slots(rows), 2, dtype=torch.int64)
-        self.worth_R = torch.empty(rows, dtype=torch.float64)
-        self.heap_R = torch.empty(rows, dtype=torch.int32)
-        self.state_B3 = torch.empty(len(index.buckets), 3, dtype=torch.int64)
+        rows, policy, buckets = len(index.ids_R), index.policy, len(index.buckets)
+        self.table_T2 = empty_rows(slots(rows), 2, dtype=torch.int64)
+        self.heaps_H2 = torch.empty(rows // 8 + 33 * buckets, 2, dtype=torch.int64)
+        self.state_B5 = torch.empty(buckets, 5, dtype=torch.int64)
         signed = index.key - (1 << 64) if index.key >= 1 << 63 else index.key
         numbers = [policy.shift, index.buckets.start, policy.after, policy.evict == "lfu", policy.ttl or -1, signed]
         self.tensors = [index.ids_R, index.times_R, index.counts_R, index.sightings_RC, index.starts_B1]
-        self.tensors += [self.table_T2, self.worth_R, self.heap_R, self.state_B3, torch.tensor(numbers)]
+        self.tensors += [self.table_T2, self.heaps_H2, self.state_B5, torch.tensor(numbers)]
         ops.row_index_build(self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept beside the rows."""
+        return self.table_T2.nbytes + self.heaps_H2.nbytes + self.state_B5.nbytes
 
 
 def _tensors(index: Index) -> list[Tensor]:
@@ -38,6 +45,11 @@ def keys_of(ids_N: Tensor) -> Tensor:
     """See the package."""
     keys_N: Tensor = ops.row_index_keys(ids_N)
     return keys_N
+
+
+def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor) -> None:
+    """See the package."""
+    ops.row_index_write(list(fields), [value.contiguous() for value in values], rows_L.contiguous())
 
 
 def find(index: Index, keys_N: Tensor, now: int) -> Tensor:

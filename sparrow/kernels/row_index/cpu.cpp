@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -54,7 +55,24 @@ struct Entry {
   int32_t row, stamp;
 };
 
-enum Kept { kHeap, kCursor, kOldest, kKept };  // of a bucket: see `Index`
+// A row and what it is worth; the one that gives way first is the least.
+struct Ranked {
+  double worth;
+  int64_t row;
+  bool operator<(const Ranked& other) const { return worth < other.worth || (worth == other.worth && row < other.row); }
+  bool operator>(const Ranked& other) const { return other < *this; }
+};
+
+// Of a bucket: how many rows are in its heap; no row below this one is free; no time is before this one; and the last
+// that a heap may have, which is what it was worth and which row.
+enum Kept { kHeap, kCursor, kOldest, kLastWorth, kLastRow, kKept };
+
+// What gives way in a bucket where rows in use are in the way of everything else: all others, in their order.
+struct Rest {
+  int64_t bucket = -1;
+  size_t next = 0;
+  std::vector<Ranked> rows;
+};
 
 struct Index {
   int64_t *ids, *times;
@@ -62,31 +80,30 @@ struct Index {
   uint8_t* sightings;
   const int64_t* starts;
   Entry* table;
-  double* worths;  // a bucket's heap: what its rows were worth when they were put there,
-  int32_t* heap;   // and these rows, the least first
-  int64_t* state;  // for each bucket: rows in its heap, 0 if it has none; no row below it is free; no time is before it
+  Ranked* heaps;   // of each bucket some rows that may give way, as they were worth when they were put there
+  int64_t* state;  // see `Kept`
   int64_t rows, buckets, places, shift, first, after, lfu, ttl;
   uint64_t key;
   double half_life = 0, probability = 1;
 
   explicit Index(const std::vector<Tensor>& of) {
-    check(of.size() == 10, "row_index: expected 10 tensors");
+    check(of.size() == 9, "row_index: expected 9 tensors");
     ids = data<int64_t>(of[0], ScalarType::Long, "ids_R");
     times = data<int64_t>(of[1], ScalarType::Long, "times_R");
     counts = data<float>(of[2], ScalarType::Float, "counts_R");
     sightings = data<uint8_t>(of[3], ScalarType::Byte, "sightings_RC");
     starts = data<int64_t>(of[4], ScalarType::Long, "starts_B1");
     table = reinterpret_cast<Entry*>(data<int64_t>(of[5], ScalarType::Long, "table_T2"));
-    worths = data<double>(of[6], ScalarType::Double, "worth_R");
-    heap = data<int32_t>(of[7], ScalarType::Int, "heap_R");
-    state = data<int64_t>(of[8], ScalarType::Long, "state_B3");
-    const int64_t* const numbers = data<int64_t>(of[9], ScalarType::Long, "numbers");
+    heaps = reinterpret_cast<Ranked*>(data<int64_t>(of[6], ScalarType::Long, "heaps_H2"));
+    state = data<int64_t>(of[7], ScalarType::Long, "state_B5");
+    const int64_t* const numbers = data<int64_t>(of[8], ScalarType::Long, "numbers");
     rows = of[0].numel();
     buckets = of[4].numel() - 1;
     places = of[5].numel() / 2;
-    bool fine = buckets >= 0 && of[9].numel() == 6 && of[8].numel() == kKept * buckets && places > rows;
-    for (int64_t t : {1, 2, 6, 7}) fine &= of[t].numel() == rows;
-    fine &= of[3].numel() == kCounters * rows && rows < std::numeric_limits<int32_t>::max();
+    bool fine = buckets >= 0 && of[8].numel() == 6 && of[7].numel() == kKept * buckets && places > rows;
+    for (int64_t t : {1, 2}) fine &= of[t].numel() == rows;
+    fine &= of[3].numel() == kCounters * rows && of[6].numel() / 2 >= heap_begin(buckets, rows) &&
+            rows < std::numeric_limits<int32_t>::max();
     for (int64_t b = 0; fine && b < buckets; ++b) fine &= starts[b] >= 0 && starts[b] < starts[b + 1];
     check(fine && (!buckets || starts[buckets] == rows), "row_index: the tensors do not fit together");
     shift = numbers[0], first = numbers[1], after = numbers[2], lfu = numbers[3], ttl = numbers[4];
@@ -142,7 +159,6 @@ struct Index {
     erase(entry);
     ids[row] = kFree;
     kept(b, kCursor) = std::min(kept(b, kCursor), row);
-    kept(b, kHeap) = 0;
   }
 
   double worth(int64_t row) const {
@@ -159,70 +175,103 @@ struct Index {
     times[row] = now;
   }
 
-  // -- the heap of a bucket -------------------------------------------------------------------------------------
+  // -- who gives way --------------------------------------------------------------------------------------------
 
-  struct Heap {
-    double* worths;
-    int32_t* rows;
-    int64_t& size;
-    bool before(int64_t i, int64_t j) const {
-      return worths[i] < worths[j] || (worths[i] == worths[j] && rows[i] < rows[j]);
-    }
-    void swap(int64_t i, int64_t j) const {
-      std::swap(worths[i], worths[j]);
-      std::swap(rows[i], rows[j]);
-    }
-    void sink(int64_t i) const {
-      for (;;) {
-        int64_t least = i;
-        for (int64_t child = 2 * i + 1; child <= 2 * i + 2 && child < size; ++child)
-          if (before(child, least)) least = child;
-        if (least == i) return;
-        swap(i, least);
-        i = least;
-      }
-    }
-    void push(double worth, int32_t row) const {
-      int64_t i = size++;
-      worths[i] = worth;
-      rows[i] = row;
-      for (; i && before(i, (i - 1) / 2); i = (i - 1) / 2) swap(i, (i - 1) / 2);
-    }
-    void pop() const {
-      swap(0, --size);
-      sink(0);
-    }
-  };
+  // A bucket's heap has room for an eighth of its rows and some.
+  static int64_t heap_begin(int64_t b, int64_t start) { return start / 8 + 33 * b; }
+  INLINE Ranked* heap_of(int64_t b) const { return heaps + heap_begin(b, starts[b]); }
+  INLINE Ranked ranked(int64_t row) const { return {worth(row), row}; }
+  INLINE Ranked last_of(int64_t b) const {
+    Ranked last{0, kept(b, kLastRow)};
+    __builtin_memcpy(&last.worth, &kept(b, kLastWorth), sizeof last.worth);
+    return last;
+  }
 
-  Heap heap_of(int64_t b) const { return {worths + starts[b], heap + starts[b], kept(b, kHeap)}; }
+  void push(int64_t b, const Ranked& it) const {
+    Ranked* const heap = heap_of(b);
+    heap[kept(b, kHeap)++] = it;
+    std::push_heap(heap, heap + kept(b, kHeap), std::greater<Ranked>());
+  }
 
-  // The row of the id that gives way, or -1. The row leaves the heap.
-  int64_t least(int64_t b, int64_t settled) const {
-    const Heap of = heap_of(b);
-    if (!of.size) {
-      for (int64_t row = own(b); row < starts[b + 1]; ++row)
-        if (ids[row] >= 0) {
-          of.worths[of.size] = worth(row);
-          of.rows[of.size++] = static_cast<int32_t>(row);
-        }
-      for (int64_t i = of.size / 2; i-- > 0;) of.sink(i);
+  // Makes the heap anew, of the rows that are worth least. Rows only grow in worth, so that no other is worth less than
+  // its last one until one is put into the bucket.
+  void scan(int64_t b) const {
+    static thread_local std::vector<Ranked> all;
+    all.clear();
+    for (int64_t row = own(b); row < starts[b + 1]; ++row)
+      if (ids[row] >= 0) all.push_back(ranked(row));
+    const size_t count = std::min<size_t>(all.size(), (starts[b + 1] - starts[b]) / 16 + 16);
+    Ranked last{std::numeric_limits<double>::infinity(), std::numeric_limits<int64_t>::max()};
+    if (count < all.size()) {
+      std::nth_element(all.begin(), all.begin() + (count - 1), all.end());
+      last = all[count - 1];
     }
-    std::vector<std::pair<double, int32_t>> in_use;
+    std::sort(all.begin(), all.begin() + count);
+    std::copy(all.begin(), all.begin() + count, heap_of(b));
+    kept(b, kHeap) = count;
+    __builtin_memcpy(&kept(b, kLastWorth), &last.worth, sizeof last.worth);
+    kept(b, kLastRow) = last.row;
+  }
+
+  // The entry of the id that gives way, of those in the heap, or -1. It leaves the heap.
+  int64_t from_heap(int64_t b, int64_t settled) const {
+    Ranked* const heap = heap_of(b);
+    int64_t& size = kept(b, kHeap);
+    const Ranked last = last_of(b);
+    std::vector<Ranked> in_use;
     int64_t found = -1;
-    while (of.size && found < 0) {
-      const int32_t row = of.rows[0];
-      const double now = worth(row);
-      if (now > of.worths[0]) {  // used since it was put here
-        of.worths[0] = now;
-        of.sink(0);
+    while (size && found < 0) {
+      const Ranked top = heap[0];
+      std::pop_heap(heap, heap + size, std::greater<Ranked>());
+      --size;
+      if (size) {  // it is probably the next
+        __builtin_prefetch(ids + heap[0].row);
+        __builtin_prefetch(times + heap[0].row);
+      }
+      if (ids[top.row] < 0) continue;
+      const Ranked now = ranked(top.row);
+      if (now < top || last < now) continue;  // its row was given away, or it was used: others come before it
+      if (top < now) {
+        push(b, now);
         continue;
       }
-      of.pop();
-      if (table[find(key_of(row))].stamp > settled) in_use.push_back({now, row});
-      else found = row;
+      const int64_t entry = find(key_of(top.row));
+      if (table[entry].stamp > settled) in_use.push_back(now);
+      else found = entry;
     }
-    for (const auto& [worth, row] : in_use) of.push(worth, row);
+    for (const Ranked& it : in_use) push(b, it);
     return found;
+  }
+
+  // The entry of the id that gives way, or -1.
+  int64_t least(int64_t b, int64_t settled, Rest& rest) const {
+    if (rest.bucket != b) {
+      int64_t found = kept(b, kHeap) ? from_heap(b, settled) : -1;
+      if (found < 0) {
+        scan(b);
+        found = from_heap(b, settled);
+      }
+      if (found >= 0) return found;
+      rest = {b, 0, {}};
+      for (int64_t row = own(b); row < starts[b + 1]; ++row)
+        if (ids[row] >= 0 && table[find(key_of(row))].stamp <= settled) rest.rows.push_back(ranked(row));
+      std::sort(rest.rows.begin(), rest.rows.end());
+      kept(b, kHeap) = 0;
+    }
+    while (rest.next < rest.rows.size()) {
+      const int64_t row = rest.rows[rest.next++].row, entry = ids[row] < 0 ? -1 : find(key_of(row));
+      if (entry >= 0 && table[entry].stamp <= settled) return entry;  // the row may have been given away since
+    }
+    return -1;
+  }
+
+  // Hears that a row was given to an id.
+  void entered(int64_t b, int64_t row) const {
+    if (!kept(b, kHeap)) return;
+    const Ranked it = ranked(row);
+    if (last_of(b) < it) return;
+    if (kept(b, kHeap) < heap_begin(b + 1, starts[b + 1]) - heap_begin(b, starts[b])) push(b, it);
+    else kept(b, kHeap) = 0;
   }
 
   // The first free row of a bucket, or -1.
@@ -378,30 +427,31 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
   }
   std::sort(others.begin(), others.end());
   std::vector<int64_t> begun, of_ids;
-  int64_t full = -1;  // a bucket all of whose rows are in use
+  Rest rest;
   for (size_t i = 0; i < others.size();) {
     const int64_t key = others[i].first, b = index.bucket_of(key);
     const uint64_t all = index.whole(key);
-    if (const int64_t entry = index.find(key); entry >= 0) {
+    const bool had_row = rows[others[i].second] >= 0;  // which is too old, and may be swept by now
+    if (const int64_t entry = had_row ? index.find(key) : -1; entry >= 0) {
       index.free_row(b, index.table[entry].row, entry);
       ++expired;
-      full = -1;
     }
     int64_t row = -1;
     if (!index.is_admitted(b, all, batch)) {
       ++waiting;
     } else {
       row = index.free_in(b);
-      if (row < 0 && b != full) {
+      if (row < 0) {
         const int64_t old = index.sweep(b, now, settled);
         expired += old;
-        row = old ? index.free_in(b) : index.least(b, settled);
-        if (row < 0) full = b;
-        if (row >= 0 && !old) {
-          index.erase(index.find(index.key_of(row)));
+        row = old ? index.free_in(b) : -1;
+      }
+      if (row < 0)
+        if (const int64_t entry = index.least(b, settled, rest); entry >= 0) {
+          row = index.table[entry].row;
+          index.erase(entry);
           ++evicted;
         }
-      }
       if (row < 0) {
         ++crowded;
       } else {
@@ -411,7 +461,7 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
         index.times[row] = now;
         index.counts[row] = 1;
         index.insert(key, row, batch);
-        if (index.kept(b, kHeap)) index.heap_of(b).push(index.worth(row), static_cast<int32_t>(row));
+        index.entered(b, row);
         begun.push_back(row);
         of_ids.push_back(id);
       }
@@ -430,9 +480,39 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
   return made;
 }
 
+int64_t row_bytes(const Tensor& tensor) {
+  int64_t bytes = tensor.element_size();
+  for (int64_t d = 1; d < tensor.dim(); ++d) bytes *= tensor.size(d);
+  return bytes;
+}
+
+void row_index_write(const std::vector<Tensor>& fields, const std::vector<Tensor>& values, const Tensor& rows_L) {
+  check(fields.size() == values.size(), "row_index_write: expected values for each field");
+  const int64_t* const rows = data<int64_t>(rows_L, ScalarType::Long, "rows_L");
+  const int64_t L = rows_L.numel();
+  for (size_t f = 0; f < fields.size(); ++f) {
+    const Tensor &to = fields[f], &from = values[f];
+    const int64_t bytes = row_bytes(to);
+    check(to.is_contiguous() && from.is_contiguous() && to.scalar_type() == from.scalar_type() &&
+              row_bytes(from) == bytes && from.size(0) == L,
+          "row_index_write: values do not fit their field");
+    bool fine = true;
+    for (int64_t l = 0; l < L; ++l) fine &= rows[l] >= 0 && rows[l] < to.size(0);
+    check(fine, "row_index_write: a row is outside its field");
+    char* const there = static_cast<char*>(to.data_ptr());
+    const char* const here = static_cast<const char*>(from.data_ptr());
+    for (int64_t l = 0; l < L; ++l) {
+      if (l + kAhead < L)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(there + rows[l + kAhead] * bytes + b, 1);
+      std::copy_n(here + l * bytes, bytes, there + rows[l] * bytes);
+    }
+  }
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
+  m.def("row_index_write(Tensor(a!)[] fields, Tensor[] values, Tensor rows) -> ()");
   m.def("row_index_keys(Tensor ids) -> Tensor");
   m.def("row_index_build(Tensor(a!)[] of) -> ()");
   m.def("row_index_find(Tensor[] of, Tensor keys, int now) -> Tensor");
@@ -442,6 +522,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {
+  m.impl("row_index_write", TORCH_BOX(&row_index_write));
   m.impl("row_index_keys", TORCH_BOX(&row_index_keys));
   m.impl("row_index_build", TORCH_BOX(&row_index_build));
   m.impl("row_index_find", TORCH_BOX(&row_index_find));

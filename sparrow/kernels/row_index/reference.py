@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,12 @@ def _work(index: Index) -> _Work:
     if not isinstance(index.work, _Work):
         index.work = _Work(index)
     return index.work
+
+
+def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor) -> None:
+    """See the package."""
+    for field, value in zip(fields, values, strict=True):
+        field[rows_L] = value
 
 
 def find(index: Index, keys_N: Tensor, now: int) -> Tensor:
