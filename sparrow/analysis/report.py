@@ -433,7 +433,7 @@ def _tables(source: _Source) -> list[Section]:
 
     html = elements.text(f"{len(tables)} tables, {elements.size(total)} with what the optimizer keeps of each row.")
     html += elements.table(header, lines)
-    html += _stored(source, tables)
+    html += _stored(source, tables) + _turnover(source)
     html += elements.image(picture.svg(paint, height=2.7), "Share of the lookups by share of the rows")
     html += elements.text(
         "Hits are lookups of a row by one pass over the training part; median and most are of the rows that were used. "
@@ -453,6 +453,24 @@ def _stored(source: _Source, tables: Sequence[TableUse]) -> str:
         words += " in cache: of the different rows of each training batch, the share that had a frame when it came."
     header = ["table", "format", "rounding", "state", "cache", "bytes", "in cache"]
     return elements.table(*_without_gaps(header, lines)) + elements.text(words, soft=True)
+
+
+def _turnover(source: _Source) -> str:
+    """Of tables whose rows come and go: who got rows, and who lost them."""
+    found, lines = _results(source).get("tables", {}).get("ids", {}), []
+    for name, ids in found.items():
+        moves = [f"{ids[of]:,}" for of in ("admitted", "evicted", "expired", "waiting", "crowded")]
+        held, rate = f"{ids['rows']:,} of {ids['capacity']:,}", elements.share(ids["live"] / max(ids["looked_up"], 1))
+        lines.append([name, held, f"{ids['age']:,.0f}", rate, *moves])
+    header = ["table", "rows in use", "age", "with a row", "admitted", "evicted", "expired", "waiting", "crowded"]
+    if not lines:
+        return ""
+    return elements.table(header, lines) + elements.text(
+        "Rows belong to ids that come and go. age: how long a row was not used, on the table's clock, in the mean. "
+        "with a row: of the lookups in training. admitted, evicted, expired: ids that got a row, lost it to others, or "
+        "did not come for too long. waiting, crowded: ids of batches that were not admitted yet, or found no row free.",
+        soft=True,
+    )
 
 
 def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str, ColumnUse]]) -> str:

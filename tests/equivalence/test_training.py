@@ -100,6 +100,8 @@ def test_training_on_many_ranks_is_training_on_one(
         {"data.batch_size": 3, "loop.max_steps": 20},  # fewer samples than ranks
         {"data.id_dropout": {"item": 0.3, "history": 0.5}},
         {"loop.clip_norm": 0.05, "sharding.plan": "one table by rows, copies of the others"},
+        {"tables.addressing.name": "dynamic", "tables.addressing.rows": 150, "tables.addressing.after": 2,
+         "tables.addressing.bucket": 20},
     ],
     ids=str,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from sparrow import checkpoint, data
 from sparrow.core import Batch, UserError
 from sparrow.core.config import to_dict, write_toml
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.addressing import dynamic
 from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.kernels.formats import int8
@@ -165,8 +166,13 @@ KILLED = """
 
 
 @pytest.mark.multi
-def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path) -> None:
-    changes = {"loop": Loop(epochs=4, evaluate_every=5), "checkpoint": Checkpoints(every=2, keep=2)}
+@pytest.mark.parametrize("addressing", [None, dynamic.Config(rows=60, after=2, evict="lfu", half_life=500.0)])
+def test_kill_9_at_ten_moments_always_resumes(prepared: Path, tmp_path: Path, addressing: Any) -> None:
+    changes = {
+        "loop": Loop(epochs=4, evaluate_every=5),
+        "checkpoint": Checkpoints(every=2, keep=2),
+        "tables": TableChoices(addressing=addressing),
+    }
     train(small_run(prepared, tmp_path / "whole", **changes))
     toml = tmp_path / "run.toml"
     toml.write_text(write_toml(to_dict(small_run(prepared, tmp_path / "cut", **changes))))
