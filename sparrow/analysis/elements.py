@@ -111,3 +111,10 @@ def beside(*parts: str) -> str:
 def image(uri: str, words: str) -> str:
     """Returns a picture. words: what it shows, for those who cannot see it."""
     return f'<div class="wide"><img src="{uri}" alt="{escape(words)}"></div>\n'
+
+
+def without_gaps(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Returns a table without the columns that are empty in every line."""
+    kept = [i for i in range(len(header)) if any(line[i] != "" for line in lines)] if lines else range(len(header))
+    kept = [0, *(i for i in kept if i)]
+    return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]

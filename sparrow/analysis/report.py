@@ -17,7 +17,8 @@ from sparrow.analysis import elements, picture
 from sparrow.analysis.importance import Importance, importance
 from sparrow.analysis.scores import Rows, label_number, score_part
 from sparrow.analysis.slices import slices
-from sparrow.analysis.usage import ColumnUse, TableUse, usage
+from sparrow.analysis.stored import stored, turnover
+from sparrow.analysis.usage import ColumnUse, usage
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
@@ -152,7 +153,7 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
     html = elements.text(_in_words(source.split, estimates))
-    html += elements.table(*_without_gaps(header, lines))
+    html += elements.table(*elements.without_gaps(header, lines))
     html += elements.text(
         "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
         "saying the rows' own rate: 1 is useless, lower is better. Calibration is predicted positives over positives.",
@@ -282,7 +283,7 @@ def _slices(source: _Source, by: Sequence[str]) -> Section:
         labels = [label for label, _ in used]
         html += elements.heading(name)
         html += elements.image(_dots_by_slice(labels, found), f"AUC, NE and calibration by {name}")
-        html += elements.table(*_without_gaps(["", "rows", "label rate", *METRICS], lines))
+        html += elements.table(*elements.without_gaps(["", "rows", "label rate", *METRICS], lines))
     if "by frequency" in html:
         words += " no. 3 by frequency: the third most frequent id in training; a vocabulary keeps no id's text."
     return f"By slice, {source.split}", elements.text(words, soft=True) + html
@@ -433,7 +434,8 @@ def _tables(source: _Source) -> list[Section]:
 
     html = elements.text(f"{len(tables)} tables, {elements.size(total)} with what the optimizer keeps of each row.")
     html += elements.table(header, lines)
-    html += _stored(source, tables) + _turnover(source)
+    found = _results(source).get("tables", {})
+    html += stored(found, tables) + turnover(found)
     html += elements.image(picture.svg(paint, height=2.7), "Share of the lookups by share of the rows")
     html += elements.text(
         "Hits are lookups of a row by one pass over the training part; median and most are of the rows that were used. "
@@ -441,36 +443,6 @@ def _tables(source: _Source) -> list[Section]:
         soft=True,
     )
     return [("Tables", html), ("Unknown ids", _unknown(source, parts, columns))]
-
-
-def _stored(source: _Source, tables: Sequence[TableUse]) -> str:
-    rates = _results(source).get("tables", {}).get("hit_rate", {})
-    shares = [elements.share(rates[t.name]) if t.name in rates else "" for t in tables]
-    sizes = [elements.size(t.bytes_weight + t.bytes_state) for t in tables]
-    lines = [[t.name, *t.stored, size, share] for t, size, share in zip(tables, sizes, shares, strict=True)]
-    words = "bytes: of all that is allocated for the table."
-    if any(shares):
-        words += " in cache: of the different rows of each training batch, the share that had a frame when it came."
-    header = ["table", "format", "rounding", "state", "cache", "bytes", "in cache"]
-    return elements.table(*_without_gaps(header, lines)) + elements.text(words, soft=True)
-
-
-def _turnover(source: _Source) -> str:
-    """Of tables whose rows come and go: who got rows, and who lost them."""
-    found, lines = _results(source).get("tables", {}).get("ids", {}), []
-    for name, ids in found.items():
-        moves = [f"{ids[of]:,}" for of in ("admitted", "evicted", "expired", "waiting", "crowded")]
-        held, rate = f"{ids['rows']:,} of {ids['capacity']:,}", elements.share(ids["live"] / max(ids["looked_up"], 1))
-        lines.append([name, held, f"{ids['age']:,.0f}", rate, *moves])
-    header = ["table", "rows in use", "age", "with a row", "admitted", "evicted", "expired", "waiting", "crowded"]
-    if not lines:
-        return ""
-    return elements.table(header, lines) + elements.text(
-        "Rows belong to ids that come and go. age: how long a row was not used, on the table's clock, in the mean. "
-        "with a row: of the lookups in training. admitted, evicted, expired: ids that got a row, lost it to others, or "
-        "did not come for too long. waiting, crowded: ids of batches that were not admitted yet, or found no row free.",
-        soft=True,
-    )
 
 
 def _unknown(source: _Source, parts: Sequence[str], columns: dict[str, dict[str, ColumnUse]]) -> str:
@@ -511,10 +483,3 @@ def _part(above: int, below: int) -> str:
 
 def _cells(estimates: dict[str, Estimate]) -> list[str]:
     return [elements.with_error(estimates[n].value, estimates[n].error) if n in estimates else "" for n in METRICS]
-
-
-def _without_gaps(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Returns a table without the columns that are empty in every line."""
-    kept = [i for i in range(len(header)) if any(line[i] != "" for line in lines)] if lines else range(len(header))
-    kept = [0, *(i for i in kept if i)]
-    return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]

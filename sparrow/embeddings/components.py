@@ -347,12 +347,15 @@ class ComponentTables(nn.Module):
     def advance(self, moment: tuple[int, int]) -> None:
         """Let time pass: a batch of training begins. Every rank hears of each batch, whatever is looked up there.
 
-        moment: how many samples all ranks' batches have, and when the last one was; -1 where nobody knows.
+        moment: how many samples the batches of all ranks have, 0 where no ids come and go, and when the last one was,
+            -1 where nobody knows.
 
         Raises:
             UserError: when an earlier batch was later.
         """
         samples, time = moment
+        if not samples:
+            return
         if 0 <= time < self.passed.time:
             remedy = "prepare the log in the order of time, or choose tables.addressing.clock examples"
             raise UserError(f"time: a batch of {time} comes after one of {self.passed.time}; {remedy}")

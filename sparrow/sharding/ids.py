@@ -77,7 +77,7 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
     # a receiver's host then knows all sizes, and waits for no device to count
     sizes = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
-    time = [-1 if ids.time is None else ids.time] if routes.asks_time else []
+    time = [-1 if ids.time is None else ids.time] if "time" in routes.clocks else []
     heads = [[*size, *time] for size in sizes]
     jobs = len(routes.jobs_of(world.rank))
     here = len(rows_G) + 2 + jobs + len(time)
@@ -132,7 +132,7 @@ def receive(routes: Routes, lookups: Lookups, sent: SentIds) -> Bags:
         bounds=[0, *counts_JR.sum(1).cumsum(0).tolist()],
         lookups=lookups,
         weights_N=weights_N,
-        moment=(sum(rows_G[0] for rows_G in sent.rows), sent.time),
+        moment=(sum(rows_G[0] for rows_G in sent.rows) if routes.clocks else 0, sent.time),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,7 +84,7 @@ class Routes:
     Vectors go back to the rank that asked ("direct", "sequence") unless their table is through_host: then the ranks of
     the host first add up what they have for each sample, each for the samples of its own local rank everywhere, and
     send one sum to the other hosts ("staged"; Neo's table-row-wise, arXiv 2104.05158, section 4.2). features: those of
-    sharded tables. asks_time: whether some of them ask when a batch was. groups: of each feature, 0 or the number, 1 to
+    sharded tables. clocks: of those whose ids come and go. groups: of each feature, 0 or the number, 1 to
     count, of the dedup group whose unique rows travel instead of samples (RecD, arXiv 2211.05239, section 5).
     """
 
@@ -94,13 +94,13 @@ class Routes:
         features: Sequence[Feature],
         plan: Mapping[str, Layout],
         shards: Mapping[str, Sequence[Shard]],
-        asks_time: bool,
+        clocks: Collection[str],
         groups: Sequence[int],
         count: int,
     ) -> None:
         self.world = world
         self.features = features
-        self.asks_time = asks_time
+        self.clocks = clocks
         self.groups = groups
         dims = {name: of_table[-1].columns[1] for name, of_table in shards.items() if of_table}
         self.dims = [dims[feature.table] for feature in features]

@@ -83,8 +83,8 @@ class ShardedTables(nn.Module):
         copied = [f for f in self.features if plan[f.table].is_replicated]
         self.copies = ComponentTables(everywhere, copied, impl=whole.impl)
         self.sharded = tuple(f for f in self.features if not plan[f.table].is_replicated)
-        asks_time = any(c.policy is not None and c.policy.clock == "time" for c in components.values())
-        self._routes = partial(Routes, world, self.sharded, plan, shards, asks_time)
+        clocks = {c.policy.clock for c in components.values() if c.policy}
+        self._routes = partial(Routes, world, self.sharded, plan, shards, clocks)
         self._mine = mine
         self._codecs = codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}

@@ -143,8 +143,10 @@ class Trainer:
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
-        run, timed = self.run, asks_time(self.tables, self.run, self.dataset)
-        self.loader = self._reader("train", shuffle=bool(run.data.shuffle), timed=timed)
+        run = self.run
+        self.loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        if asks_time(self.tables, run, self.dataset):
+            self.loader.with_time()
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -388,11 +390,12 @@ class Trainer:
             write_text(self.dir.path / "results.json", to_json(results, indent=1))
         return results
 
-    def _reader(self, split: str, shuffle: bool = False, timed: bool = False) -> Loader:
+    def _reader(self, split: str, shuffle: bool = False) -> Loader:
         """Returns a loader of this rank's share of a part's batches."""
         run, world = self.run, self.ranks.world
-        choices: dict[str, Any] = {"shuffle": shuffle, "seed": run.seed, "dedup": run.data.dedup, "timed": timed}
-        return self.dataset.loader(run.data.batch_size, split, rank=world.rank, ranks=world.size, **choices)
+        return self.dataset.loader(
+            run.data.batch_size, split, shuffle, run.seed, run.data.dedup, rank=world.rank, ranks=world.size
+        )
 
     # -- stopping and resuming ----------------------------------------------------------------------------------
 

@@ -140,15 +140,11 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
         raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
     parts = list(zip(spec.components, then_parts, strict=True))
     is_same = bool((to_R == torch.arange(len(to_R))).all())
-    if policy := after.traits.policy or before.traits.policy:
+    if policy := before.traits.policy or after.traits.policy:
         fixed = [(p.capacity, p.buckets, p.clock) if p else None for p in (before.traits.policy, after.traits.policy)]
         if fixed[0] != fixed[1] or not is_same:
-            remedy = (
-                f"keep its rows ({policy.capacity:,}), bucket and clock, and the numbers of its ids (--like, --grow)"
-            )
-            raise UserError(
-                f"init_from: ids of table {spec.name!r} would have other rows than in the run before; {remedy}"
-            )
+            remedy = f"keep its {policy.capacity:,} rows, bucket and clock, and number ids as then (--like, --grow)"
+            raise UserError(f"init_from: ids of table {spec.name!r} would have other rows than before; {remedy}")
         return {component.name: torch.arange(size.rows) for component, size in parts}
     if before == after and is_same:
         return {component.name: torch.arange(size.rows) for component, size in parts}

@@ -273,7 +273,7 @@ def test_another_number_of_rows_is_refused(timed: Path, tmp_path: Path, changed:
     train(small_run(timed / "p0", tmp_path / "first", tables=choices(rows=300), loop=Loop(max_steps=3)))
     other = choices(**{"rows": 300, **changed})
     run = small_run(timed / "p10", tmp_path / "next", tables=other, init_from=str(tmp_path / "first"))
-    with pytest.raises(UserError, match="'item'"):
+    with pytest.raises(UserError, match="'site' would have other rows .* keep its 300 rows"):
         Trainer(run).fit()
 
 

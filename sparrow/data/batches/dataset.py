@@ -76,7 +76,6 @@ class Dataset:
         dedup: Literal["auto", "on", "off"] = "auto",
         rank: int = 0,
         ranks: int = 1,
-        timed: bool = False,
     ) -> Loader:
         """Returns the batches of a part; see `Loader`.
 
@@ -89,7 +88,6 @@ class Dataset:
                 `pays`.
             rank: which of the readers this one is.
             ranks: how many readers share each batch.
-            timed: whether batches have the time of their last row.
 
         Raises:
             UserError: for an unknown part, and for a batch_size below 1.
@@ -105,7 +103,6 @@ class Dataset:
             unique=unique,
             rank=rank,
             ranks=ranks,
-            timed=timed,
         )
 
     def factor(self, group: str) -> float:

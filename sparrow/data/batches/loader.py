@@ -70,7 +70,6 @@ class Loader:
         unique: feature groups whose equal rows a batch has once.
         rank: which of the readers this one is.
         ranks: how many readers share each batch.
-        timed: whether batches have the time of their last row.
 
     Raises:
         UserError: for a batch_size below 1, and for a damaged file.
@@ -87,7 +86,6 @@ class Loader:
         unique: Collection[str] = (),
         rank: int = 0,
         ranks: int = 1,
-        timed: bool = False,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size: {batch_size} holds no rows; use 1 or more")
@@ -107,7 +105,7 @@ class Loader:
         self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
-        self._columns += self._leading + (schema.of_kind("time") if timed else ())
+        self._columns += self._leading
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
@@ -126,6 +124,10 @@ class Loader:
                 yield share
         self._epoch = self._epoch + 1
         self._next = 0
+
+    def with_time(self) -> None:
+        """Let batches have the time of their last row."""
+        self._columns += self.schema.of_kind("time")
 
     def bytes_ahead(self) -> int:
         """Returns about how many bytes of memory an iteration takes.
