@@ -138,7 +138,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
-        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say) if run.loop.progressive else math.inf
+        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
@@ -265,9 +265,10 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
             fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
-            self.seen.take(micro, done, fifth if self.epoch == 0 and self.examples >= self.fitted else None)
+            # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
+            is_new, tells = self.epoch == 0, self.epoch > 0 or self.examples >= self.fitted
+            self.seen.take(micro, done, fifth if is_new and tells and self.run.loop.progressive else None, tells)
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)

@@ -26,13 +26,13 @@ def fitted(tables: Sequence[EmbeddingTables], is_shuffled: bool, say: Callable[[
 
     Args:
         tables: the model's.
-        is_shuffled: whether these rows are anywhere in the epoch; then no row tells.
+        is_shuffled: whether these rows are anywhere in the epoch; then no row of it tells.
         say: is told so.
     """
     most = max((spec.addressing.traits.fitted for of in tables for spec in of.specs), default=0)
     if not most or not is_shuffled:
         return most
-    say("progressive: left out, because rows to which a map of ids was fitted are anywhere in the epoch")
+    say("metrics of the first epoch: left out, because rows to which a map of ids was fitted are anywhere in it")
     return math.inf
 
 
@@ -49,17 +49,18 @@ class Seen:
         self._window = Streaming()
         self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
 
-    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None) -> None:
+    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None, tells: bool = True) -> None:
         """Judge a step's batches.
 
         Args:
             micro: this rank's shares of the batches.
             done: what the step found.
             fifth: of the first epoch, 0 to 4; None where rows come again.
+            tells: whether their scores say something, see `fitted`; if not, only the loss counts.
         """
         also = [] if fifth is None else [self._fifths[fifth]]
         for share, scores_BT in zip(micro, done.scores, strict=True):
-            if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
+            if scores_BT is not None and tells:  # else the step is left out, and said to be; a NaN stays in a sum
                 scores_B = of_whole_log(scores_BT[:, 0], self._kept)
                 self._window.update(scores_B, *first_label(share.batch, self._kept), also)
         self._losses += done.losses

@@ -25,6 +25,7 @@ from sparrow.trained.build import tables_of
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, train
+from sparrow.training.runlog import read
 from tests.runs import small_run
 
 GROUPS, IDS, ROWS = 4, 120, 6000
@@ -215,6 +216,10 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     results = train(run)
     judged = sum(one["examples"] for one in results["progressive"])
     assert judged == ROWS * 8 // 10 - -(-found.fitted // 128) * 128  # whole batches
+    lines = [line for line in read(tmp_path / "run") if line["event"] == "train"]
+    begun = [(line["step"] - 1) * 128 >= found.fitted for line in lines]  # its last batch tells
+    assert [("ne" in line) for line in lines] == begun and len(set(begun)) == 2
+    assert all(line["loss"] > 0 for line in lines)
     settled = Run.load(tmp_path / "run" / "run.toml")
     assert settled.tables.sizes["item"]["digest"] == found.digest
     path.unlink()  # nothing outside the run is needed
@@ -239,8 +244,10 @@ def test_shuffled_rows_are_not_judged(log: Path, tmp_path: Path) -> None:
     fit(data.open(log), "item", 20, quiet, share=0.3).save(path)
     run = run_with(log, path, tmp_path / "run", data=Data(path=str(log), batch_size=128, shuffle=True))
     results = train(run, listener=lambda event, values: said.append(values.get("text", "")))
-    assert not results["progressive"]
-    assert any("progressive: left out" in text for text in said)
+    assert not results["progressive"] and not any(
+        "ne" in line for line in read(tmp_path / "run") if line["event"] == "train"
+    )
+    assert any("metrics of the first epoch: left out" in text for text in said)
 
 
 def test_a_map_of_another_vocabulary_is_refused(log: Path, tmp_path: Path) -> None:
