@@ -157,7 +157,7 @@ class Trainer:
         self.best_step: int | None = None
         self.kept: int | None = self.saved.step if self.saved else None  # the step of the last checkpoint
         self.last_evaluation: dict[str, float] = {}
-        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives)
+        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives, self.run.loop.progressive)
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
 
@@ -267,8 +267,9 @@ class Trainer:
         with self.profiler.part("look"):
             fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
             # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
-            is_new, tells = self.epoch == 0, self.epoch > 0 or self.examples >= self.fitted
-            self.seen.take(micro, done, fifth if is_new and tells and self.run.loop.progressive else None, tells)
+            self.seen.take(
+                micro, done, fifth if self.epoch == 0 else None, self.epoch > 0 or self.examples >= self.fitted
+            )
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)

@@ -40,16 +40,18 @@ class Seen:
     """Sums over what this rank has judged: by fifths of the first epoch, and since the last line of the run log.
 
     kept: the share of the negatives that training has; scores are judged as if all were there, like those of valid.
+    progressive: whether there are sums by fifths.
     """
 
-    def __init__(self, world: World, kept: float) -> None:
+    def __init__(self, world: World, kept: float, progressive: bool) -> None:
         self._world = world
+        self._progressive = progressive
         self._kept = kept
         self._fifths = [Streaming() for _ in range(WINDOWS)]
         self._window = Streaming()
         self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
 
-    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None, tells: bool = True) -> None:
+    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None, tells: bool) -> None:
         """Judge a step's batches.
 
         Args:
@@ -58,7 +60,7 @@ class Seen:
             fifth: of the first epoch, 0 to 4; None where rows come again.
             tells: whether their scores say something, see `fitted`; if not, only the loss counts.
         """
-        also = [] if fifth is None else [self._fifths[fifth]]
+        also = [self._fifths[fifth]] if self._progressive and fifth is not None else []
         for share, scores_BT in zip(micro, done.scores, strict=True):
             if scores_BT is not None and tells:  # else the step is left out, and said to be; a NaN stays in a sum
                 scores_B = of_whole_log(scores_BT[:, 0], self._kept)
