@@ -40,27 +40,28 @@ class Seen:
     """Sums over what this rank has judged: by fifths of the first epoch, and since the last line of the run log.
 
     kept: the share of the negatives that training has; scores are judged as if all were there, like those of valid.
-    progressive: whether there are sums by fifths.
+    fitted: see there; of these rows only the loss counts. first_epoch: its rows, or 0 for no sums by fifths.
     """
 
-    def __init__(self, world: World, kept: float, progressive: bool) -> None:
+    def __init__(self, world: World, kept: float, fitted: float, first_epoch: int) -> None:
         self._world = world
-        self._progressive = progressive
         self._kept = kept
+        self._fitted, self._first_epoch = fitted, first_epoch
         self._fifths = [Streaming() for _ in range(WINDOWS)]
         self._window = Streaming()
         self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
 
-    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None, tells: bool) -> None:
+    def take(self, micro: Sequence[Share], done: Outcome, before: int | None) -> None:
         """Judge a step's batches.
 
         Args:
             micro: this rank's shares of the batches.
             done: what the step found.
-            fifth: of the first epoch, 0 to 4; None where rows come again.
-            tells: whether their scores say something, see `fitted`; if not, only the loss counts.
+            before: how many rows of the first epoch came before; None in later ones, whose rows were learnt before.
         """
-        also = [self._fifths[fifth]] if self._progressive and fifth is not None else []
+        fifth = min(WINDOWS - 1, (before or 0) * WINDOWS // max(self._first_epoch, 1))
+        also = [self._fifths[fifth]] if self._first_epoch and before is not None else []
+        tells = before is None or before >= self._fitted
         for share, scores_BT in zip(micro, done.scores, strict=True):
             if scores_BT is not None and tells:  # else the step is left out, and said to be; a NaN stays in a sum
                 scores_B = of_whole_log(scores_BT[:, 0], self._kept)
