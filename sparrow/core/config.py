@@ -76,6 +76,16 @@ def from_dict(cls: type[T], data: object, place: str = "") -> T:
     return typing.cast(T, _convert(cls, data, place))
 
 
+def changed(config: T, data: dict[str, Any]) -> T:
+    """Returns a config with some fields made from plain data. The others are not read again.
+
+    Raises:
+        UserError: as `from_dict`.
+    """
+    made: T = dataclasses.replace(typing.cast(Any, config), **_convert_fields(type(config), data, ""))
+    return made
+
+
 def _convert(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
@@ -111,17 +121,12 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
 def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] = ()) -> Any:
     if not isinstance(value, dict):
         raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
-    hints = _hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     at = f"{place}." if place else ""
-    for key in value:
-        if key not in fields:
-            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
-    for name, f in fields.items():
-        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if missing and name not in value:
-            raise UserError(f"{at}{name}: missing; add it")
-    converted = {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
+    converted = _convert_fields(cls, value, at, also)
+    for f in dataclasses.fields(cls):
+        missing = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and f.name not in value:
+            raise UserError(f"{at}{f.name}: missing; add it")
     try:
         return cls(**converted)
     except UserError as error:
@@ -132,6 +137,15 @@ def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] =
 def _hints(cls: type) -> dict[str, Any]:
     """The types of a config's fields, which take long to find."""
     return typing.get_type_hints(cls, include_extras=True)
+
+
+def _convert_fields(cls: Any, value: dict[str, Any], at: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    hints = _hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key in value:
+        if key not in fields:
+            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
+    return {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
 
 
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from sparrow.core.config import Family, from_dict, to_dict
+from sparrow.core.config import Family, changed, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
 from sparrow.embeddings.spec import Cache, State, TableSpec
@@ -72,8 +72,7 @@ class Override:
                 same = before.get("name") == change.get("name", before.get("name"))
                 change = {**(before if same else {}), **change}
             merged[part] = change
-        made = from_dict(TableChoices, merged)  # what else there is need not be read again
-        return replace(choices, overrides=(), **{part: getattr(made, part) for part in parts})
+        return changed(replace(choices, overrides=()) if choices.overrides else choices, merged)
 
 
 @dataclass(frozen=True, kw_only=True)
