@@ -134,8 +134,10 @@ class Bench:
 def changes(bench: Bench, table: str) -> dict[str, dict[str, Any]]:
     """Ten choices for a table."""
     rows = bench.specs[table].components[0].rows
-    found = {f"{name} 1/{part}": {"addressing": {"name": name, "rows": max(3, round(rows / part))}}
-             for name, part in (("hashed", 2), ("hashed", 10), ("hashed", 30), ("cut", 4), ("cut", 10), ("cut", 30))}  # fmt: skip
+    shares = (("hashed", 2), ("hashed", 10), ("hashed", 30), ("cut", 4), ("cut", 10), ("cut", 30))
+    found: dict[str, dict[str, Any]] = {
+        f"{name} 1/{part}": {"addressing": {"name": name, "rows": max(3, round(rows / part))}} for name, part in shares
+    }
     tenth = max(3, round(rows / 10))
     return found | {
         "mixed 4": {"addressing": {"name": "mixed_dimension", "dims": [4]}},
@@ -173,7 +175,7 @@ def expected(bench: Bench, every: dict[str, tuple[str, dict[str, Any]]]) -> dict
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """The correlation of ranks; damages are never equal."""
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks)[0, 1])
 
 
 def compare(bench: Bench) -> None:
