@@ -152,6 +152,7 @@ def propose(
     known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
     least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
     if least > budget:
+        _clear(maps, ())
         room = f"the smallest plan takes {in_units(least)} to {purpose}"
         raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
     uses, _ = usage(found, dataset, (), told)
@@ -164,7 +165,8 @@ def propose(
             measured[one.table].append(Option(alternative=one, damage=damage, error=error))
     options = list(measured.values())
     before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), planned(options, budget, purpose)
-    proposal = Proposal(
+    _clear(maps, plan.options)
+    return Proposal(
         run=run,
         before=before,
         plan=plan,
@@ -173,9 +175,6 @@ def propose(
         checked=_checked(plan, rebuilds, checks),
         unmeasured=len(bold) - len(trained),
     )
-    if maps is not None and maps.is_dir():
-        _clear(maps, plan)
-    return proposal
 
 
 def _alternatives(
@@ -212,12 +211,12 @@ def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Pr
     return files
 
 
-def _clear(folder: Path, plan: Plan) -> None:
-    """Delete the maps that a plan does not use."""
-    used = {one.alternative.change.get("addressing", {}).get("file") for one in plan.options}
-    for path in folder.glob("*.map"):
+def _clear(folder: Path | None, options: Sequence[Option]) -> None:
+    """Delete the maps that these options do not use."""
+    used = {one.alternative.change.get("addressing", {}).get("file") for one in options}
+    for path in folder.glob("*.map") if folder else ():
         path.unlink() if str(path) not in used else None
-    if not any(folder.iterdir()):
+    if folder and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 

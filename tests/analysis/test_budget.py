@@ -258,7 +258,8 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--budget: 10 B are too few, the smallest plan takes .*B to train"):
-        propose(trained, 10, "train", rows=200, told=quiet)
+        propose(trained, 10, "train", rows=200, maps=tmp_path / "maps", told=quiet)
+    assert not (tmp_path / "maps").exists()
     with pytest.raises(UserError, match="--keep: no table 'itm'; did you mean 'item'"):
         propose(trained, 10**9, "serve", keep=("itm",), rows=200, told=quiet)
     columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
