@@ -80,11 +80,13 @@ class Early:
     """What the earliest training rows say of the ids of some tables.
 
     Args:
+        log: its fingerprint.
         rows: how many were read.
         count_S: table -> how often each id occurs, int64 [S].
         vectors_SD: table -> alike ids have alike vectors; none without a learner.
     """
 
+    log: str
     rows: int
     count_S: dict[str, np.ndarray]
     vectors_SD: dict[str, np.ndarray]
@@ -93,7 +95,7 @@ class Early:
         """Returns a map of a table's ids. ids: how they are numbered. Others: see `fit`."""
         row_S, alone = made(self.count_S[table], self.vectors_SD[table], rows, private, by)
         narrow = np.int16 if rows <= 1 << 15 else np.int32
-        return Map(torch.from_numpy(row_S.astype(narrow)), rows, alone, self.rows, ids.digest)
+        return Map(torch.from_numpy(row_S.astype(narrow)), rows, alone, self.rows, ids.digest, self.log)
 
 
 def early(
@@ -128,7 +130,7 @@ def early(
             break
     counts = {table: of_S.numpy() for table, of_S in count_S.items()}
     vectors = {t: np.zeros((len(of_S), 0)) if learner is None else learner.vectors(t) for t, of_S in counts.items()}
-    return Early(last, counts, vectors)
+    return Early(dataset.fingerprint, last, counts, vectors)
 
 
 def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By) -> tuple[np.ndarray, int]:

@@ -138,7 +138,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
-        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say)
+        self.fitted = fitted(self.tables, run, self.dataset.fingerprint, self._say)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""

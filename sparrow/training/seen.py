@@ -16,21 +16,25 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.metrics import Streaming, folded, merged
 from sparrow.trained.build import of_whole_log
 from sparrow.trained.labels import first_label
+from sparrow.trained.run import Run
 from sparrow.training.step import Outcome
 
 WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 
 
-def fitted(tables: Sequence[EmbeddingTables], is_shuffled: bool, say: Callable[[str], None]) -> float:
+def fitted(tables: Sequence[EmbeddingTables], run: Run, log: str, say: Callable[[str], None]) -> float:
     """Returns how many of the first rows tell nothing about a model, because a map of ids was fitted to them.
 
     Args:
         tables: the model's.
-        is_shuffled: whether these rows are anywhere in the epoch; then no row of it tells.
+        run: whether it shuffles: then these rows are anywhere in the epoch, and no row of it tells. A run that goes on
+            with another may have a map that was fitted to another log; of this one all rows tell.
+        log: the fingerprint of the run's.
         say: is told so.
     """
-    most = max((spec.addressing.traits.fitted for of in tables for spec in of.specs), default=0)
-    if not most or not is_shuffled:
+    every = [spec.addressing.traits for of in tables for spec in of.specs]
+    most = max((one.fitted for one in every if not run.init_from or one.fitted_log in ("", log)), default=0)
+    if not most or not run.data.shuffle:
         return most
     say("metrics of the first epoch: left out, because rows to which a map of ids was fitted are anywhere in it")
     return math.inf

@@ -21,6 +21,7 @@ from sparrow.embeddings.addressing import learned
 from sparrow.embeddings.addressing.learned import Map
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.features.transforms import Transforms
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.trained.scorer import restore
@@ -237,6 +238,21 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     (tmp_path / "moved" / "maps" / "item").unlink()
     with pytest.raises(UserError, match="maps/item: No such file"):
         restore(tmp_path / "moved")
+
+
+def test_all_rows_of_another_day_are_judged(log: Path, tmp_path: Path) -> None:
+    """A run that goes on with a map, once on the log of the fit and once on the next day's."""
+    fit(data.open(log), "item", 20, quiet, share=0.3).save(tmp_path / "item.map")
+    train(run_with(log, tmp_path / "item.map", tmp_path / "run"))
+    random, rows = np.random.default_rng(1), 2000
+    columns = {"ts": ROWS + np.arange(rows), "item": random.integers(0, 40, rows), "page": np.zeros(rows, int)}
+    pq.write_table(pa.table(columns | {"click": random.integers(0, 2, rows)}), tmp_path / "next.parquet")
+    data.prepare([tmp_path / "next.parquet"], tmp_path / "next", schema=Transforms.load(tmp_path / "run"))
+    judged = {}
+    for name, place in (("same", log), ("next", tmp_path / "next")):
+        run = run_with(place, tmp_path / "item.map", tmp_path / f"on-{name}", init_from=str(tmp_path / "run"))
+        judged[name] = sum(one["examples"] for one in train(run)["progressive"])
+    assert judged["next"] == data.open(tmp_path / "next").rows() and judged["same"] < data.open(log).rows()
 
 
 def test_shuffled_rows_are_not_judged(log: Path, tmp_path: Path) -> None:
