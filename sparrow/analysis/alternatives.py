@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,14 @@ SHARES = (1 / 2, 1 / 4, 1 / 10, 1 / 30)  # of the rows
 COLUMNS = (2, 4)  # divide the columns
 NARROW = 8  # and so does this
 COLLISIONS = (4, 16, 60)
-OPERATIONS = ("mult", "add")
+FACTORS: tuple[dict[str, Any], ...] = (
+    {"name": "quotient_remainder", "operation": "mult"},
+    {"name": "quotient_remainder", "operation": "add"},
+    {"name": "coprime", "operation": "mult"},
+    {"name": "path"},
+)
+FACTORS_OF_HASHES = tuple({**factors, "fold": True} for factors in FACTORS[:-1])  # which have no bucket for a path
+MOST_MAPPED = 1_000_000  # ids: a map of more takes minutes to fit
 LEAST_ROWS = 3  # a row for a missing id, one for unknown ids, and one that others share
 
 
@@ -96,13 +104,17 @@ class Alternative:
         words = []
         if addressing := dict(self.change.get("addressing", {})):
             words.append(addressing.pop("name"))
+            if "file" in addressing:  # its name says less than the rows
+                addressing = {"rows": self.spec.components[0].rows}
             words += [f"{name} {_in_words(value)}" for name, value in addressing.items() if value is not True]
         if stored := self.change.get("format"):
             words.append(stored["name"])
         return ", ".join(words) or "as it is"
 
 
-def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int]) -> list[Alternative]:
+def alternatives(
+    run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int], maps: Sequence[Path] = ()
+) -> list[Alternative]:
     """Returns the choices for a table, the present one first. None of the others takes more bytes of values.
 
     Only tables whose ids have rows of their own, or are hashed, have others.
@@ -112,6 +124,7 @@ def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, in
         schema: of its log.
         spec: what the table is.
         dense: see `sparrow.training.preflight.dense_state`.
+        maps: files with maps of its ids, see `mapped_rows`.
     """
     ids = Numbering.of(schema.encodings[spec.name])
     now = Alternative(change={}, spec=spec, bytes=Bytes.of(spec, dense), how="kept")
@@ -119,8 +132,12 @@ def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, in
     if not isinstance(spec.addressing, (Direct, Hashed)):
         return found
 
+    own = run.tables.alone(spec.name, ids.rows)  # the other tables' choices need not be gone through each time
+
     def made(how: How, **change: Any) -> Alternative:
-        then = changed(run.tables, {spec.name: change}).spec(spec.name, spec.dim, ids, spec.init_scale)
+        chosen = Override(names=(spec.name,), **change).on(own)
+        chosen = replace(chosen, sizes={}) if "addressing" in change else chosen
+        then = chosen.spec(spec.name, spec.dim, ids, spec.init_scale)
         return Alternative(change=change, spec=then, bytes=Bytes.of(then, dense), how=how)
 
     def take(one: Alternative, beside: Alternative) -> None:
@@ -129,13 +146,22 @@ def alternatives(run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, in
 
     for name in FORMATS:
         take(made("rebuilt", format={"name": name}), now)
-    for addressing in _smaller(spec, ids):
+    learned = [{"name": "learned", "file": str(path)} for path in maps]
+    for addressing in (*_smaller(spec, ids), *learned):
         plain = made("rebuilt", addressing=addressing)
         take(plain, now)
         take(made("rebuilt", addressing=addressing, format={"name": "int8"}), plain)
     for change in _bold(spec, ids):
         take(made("trained", **change), now)
     return found
+
+
+def mapped_rows(spec: TableSpec, ids: Numbering) -> list[int]:
+    """Returns how many rows a table could have with a learned map; none where ids have no rows of their own."""
+    if not isinstance(spec.addressing, Direct) or ids.rows > MOST_MAPPED:
+        return []
+    fewer = (max(LEAST_ROWS, round(share * ids.rows)) for share in SHARES)
+    return [rows for rows in fewer if rows < ids.rows]
 
 
 def changed(tables: TableChoices, changes: Mapping[str, Mapping[str, Any]]) -> TableChoices:
@@ -175,10 +201,8 @@ def _bold(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
     """Yields changes whose damage trained rows do not tell: see `Alternative`."""
     yield {"format": {"name": FEW_BITS}}
     if _is_whole(spec, ids):
-        for operation in OPERATIONS:
-            for collisions in COLLISIONS:
-                settings = {"name": "quotient_remainder", "operation": operation, "collisions": collisions}
-                yield {"addressing": settings if ids.is_numbered else {**settings, "fold": True}}
+        for factors in FACTORS if ids.is_numbered else FACTORS_OF_HASHES:
+            yield from ({"addressing": {**factors, "collisions": collisions}} for collisions in COLLISIONS)
         if spec.dim >= NARROW:
             yield {"addressing": {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}}
 

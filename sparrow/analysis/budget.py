@@ -7,17 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sparrow import data
 from sparrow.analysis import knapsack, picture
-from sparrow.analysis.alternatives import Alternative, Purpose, alternatives, changed
+from sparrow.analysis.alternatives import Alternative, Bytes, Purpose, alternatives, changed, mapped_rows
 from sparrow.analysis.damage import SHORT, Judge, Rebuilt, by_training, in_floats, judges
+from sparrow.analysis.learned_hash import early
 from sparrow.analysis.usage import usage
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import whole
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import TableSpec
+from sparrow.embeddings import Numbering, TableSpec
 from sparrow.metrics.intervals import Estimate
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Run
@@ -115,6 +117,7 @@ def propose(
     rows: int = 20_000,
     trainings: int = 3,
     which: str = "best",
+    maps: Path | None = None,
     told: Progress,
 ) -> Proposal:
     """Measure what smaller tables cost, and choose those that fit into a budget at the least expected loss.
@@ -127,6 +130,7 @@ def propose(
         rows: of the valid part, by which to choose; as many others check the choice.
         trainings: choices that are measured by short trainings, at most.
         which: the checkpoint, see `restore`.
+        maps: a folder for learned maps of ids, in which those of the plan are left; None leaves learned hashing out.
         told: is told how far it is.
 
     Raises:
@@ -136,13 +140,19 @@ def propose(
     run, dataset = found.run, data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     chooses, checks = judges(dataset, rows)
-    known = _alternatives(found, keep)
+    known = _alternatives(found, dataset, keep, maps, told)
     now = {of[0].table: of[0].bytes.to(purpose) for of in known}
-    bold = sorted((one for of in known for one in of if one.how == "trained"), key=lambda one: -now[one.table])
+    share = budget / sum(now.values())
+
+    bold = sorted(  # the largest tables first, of these the choices that save as large a share as has to be saved
+        (one for of in known for one in of if one.how == "trained"),
+        key=lambda one: (-now[one.table], abs(math.log(one.bytes.to(purpose) / (share * now[one.table])))),
+    )
     trained = bold[:trainings]
     known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
     least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
     if least > budget:
+        _clear(maps, ())
         room = f"the smallest plan takes {in_units(least)} to {purpose}"
         raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
     uses, _ = usage(found, dataset, (), told)
@@ -154,7 +164,8 @@ def propose(
         for one, (damage, error) in zip(trained, damages, strict=True):
             measured[one.table].append(Option(alternative=one, damage=damage, error=error))
     options = list(measured.values())
-    before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), _plan(options, budget, purpose)
+    before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), planned(options, budget, purpose)
+    _clear(maps, plan.options)
     return Proposal(
         run=run,
         before=before,
@@ -166,8 +177,10 @@ def propose(
     )
 
 
-def _alternatives(found: Restored, keep: Collection[str]) -> list[list[Alternative]]:
-    """Returns the choices for each table, the present one first."""
+def _alternatives(
+    found: Restored, dataset: Dataset, keep: Collection[str], maps: Path | None, told: Progress
+) -> list[list[Alternative]]:
+    """Returns the choices for each table, the present one first. Tables that are kept, or small, have no other."""
     specs: list[TableSpec] = [spec for tables in tables_of(found.model) for spec in tables.specs]
     names = [spec.name for spec in specs]
     for name in keep:
@@ -176,9 +189,35 @@ def _alternatives(found: Restored, keep: Collection[str]) -> list[list[Alternati
     if not specs:
         raise UserError(f"{found.run.run_dir}: its model has no tables, so nothing can be made smaller")
     dense = dense_state(found.run)
-    each = [alternatives(found.run, found.schema, spec, dense) for spec in specs]
-    enough = LEAST_SHARE * sum(of[0].bytes.weights for of in each)
-    return [of if of[0].bytes.weights >= enough and of[0].table not in keep else of[:1] for of in each]
+    sizes = {spec.name: Bytes.of(spec, dense).weights for spec in specs}
+    free = [n for n in names if sizes[n] >= LEAST_SHARE * sum(sizes.values()) and n not in keep]
+    files = {} if maps is None else _mapped(dataset, [spec for spec in specs if spec.name in free], maps, told)
+    each = [alternatives(found.run, found.schema, spec, dense, files.get(spec.name, ())) for spec in specs]
+    return [of if of[0].table in free else of[:1] for of in each]
+
+
+def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Progress) -> dict[str, list[Path]]:
+    """Fit maps of the ids of tables on the earliest training rows. Returns table -> their files."""
+    numberings = {spec.name: Numbering.of(dataset.schema.encodings[spec.name]) for spec in specs}
+    sizes = {spec.name: of for spec in specs if (of := mapped_rows(spec, numberings[spec.name]))}
+    if not sizes:
+        return {}
+    found, files = early(dataset, sizes, told), dict[str, list[Path]]()
+    folder.mkdir(exist_ok=True)
+    for name, of in sizes.items():
+        files[name] = [folder / f"{quote(name, safe='')}-{rows}.map" for rows in of]
+        for rows, path in zip(of, files[name], strict=True):
+            found.map_of(name, numberings[name], rows).save(path)
+    return files
+
+
+def _clear(folder: Path | None, options: Sequence[Option]) -> None:
+    """Delete the maps that these options do not use."""
+    used = {one.alternative.change.get("addressing", {}).get("file") for one in options}
+    for path in folder.glob("*.map") if folder else ():
+        path.unlink() if str(path) not in used else None
+    if folder and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _rebuilt(
@@ -204,7 +243,7 @@ def _steps(run: Run, dataset: Dataset) -> int:
     return math.ceil(SHORT * dataset.rows() / (run.data.batch_size * run.loop.accumulate))
 
 
-def _plan(options: Sequence[Sequence[Option]], budget: int, purpose: Purpose) -> Plan:
+def planned(options: Sequence[Sequence[Option]], budget: int, purpose: Purpose) -> Plan:
     """Returns the plan that fits at the least cost."""
     classes = [[(one.alternative.bytes.to(purpose), one.cost) for one in of] for of in options]
     chosen = knapsack.choose(classes, budget)
@@ -215,7 +254,7 @@ def _curve(options: Sequence[Sequence[Option]], least: int, before: Plan) -> tup
     """Returns plans from the smallest to one with all bytes of today, in even steps of the logarithm."""
     factor = before.bytes / max(least, 1)
     budgets = [least, *(int(least * factor ** (i / POINTS)) for i in range(1, POINTS)), max(before.bytes, least)]
-    return tuple(_plan(options, budget, before.purpose) for budget in budgets)
+    return tuple(planned(options, budget, before.purpose) for budget in budgets)
 
 
 def _checked(plan: Plan, rebuilds: Rebuilt, judge: Judge) -> Estimate | None:

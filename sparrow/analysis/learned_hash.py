@@ -9,6 +9,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -67,28 +69,68 @@ def fit(
     if not ids.is_numbered:
         raise UserError(f"--fit: the ids of table {table!r} are hashes, which no map can list; use hashed")
     require(least=_ALWAYS + 1, most=ids.rows, rows=rows)
-    require(above=0, most=1, share=share)
     require(least=1, most=4, numbers=numbers)
     require(least=0, most=1, private=private)
+    found = early(dataset, [table], told, share=share, numbers=0 if by == "counts" else numbers, seed=seed)
+    return found.map_of(table, ids, rows, private, by)
+
+
+@dataclass(frozen=True, eq=False)
+class Early:
+    """What the earliest training rows say of the ids of some tables.
+
+    Args:
+        log: its fingerprint.
+        rows: how many were read.
+        count_S: table -> how often each id occurs, int64 [S].
+        vectors_SD: table -> alike ids have alike vectors; none without a learner.
+    """
+
+    log: str
+    rows: int
+    count_S: dict[str, np.ndarray]
+    vectors_SD: dict[str, np.ndarray]
+
+    def map_of(self, table: str, ids: Numbering, rows: int, private: float = 0.5, by: By = "both") -> Map:
+        """Returns a map of a table's ids. ids: how they are numbered. Others: see `fit`."""
+        row_S, alone = made(self.count_S[table], self.vectors_SD[table], rows, private, by)
+        narrow = np.int16 if rows <= 1 << 15 else np.int32
+        return Map(torch.from_numpy(row_S.astype(narrow)), rows, alone, self.rows, ids.digest, self.log)
+
+
+def early(
+    dataset: Dataset, tables: Collection[str], told: Progress, *, share: float = 0.1, numbers: int = 2, seed: int = 0
+) -> Early:
+    """Returns what the earliest training rows say, which are read once.
+
+    Args:
+        dataset: the prepared log.
+        tables: whose ids, which are numbered.
+        told: is told how far it is.
+        share: see `fit`.
+        numbers: see `fit`; with 0 nothing is learnt.
+        seed: see `fit`.
+    """
+    require(above=0, most=1, share=share)
+    schema = dataset.schema
     last = max(1, math.floor(share * dataset.rows("train")))
-    columns = [name for name in schema.sparse if schema.columns[name].table == table]
-    learner = None if by == "counts" else _Learner(dataset, numbers, seed)
-    count_S = torch.zeros(ids.rows, dtype=torch.int64)
+    columns = [(name, table) for name in schema.sparse if (table := schema.columns[name].table) in tables]
+    learner = _Learner(dataset, numbers, seed) if numbers else None
+    count_S = {table: torch.zeros(schema.encodings[table].rows or 0, dtype=torch.int64) for table in tables}
     done = 0
     for batch in dataset.loader(batch_size_for(last), split="train", dedup="off"):
         batch = batch.part(0, min(batch.batch_size, last - done))
-        for name in columns:
-            count_S += torch.bincount(batch.ids[name].values_N.long(), minlength=ids.rows)
+        for name, table in columns:
+            count_S[str(table)] += torch.bincount(batch.ids[name].values_N.long(), minlength=len(count_S[str(table)]))
         if learner is not None:
             learner.learn(batch)
         done += batch.batch_size
         told("read training", done, last)
         if done >= last:
             break
-    vectors_SD = np.zeros((ids.rows, 0)) if learner is None else learner.vectors(table)
-    row_S, alone = made(count_S.numpy(), vectors_SD, rows, private, by)
-    narrow = np.int16 if rows <= 1 << 15 else np.int32
-    return Map(torch.from_numpy(row_S.astype(narrow)), rows, alone, last, ids.digest)
+    counts = {table: of_S.numpy() for table, of_S in count_S.items()}
+    vectors = {t: np.zeros((len(of_S), 0)) if learner is None else learner.vectors(t) for t, of_S in counts.items()}
+    return Early(dataset.fingerprint, last, counts, vectors)
 
 
 def made(count_S: np.ndarray, vectors_SD: np.ndarray, rows: int, private: float, by: By) -> tuple[np.ndarray, int]:

@@ -74,10 +74,10 @@ def tables(
             raise UserError(f"{path}: not a name for this file; end it in {suffix}")
         if path.parent != place and not path.resolve().parent.is_dir():
             raise UserError(f"{path}: no folder {path.resolve().parent}; make it first")
-    allowed = parsed(budget)
+    allowed, maps = parsed(budget), out.with_name(f"{out.stem}-maps")
     with _show.progress_bar() as told:
         found = propose(
-            place, allowed, purpose, keep=keep, rows=sample, trainings=trainings, which=checkpoint, told=told
+            place, allowed, purpose, keep=keep, rows=sample, trainings=trainings, which=checkpoint, maps=maps, told=told
         )
     _show_proposal(found)
     found.plan.run(found.run, f"{found.run.run_dir}-{out.stem}").save(out)
@@ -183,7 +183,7 @@ def _show_proposal(found: Proposal) -> None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")
     if any(one.alternative.how == "trained" for one in plan.options):
-        told.append(f"factors, int4 and very few columns: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
+        told.append(f"factors, path, int4 and very few columns: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
     if found.unmeasured:
         told.append(f"{found.unmeasured} choices that only training can judge were left out; --trainings measures more")
     _show.notes(told)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import pkgutil
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +31,7 @@ class Family:
 
     def names(self) -> list[str]:
         """Returns the names of all members, sorted; files that begin with an underscore are not members."""
-        path = importlib.import_module(self.package).__path__
-        return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        return list(_files(tuple(importlib.import_module(self.package).__path__)))
 
     def config(self, name: str, place: str = "name") -> type:
         """Returns the `Config` class of a member.
@@ -56,6 +56,12 @@ class Family:
         return type(config).__module__.rpartition(".")[2]
 
 
+@functools.cache
+def _files(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of all modules in a package's folders, sorted, but for those that begin with an underscore."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(folders) if not m.name.startswith("_")))
+
+
 def from_dict(cls: type[T], data: object, place: str = "") -> T:
     """Returns an instance of the dataclass `cls`, made from plain data.
 
@@ -68,6 +74,16 @@ def from_dict(cls: type[T], data: object, place: str = "") -> T:
         UserError: for an unknown key, a wrong type or a missing key; names the place, the value and the remedy.
     """
     return typing.cast(T, _convert(cls, data, place))
+
+
+def changed(config: T, data: dict[str, Any]) -> T:
+    """Returns a config with some fields made from plain data. The others are not read again.
+
+    Raises:
+        UserError: as `from_dict`.
+    """
+    made: T = dataclasses.replace(typing.cast(Any, config), **_convert_fields(type(config), data, ""))
+    return made
 
 
 def _convert(kind: Any, value: Any, place: str) -> Any:
@@ -105,21 +121,31 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
 def _convert_dataclass(cls: Any, value: Any, place: str, also: tuple[str, ...] = ()) -> Any:
     if not isinstance(value, dict):
         raise UserError(f"{place or cls.__name__}: expected a table, got {value!r}")
-    hints = typing.get_type_hints(cls, include_extras=True)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     at = f"{place}." if place else ""
-    for key in value:
-        if key not in fields:
-            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
-    for name, f in fields.items():
-        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if missing and name not in value:
-            raise UserError(f"{at}{name}: missing; add it")
-    converted = {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
+    converted = _convert_fields(cls, value, at, also)
+    for f in dataclasses.fields(cls):
+        missing = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and f.name not in value:
+            raise UserError(f"{at}{f.name}: missing; add it")
     try:
         return cls(**converted)
     except UserError as error:
         raise UserError(f"{at}{error}") from None
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a config's fields, which take long to find."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _convert_fields(cls: Any, value: dict[str, Any], at: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    hints = _hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for key in value:
+        if key not in fields:
+            raise UserError(f"{at}{key}: unknown key{suggest(key, [*also, *fields])}")
+    return {k: _convert(hints[k], _named(hints[k], fields[k], v), at + k) for k, v in value.items()}
 
 
 def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
@@ -130,6 +156,7 @@ def _named(kind: Any, f: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
+@functools.cache
 def _family(kind: Any) -> Family | None:
     """The family that a field's annotation names."""
     return next((a for a in typing.get_args(kind)[1:] if isinstance(a, Family)), None)
@@ -138,7 +165,7 @@ def _family(kind: Any) -> Family | None:
 def families(config: Any, place: str = "") -> dict[str, Family]:
     """Returns dotted name -> family, for each field of a config, and of configs in it, whose member can be chosen."""
     found: dict[str, Family] = {}
-    for name, kind in typing.get_type_hints(type(config), include_extras=True).items():
+    for name, kind in _hints(config.__class__).items():
         family, value = _family(kind), getattr(config, name, None)
         if family:
             found[f"{place}{name}"] = family
@@ -158,14 +185,16 @@ def _convert_member(family: Family, value: Any, place: str) -> Any:
     return _convert_dataclass(family.config(value["name"], f"{place}.name"), rest, place, ("name",))
 
 
-def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
+def to_dict(config: Any, *, unset: bool = False, only: Container[str] | None = None) -> dict[str, Any]:
     """Returns plain data that `from_dict` reads back to an equal config; a family member gets its name.
 
-    unset: keeps fields that are None. By default they are left out, because TOML has no None.
+    unset: keeps fields that are None. By default they are left out, because TOML has no None. only: these fields.
     """
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = _hints(config.__class__)
     out: dict[str, Any] = {}
     for f in dataclasses.fields(config):
+        if only is not None and f.name not in only:
+            continue
         value = getattr(config, f.name)
         family = _family(hints[f.name])
         if family and value is not None:

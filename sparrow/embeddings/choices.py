@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from sparrow.core.config import Family, from_dict, to_dict
+from sparrow.core.config import Family, changed, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
 from sparrow.embeddings.spec import Cache, State, TableSpec
@@ -16,6 +16,7 @@ from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
 _TEST = re.compile(r"\s*rows\s*(<=|>=|==|!=|<|>)\s*([0-9]+(?:_[0-9]+)*)\s*")
+_PARTS = ("addressing", "format", "rule", "state", "cache", "init_scale")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": int.__lt__,
     "<=": int.__le__,
@@ -62,19 +63,16 @@ class Override:
         return all(_COMPARE[m[1]](rows, int(m[2])) for m in found if m)
 
     def on(self, choices: TableChoices) -> TableChoices:
-        """Returns the choices with what this override changes."""
-        merged = to_dict(replace(choices, overrides=()))
-        if self.cache is not None:
-            merged["cache"] = {**merged["cache"], **self.cache}
-        for part in ("addressing", "format", "rule"):
-            change = getattr(self, part)
-            if change is not None:
-                same = merged.get(part, {}).get("name") == change.get("name", merged.get(part, {}).get("name"))
-                merged[part] = {**(merged.get(part, {}) if same else {}), **change}
-        for part in ("state", "init_scale"):
-            if getattr(self, part) is not None:
-                merged[part] = getattr(self, part)
-        return from_dict(TableChoices, merged)
+        """Returns the choices with what this override changes, and without their overrides."""
+        parts = [part for part in _PARTS if getattr(self, part) is not None]
+        merged = to_dict(choices, only=parts)
+        for part in parts:
+            change, before = getattr(self, part), merged.get(part, {})
+            if isinstance(change, dict):
+                same = before.get("name") == change.get("name", before.get("name"))
+                change = {**(before if same else {}), **change}
+            merged[part] = change
+        return changed(replace(choices, overrides=()) if choices.overrides else choices, merged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,22 +107,33 @@ class TableChoices:
         for name in self.sizes:
             self._settled(name)
 
-    def of(self, name: str, rows: int) -> TableChoices:
+    def alone(self, name: str, rows: int) -> TableChoices:
         """Returns the choices for one table: the overrides that are for it are applied, and none are left.
-
-        A table whose rows are exact has no cache.
 
         Args:
             name: the table's.
             rows: as many as the log's encoding gives it.
         """
-        chosen = replace(self, overrides=(), sizes={})
+        if not self.overrides and not self.sizes:
+            return self
+        chosen = replace(self, overrides=(), sizes={of: size for of, size in self.sizes.items() if of == name})
         for override in self.overrides:
             if override.is_for(name, rows):
                 chosen = override.on(chosen)
+        return chosen
+
+    def of(self, name: str, rows: int) -> TableChoices:
+        """Returns what `alone` does, without a cache for a table whose rows are exact, and without settled sizes.
+
+        Args:
+            name: the table's.
+            rows: as many as the log's encoding gives it.
+        """
+        chosen = self.alone(name, rows)
         # a frame of such a table would be a second copy of the same bits
         is_exact = isinstance(chosen.format, fp32.Config) and chosen.state == "fp32"
-        return replace(chosen, cache=Cache()) if is_exact else chosen
+        cache = Cache() if is_exact else chosen.cache
+        return replace(chosen, sizes={}, cache=cache) if chosen.sizes or cache != chosen.cache else chosen
 
     def spec(self, name: str, dim: int, ids: Numbering, init_scale: float | None = None) -> TableSpec:
         """Returns what one table of a log is.
@@ -140,7 +149,7 @@ class TableChoices:
         """
         chosen = self.of(name, ids.rows)
         with _place(name):
-            addressing = self.addressed(name, ids)
+            addressing = self._addressed(name, ids, chosen)
             addressing.components(dim)
         return TableSpec(
             name=name,
@@ -163,8 +172,11 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        chosen = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
-        return (chosen or _usual(ids)).build(ids)
+        return self._addressed(name, ids, self.of(name, ids.rows))
+
+    def _addressed(self, name: str, ids: Numbering, chosen: TableChoices) -> Addressing:
+        config = self._settled(name) if name in self.sizes else chosen.addressing
+        return (config or _usual(ids)).build(ids)
 
     def vectors(self, name: str, ids: Numbering) -> int:
         """Returns how many vectors of an id stand side by side, see `Addressing`."""

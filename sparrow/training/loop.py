@@ -35,7 +35,7 @@ from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
 from sparrow.training.runlog import RunLog
 from sparrow.training.saver import Saver, random_state, set_random_state
-from sparrow.training.seen import WINDOWS, Seen, fitted
+from sparrow.training.seen import Seen, fitted
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
 from sparrow.training.turnover import asks_time
@@ -139,7 +139,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
-        self.fitted = fitted(self.tables, bool(run.data.shuffle), self._say) if run.loop.progressive else math.inf
+        self.fitted = fitted(self.tables, run, self.dataset.fingerprint, self._say)
 
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
@@ -151,7 +151,8 @@ class Trainer:
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
-        self.first_epoch = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
+        first = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
+        self.first_epoch = first if run.loop.progressive else 0
 
     def _count(self) -> None:
         """Set where the run stands, and what it has seen: see `_STATE`."""
@@ -160,7 +161,7 @@ class Trainer:
         self.best_step: int | None = None
         self.kept: int | None = self.saved.step if self.saved else None  # the step of the last checkpoint
         self.last_evaluation: dict[str, float] = {}
-        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives)
+        self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives, self.fitted, self.first_epoch)
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
 
@@ -268,9 +269,7 @@ class Trainer:
         if waiting == self.ranks.world.size:
             self.saver.all_wait()
         with self.profiler.part("look"):
-            # later rows were learnt before, and those to which a map of ids was fitted would be judged too well
-            fifth = min(WINDOWS - 1, self.examples * WINDOWS // max(self.first_epoch, 1))
-            self.seen.take(micro, done, fifth if self.epoch == 0 and self.examples >= self.fitted else None)
+            self.seen.take(micro, done, self.examples if self.epoch == 0 else None)
             self.skipped_in_row = self.skipped_in_row + 1 if done.left_out else 0
             if done.left_out:
                 self._say_left_out(done.norm)

@@ -16,23 +16,27 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.metrics import Streaming, folded, merged
 from sparrow.trained.build import of_whole_log
 from sparrow.trained.labels import first_label
+from sparrow.trained.run import Run
 from sparrow.training.step import Outcome
 
 WINDOWS = 5  # progressive validation is reported by fifths of the first epoch
 
 
-def fitted(tables: Sequence[EmbeddingTables], is_shuffled: bool, say: Callable[[str], None]) -> float:
+def fitted(tables: Sequence[EmbeddingTables], run: Run, log: str, say: Callable[[str], None]) -> float:
     """Returns how many of the first rows tell nothing about a model, because a map of ids was fitted to them.
 
     Args:
         tables: the model's.
-        is_shuffled: whether these rows are anywhere in the epoch; then no row tells.
+        run: whether it shuffles: then these rows are anywhere in the epoch, and no row of it tells. A run that goes on
+            with another may have a map that was fitted to another log; of this one all rows tell.
+        log: the fingerprint of the run's.
         say: is told so.
     """
-    most = max((spec.addressing.traits.fitted for of in tables for spec in of.specs), default=0)
-    if not most or not is_shuffled:
+    every = [spec.addressing.traits for of in tables for spec in of.specs]
+    most = max((one.fitted for one in every if not run.init_from or one.fitted_log in ("", log)), default=0)
+    if not most or not run.data.shuffle:
         return most
-    say("progressive: left out, because rows to which a map of ids was fitted are anywhere in the epoch")
+    say("metrics of the first epoch: left out, because rows to which a map of ids was fitted are anywhere in it")
     return math.inf
 
 
@@ -40,26 +44,30 @@ class Seen:
     """Sums over what this rank has judged: by fifths of the first epoch, and since the last line of the run log.
 
     kept: the share of the negatives that training has; scores are judged as if all were there, like those of valid.
+    fitted: see there; of these rows only the loss counts. first_epoch: its rows, or 0 for no sums by fifths.
     """
 
-    def __init__(self, world: World, kept: float) -> None:
+    def __init__(self, world: World, kept: float, fitted: float, first_epoch: int) -> None:
         self._world = world
         self._kept = kept
+        self._fitted, self._first_epoch = fitted, first_epoch
         self._fifths = [Streaming() for _ in range(WINDOWS)]
         self._window = Streaming()
         self._losses = torch.zeros(2, dtype=torch.float64)  # sum of loss * mass, sum of masses
 
-    def take(self, micro: Sequence[Share], done: Outcome, fifth: int | None) -> None:
+    def take(self, micro: Sequence[Share], done: Outcome, before: int | None) -> None:
         """Judge a step's batches.
 
         Args:
             micro: this rank's shares of the batches.
             done: what the step found.
-            fifth: of the first epoch, 0 to 4; None where rows come again.
+            before: how many rows of the first epoch came before; None in later ones, whose rows were learnt before.
         """
-        also = [] if fifth is None else [self._fifths[fifth]]
+        fifth = min(WINDOWS - 1, (before or 0) * WINDOWS // max(self._first_epoch, 1))
+        also = [self._fifths[fifth]] if self._first_epoch and before is not None else []
+        tells = before is None or before >= self._fitted
         for share, scores_BT in zip(micro, done.scores, strict=True):
-            if scores_BT is not None:  # else the step is left out, and said to be; a NaN stays in a sum
+            if scores_BT is not None and tells:  # else the step is left out, and said to be; a NaN stays in a sum
                 scores_B = of_whole_log(scores_BT[:, 0], self._kept)
                 self._window.update(scores_B, *first_label(share.batch, self._kept), also)
         self._losses += done.losses

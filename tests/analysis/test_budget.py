@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +14,9 @@ from torch import Tensor
 
 from sparrow import data
 from sparrow.analysis.alternatives import Alternative, Bytes, alternatives, changed
-from sparrow.analysis.budget import Option, Plan, propose
+from sparrow.analysis.budget import Option, Plan, planned, propose
 from sparrow.analysis.damage import Rebuilt, by_training, in_floats, judges, means, rebuilt
+from sparrow.analysis.learned_hash import fit
 from sparrow.analysis.usage import usage
 from sparrow.core import UserError
 from sparrow.embeddings import Hashed, Numbering, TableChoices
@@ -28,6 +31,7 @@ from sparrow.trained.scorer import Restored, restore
 from sparrow.training import train
 from sparrow.training.loop import Trainer
 from sparrow.training.preflight import dense_state
+from tests.pace import Deadline
 from tests.runs import small_run
 
 
@@ -42,10 +46,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     return run_dir
 
 
-def choices_of(found: Restored, table: str) -> list[Alternative]:
-    dense = dense_state(found.run)
-    specs = [spec for tables in tables_of(found.model) for spec in tables.specs]
-    return alternatives(found.run, found.schema, next(spec for spec in specs if spec.name == table), dense)
+def choices_of(found: Restored, table: str, maps: Mapping[str, list[Path]] = MappingProxyType({})) -> list[Alternative]:
+    spec = next(spec for spec in all_specs(found) if spec.name == table)
+    return alternatives(found.run, found.schema, spec, dense_state(found.run), maps.get(table, []))
 
 
 def rows_of(found: Restored) -> dict[str, Tensor]:
@@ -91,13 +94,26 @@ def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
         "cat_2": {"addressing": {"name": "cut", "rows": half(found, "cat_2")}, "format": {"name": "int8"}},
         "tags": {},
     }
-    made = {name: [one for one in choices_of(found, name) if one.change == of] for name, of in wanted.items()}
-    assert [len(of) for of in made.values()] == [1] * 6
     assert len(choices_of(found, "tags")) == 1  # learned: no other choice
+    allocate(found, wanted, {}, tmp_path / "one")
+    fit(data.open(prepared), "item", half(found, "item"), quiet).save(tmp_path / "item")
+    wanted |= {
+        "user": {"addressing": {"name": "coprime", "operation": "mult", "collisions": 4}},
+        "item": {"addressing": {"name": "learned", "file": str(tmp_path / "item")}, "format": {"name": "int8"}},
+        "cat_2": {"addressing": {"name": "path", "collisions": 4}},
+    }
+    allocate(found, wanted, {"item": [tmp_path / "item"]}, tmp_path / "two")
+
+
+def allocate(found: Restored, wanted: dict[str, dict[str, Any]], maps: dict[str, list[Path]], place: Path) -> None:
+    """Train what is promised, and compare."""
+    made = {name: [one for one in choices_of(found, name, maps) if one.change == of] for name, of in wanted.items()}
+    assert [len(of) for of in made.values()] == [1] * len(wanted)
+    place.mkdir()
     for purpose in ("train", "serve"):
         plan = Plan(options=tuple(Option(alternative=of[0]) for of in made.values()), purpose=purpose)  # type: ignore[arg-type]
-        plan.run(found.run, str(tmp_path / purpose)).save(tmp_path / "small.toml")
-        run = Run.load(tmp_path / "small.toml")
+        plan.run(found.run, str(place / purpose)).save(place / "small.toml")
+        run = Run.load(place / "small.toml")
         trainer = Trainer(dataclasses.replace(run, loop=Loop(max_steps=2)))
         trainer.fit()
         assert allocated(trainer)[purpose] == plan.bytes
@@ -123,6 +139,20 @@ def test_rows_are_as_before_when_all_was_measured(trained: Path) -> None:
     after = rows_of(found)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert judge.ne(found).value == base.value
+
+
+def test_a_choice_is_what_the_run_file_makes_of_it(prepared: Path, tmp_path: Path) -> None:
+    """Also where a run has overrides of its own, settled sizes, and a cache that only rounded rows have."""
+    overrides = (Override(where="rows > 20", rule={"lr": 0.02}), Override(names=("item",), state="bf16"))
+    tables = TableChoices(overrides=overrides, cache=Cache(fraction=0.1))
+    tables = dataclasses.replace(tables, sizes={"user": {"name": "hashed", "rows": 90}})
+    train(small_run(prepared, tmp_path / "run", tables=tables, loop=Loop(max_steps=2)))
+    found = restore(tmp_path / "run")
+    for spec in all_specs(found):
+        ids = Numbering.of(found.schema.encodings[spec.name])
+        for one in choices_of(found, spec.name)[1:]:
+            then = changed(found.run.tables, {spec.name: one.change}).spec(spec.name, spec.dim, ids, spec.init_scale)
+            assert one.spec == then, one.told
 
 
 def test_what_rows_become() -> None:
@@ -166,7 +196,13 @@ def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
     found = restore(tmp_path / "run")
     choices = choices_of(found, "user")
     names = {one.change.get("addressing", {}).get("name") for one in choices}
-    assert names == {None, "hashed", "mixed_dimension", "quotient_remainder"}  # hashes do not fall in frequency
+    assert names == {
+        None,
+        "hashed",
+        "mixed_dimension",
+        "quotient_remainder",
+        "coprime",
+    }  # hashes do not fall in frequency
     assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
     said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
     Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
@@ -222,7 +258,8 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--budget: 10 B are too few, the smallest plan takes .*B to train"):
-        propose(trained, 10, "train", rows=200, told=quiet)
+        propose(trained, 10, "train", rows=200, maps=tmp_path / "maps", told=quiet)
+    assert not (tmp_path / "maps").exists()
     with pytest.raises(UserError, match="--keep: no table 'itm'; did you mean 'item'"):
         propose(trained, 10**9, "serve", keep=("itm",), rows=200, told=quiet)
     columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
@@ -248,3 +285,50 @@ def test_labels_that_are_all_alike(tmp_path: Path) -> None:
     train(small_run(tmp_path / "log", tmp_path / "run", loop=Loop(max_steps=2)))
     with pytest.raises(UserError, match="the labels of its valid part are all alike"):
         propose(tmp_path / "run", 10**9, "train", rows=200, told=quiet)
+
+
+def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
+    """Choices with their bytes, and the knapsack; damages are given."""
+    names = [f"t{number}" for number in range(1000)]
+    columns = {"label": Column(kind="label"), **{name: Column(kind="categorical", table=name) for name in names}}
+    kinds: tuple[Any, ...] = ("hash", "vocabulary")
+    encodings = {name: Encoding(kind=kinds[n % 2], rows=100 + 7 * n * n) for n, name in enumerate(names)}
+    schema, tables = Schema(columns=columns, encodings=encodings), TableChoices()
+    run = Run.of("nowhere", {"tables.overrides": [{"where": "rows > 5000", "rule": {"lr": 0.02}}]})
+    specs = [tables.spec(name, 16, Numbering.of(encodings[name])) for name in names]
+    deadline = Deadline(10)
+    each = [alternatives(run, schema, spec, (2, 4)) for spec in specs]
+    options = []
+    for number, of in enumerate(each):
+        whole = of[0].bytes.to("train")
+        damages = [1e-4 * (1 + number % 13) * (whole / max(one.bytes.to("train"), 1) - 1) for one in of]
+        options.append([Option(alternative=one, damage=d) for one, d in zip(of, damages, strict=True)])
+    whole = sum(of[0].bytes.to("train") for of in each)
+    plan = planned(options, whole // 8, "train")
+    assert not deadline.over
+    assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 20_000
+
+
+def test_maps_are_fitted_and_those_of_the_plan_are_kept(trained: Path, tmp_path: Path) -> None:
+    found = restore(trained)
+    dataset, told = data.open(found.run.data.path), list[str]()
+    most = sum(Bytes.of(spec, dense_state(found.run)).to("serve") for spec in all_specs(found)) // 4
+    maps = tmp_path / "maps"
+    said = propose(
+        trained, most, "serve", rows=200, trainings=0, maps=maps, told=lambda what, done, total: told.append(what)
+    )
+    assert "read training" in told and said.plan.bytes <= most
+    files = [one.alternative.change.get("addressing", {}).get("file") for one in said.plan.options]
+    assert sorted(str(path) for path in maps.glob("*")) == sorted(filter(None, files))
+    rows = half(found, "item")
+    fit(dataset, "item", rows, quiet).save(tmp_path / "item.map")
+    row_R = Map.load(tmp_path / "item.map").row_S.long()
+    (one,) = [
+        o for o in choices_of(found, "item", {"item": [tmp_path / "item.map"]}) if o.told == f"learned, rows {rows}"
+    ]
+    weight_RD = torch.randn(len(row_R), 4)
+    there = rebuilt(one, weight_RD, torch.ones(len(row_R)))
+    for row in row_R.unique():
+        torch.testing.assert_close(
+            there[row_R == row], weight_RD[row_R == row].mean(0).expand(int((row_R == row).sum()), 4)
+        )

@@ -21,10 +21,12 @@ from sparrow.embeddings.addressing import learned
 from sparrow.embeddings.addressing.learned import Map
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema, Split
+from sparrow.features.transforms import Transforms
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Data, Loop, Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, train
+from sparrow.training.runlog import read
 from tests.runs import small_run
 
 GROUPS, IDS, ROWS = 4, 120, 6000
@@ -215,6 +217,10 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     results = train(run)
     judged = sum(one["examples"] for one in results["progressive"])
     assert judged == ROWS * 8 // 10 - -(-found.fitted // 128) * 128  # whole batches
+    lines = [line for line in read(tmp_path / "run") if line["event"] == "train"]
+    begun = [(line["step"] - 1) * 128 >= found.fitted for line in lines]  # its last batch tells
+    assert [("ne" in line) for line in lines] == begun and len(set(begun)) == 2
+    assert all(line["loss"] > 0 for line in lines)
     settled = Run.load(tmp_path / "run" / "run.toml")
     assert settled.tables.sizes["item"]["digest"] == found.digest
     path.unlink()  # nothing outside the run is needed
@@ -234,13 +240,30 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
         restore(tmp_path / "moved")
 
 
+def test_all_rows_of_another_day_are_judged(log: Path, tmp_path: Path) -> None:
+    """A run that goes on with a map, once on the log of the fit and once on the next day's."""
+    fit(data.open(log), "item", 20, quiet, share=0.3).save(tmp_path / "item.map")
+    train(run_with(log, tmp_path / "item.map", tmp_path / "run"))
+    random, rows = np.random.default_rng(1), 2000
+    columns = {"ts": ROWS + np.arange(rows), "item": random.integers(0, 40, rows), "page": np.zeros(rows, int)}
+    pq.write_table(pa.table(columns | {"click": random.integers(0, 2, rows)}), tmp_path / "next.parquet")
+    data.prepare([tmp_path / "next.parquet"], tmp_path / "next", schema=Transforms.load(tmp_path / "run"))
+    judged = {}
+    for name, place in (("same", log), ("next", tmp_path / "next")):
+        run = run_with(place, tmp_path / "item.map", tmp_path / f"on-{name}", init_from=str(tmp_path / "run"))
+        judged[name] = sum(one["examples"] for one in train(run)["progressive"])
+    assert judged["next"] == data.open(tmp_path / "next").rows() and judged["same"] < data.open(log).rows()
+
+
 def test_shuffled_rows_are_not_judged(log: Path, tmp_path: Path) -> None:
     path, said = tmp_path / "item.map", []
     fit(data.open(log), "item", 20, quiet, share=0.3).save(path)
     run = run_with(log, path, tmp_path / "run", data=Data(path=str(log), batch_size=128, shuffle=True))
     results = train(run, listener=lambda event, values: said.append(values.get("text", "")))
-    assert not results["progressive"]
-    assert any("progressive: left out" in text for text in said)
+    assert not results["progressive"] and not any(
+        "ne" in line for line in read(tmp_path / "run") if line["event"] == "train"
+    )
+    assert any("metrics of the first epoch: left out" in text for text in said)
 
 
 def test_a_map_of_another_vocabulary_is_refused(log: Path, tmp_path: Path) -> None:

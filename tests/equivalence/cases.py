@@ -191,20 +191,27 @@ def norm(world: World, plan: dict[str, Layout], rule: RowRule, spoilt: bool, sha
 
 def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], again: bool) -> dict[str, Any]:
     """A training job; with `again` one rank is told to stop in the middle, all do, and another job goes on."""
-    run = run_of(prepared, run_dir, **changes)
     if again:
-        first = Trainer(run)
-        take, middle = first.take_step, first.total_steps // 2
+        half(world, prepared, run_dir, changes)
+    return rest(world, prepared, run_dir, changes, again)
 
-        def told(micro: Any, flags: tuple[bool, bool], *more: Any) -> Any:
-            return take(micro, (world.rank == 1 and first.step == middle, flags[1]), *more)
 
-        first.take_step = told  # type: ignore[assignment]
-        assert first.fit()["step"] == middle + 1 < first.total_steps
-        first.ranks.world.leave()
-        trainer = Trainer(run, resume=True)
-    else:
-        trainer = Trainer(run)
+def half(world: World, prepared: str, run_dir: str, changes: dict[str, Any]) -> None:
+    """A training job of which one rank is told to stop in the middle, and all do."""
+    first = Trainer(run_of(prepared, run_dir, **changes))
+    take, middle = first.take_step, first.total_steps // 2
+
+    def told(micro: Any, flags: tuple[bool, bool], *more: Any) -> Any:
+        return take(micro, (world.rank == 1 and first.step == middle, flags[1]), *more)
+
+    first.take_step = told  # type: ignore[assignment]
+    assert first.fit()["step"] == middle + 1 < first.total_steps
+    first.ranks.world.leave()
+
+
+def rest(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """A training job to its end."""
+    trainer = Trainer(run_of(prepared, run_dir, **changes), resume=resume)
     results = trainer.fit()
     trainer.ranks.world.leave()
     dense = {name: value.clone() for name, value in trainer.model.state_dict().items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -198,6 +199,56 @@ def test_a_store_changes_no_bit_on_many_ranks(ranks: Callable[[int], Pool], layo
         for (*place, fields), (*where, same) in zip(one["chunks"], two["chunks"], strict=True):
             assert place == where
             assert all(torch.equal(fields[name], same[name]) for name in fields)
+
+
+DIMS, EDGES, BAGS = (6, 3, 2), (4, 11), [5, 3, 4, 6]  # of the blocks; samples of each rank
+
+
+def blocks_of(rank: int) -> KeyedJagged:
+    """Bags of a rank, of two features."""
+    random = torch.Generator().manual_seed(rank)
+    lengths = torch.randint(0, 4, (2 * BAGS[rank],), generator=random)
+    values_N = torch.randint(0, ROWS, (int(lengths.sum()),), generator=random)
+    return KeyedJagged(keys=("a", "b"), values_N=values_N, lengths=lengths)
+
+
+def sent_by(world: World, layout: str) -> dict[tuple[str, str], int]:
+    """The bytes of a step of tables with blocks of several dims."""
+    with unallocated():
+        spec = TableSpec(name="t", dim=6, addressing=MixedDimension(ROWS, DIMS, EDGES), rule=RULE)
+        tables = EmbeddingTables([spec], [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")])
+    layouts = {part.name: PLANS[layout](world.size, world.local_size) for part in spec.components}
+    shard(tables, layouts, world, Codecs())
+    before = world.meter.bytes.copy()
+    torch.as_tensor(sum(v.sum() for v in tables(blocks_of(world.rank)).values())).backward()
+    tables.update()
+    return dict(world.meter.bytes - before)
+
+
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["table_wise", "row_wise", "column_wise"])
+def test_bytes_of_blocks_are_those_of_their_dims(ranks: Callable[[int], Pool], layout: str, size: int) -> None:
+    """A pooled vector travels with the d columns of its block, and no id travels to a block that has no row for it."""
+    got = ranks(size).run(sent_by, layout)
+    parts = TableSpec(name="t", dim=6, addressing=MixedDimension(ROWS, DIMS, EDGES)).components
+    plan_of = {part.name: PLANS[layout](size, HOSTS[size]) for part in parts}
+    shards = [s for part in parts for s in plan_of[part.name].shards(part.name, part.rows, part.dim)]
+    for rank, sent in enumerate(got):
+        want = {"vectors": 0, "gradients": 0}
+        for one in shards:  # for each of two features
+            columns = one.columns[1] - one.columns[0]
+            others = sum(BAGS[:size]) - BAGS[rank]
+            want["vectors"] += 2 * 4 * columns * others * (one.rank == rank)
+            want["gradients"] += 2 * 4 * columns * BAGS[rank] * (one.rank != rank)
+        for what, count in want.items():
+            assert sum(n for (name, link), n in sent.items() if name == what and link != "self") == count
+    ids = [blocks_of(rank).values_N for rank in range(size)]
+    rows = 0
+    for part, (first, end) in zip(parts, pairwise((0, *EDGES, ROWS)), strict=True):
+        layout_of = plan_of[part.name]
+        rows += layout_of.columns * sum(int(((n >= first) & (n < end)).sum()) for n in ids)
+        rows += 2 * len(layout_of.ranks) * sum(BAGS[:size])  # lengths
+    assert sum(n for sent in got for (name, _), n in sent.items() if name == "ids") == 4 * rows
 
 
 def refused(world: World) -> str:

@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from sparrow import data
+from sparrow.analysis.learned_hash import fit
+from sparrow.data.logs.inference import infer
 from sparrow.distributed import World
-from sparrow.features.schema import Column
+from sparrow.features.schema import Column, Encoding
+from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
 from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
@@ -233,3 +236,49 @@ def test_resumed_is_uninterrupted(
     assert len(files) > 4
     for file in files:
         assert file.read_bytes() == (tmp_path / "again/checkpoints" / last.name / file.name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def fewer(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A log, settings of a run with a learned map, blocks of several dims and partitions, and its job on one rank."""
+    place, before = tmp_path_factory.mktemp("fewer"), torch.get_num_threads()
+    schema = infer([log])
+    encodings = schema.encodings | {"user": Encoding(kind="vocabulary", min_count=1)}
+    data.prepare([log], place / "log", schema=replace(schema, encodings=encodings))
+    fit(data.open(place / "log"), "item", 15, lambda what, done, total: None, share=0.3).save(place / "item.map")
+    overrides = [
+        {"names": ["item"], "addressing": {"name": "learned", "file": str(place / "item.map")}},
+        {"names": ["user"], "addressing": {"name": "mixed_dimension", "blocks": 3, "alpha": 0.6}},
+        {"names": ["cat_1"], "addressing": {"name": "coprime", "operation": "mult", "collisions": 3}},
+    ]
+    settings = {**SETTINGS, "tables.overrides": overrides, "dense.name": "sgd"}
+    want = cases.fit(World(), str(place / "log"), str(place / "one"), settings, False)
+    torch.set_num_threads(before)
+    return {"log": str(place / "log"), "settings": settings, "want": want}
+
+
+def test_tables_of_fewer_rows_are_those_of_one_process(
+    ranks: Callable[[int], Pool], fewer: dict[str, Any], tmp_path: Path
+) -> None:
+    model = restore(fewer["want"]["results"]["run_dir"]).model
+    specs = [spec for tables in tables_of(model) for spec in tables.specs]
+    assert len({part.dim for spec in specs for part in spec.components}) > 2  # blocks have several dims
+    for plan, size in (("row_wise", 4), ("table_wise", 2), ("auto", 3)):
+        settings = fewer["settings"] | {"sharding.plan": plan}
+        got = ranks(size).run(cases.fit, fewer["log"], str(tmp_path / plan), settings, False)
+        assert_near(got, fewer["want"])
+
+
+@pytest.mark.parametrize("size", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
+def test_tables_of_fewer_rows_go_on_with_another_number_of_ranks(
+    ranks: Callable[[int], Pool], fewer: dict[str, Any], tmp_path: Path, size: int
+) -> None:
+    settings, run_dir = fewer["settings"] | {"sharding.plan": "row_wise"}, str(tmp_path / "run")
+    ranks(4).run(cases.half, fewer["log"], run_dir, settings)
+    if size > 1:
+        got = ranks(size).run(cases.rest, fewer["log"], run_dir, settings, True)
+    else:
+        before = torch.get_num_threads()
+        got = [cases.rest(World(), fewer["log"], run_dir, settings, True)]
+        torch.set_num_threads(before)
+    assert_near(got, fewer["want"])

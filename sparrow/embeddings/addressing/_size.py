@@ -34,6 +34,7 @@ class Traits(NamedTuple):
     is_identity: bool = False
     is_partial: bool = False
     vectors: int = 1
+    fitted_log: str = ""  # the fingerprint of the log of these rows, where it is known
     bytes_map: int = 0
     fitted: int = 0
     policy: Policy | None = None

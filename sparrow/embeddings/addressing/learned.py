@@ -27,6 +27,7 @@ class Map:
         private: the first rows, which one id has alone. Others share the rest.
         fitted: how many of the earliest training rows it was made from.
         vocabulary: the digest of the vocabulary that numbers the ids, or "".
+        log: the fingerprint of the log of these rows, or "".
     """
 
     row_S: Tensor
@@ -34,16 +35,17 @@ class Map:
     private: int
     fitted: int
     vocabulary: str
+    log: str = ""
 
     @property
     def digest(self) -> str:
         """SHA-256 of all of it, in hexadecimal digits."""
-        told = f"{self.rows} {self.private} {self.fitted} {self.vocabulary} ".encode()
+        told = f"{self.rows} {self.private} {self.fitted} {self.vocabulary} {self.log}".encode()
         return hashlib.sha256(told + self.row_S.numpy().tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the map to a file."""
-        told = {name: str(getattr(self, name)) for name in ("rows", "private", "fitted", "vocabulary", "digest")}
+        told = {name: str(getattr(self, name)) for name in ("rows", "private", "fitted", "vocabulary", "log", "digest")}
         with whole(path) as partial:
             safetensors.torch.save_file({"row": self.row_S}, partial, told)
 
@@ -58,7 +60,7 @@ class Map:
             with safe_open(path, "pt") as file:
                 told, row_S = file.metadata() or {}, file.get_tensor("row")
             numbers: dict[str, Any] = {name: int(told[name]) for name in ("rows", "private", "fitted")}
-            found = cls(row_S, **numbers, vocabulary=told["vocabulary"])
+            found = cls(row_S, **numbers, vocabulary=told["vocabulary"], log=told.get("log", ""))
         except OSError as error:
             raise UserError(f"file: {path}: {error.strerror or error}; fit a map with `sparrow tables --fit`") from None
         except (SafetensorError, KeyError, ValueError):
@@ -96,7 +98,7 @@ class Learned:
     @property
     def traits(self) -> Traits:
         """The map is in memory beside the rows."""
-        return Traits(bytes_map=self.map.row_S.nbytes, fitted=self.map.fitted)
+        return Traits(bytes_map=self.map.row_S.nbytes, fitted=self.map.fitted, fitted_log=self.map.log)
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component."""
