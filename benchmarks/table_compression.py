@@ -36,7 +36,7 @@ from _peers.stats import paired
 from torch import Tensor
 
 from sparrow import data
-from sparrow.analysis.learned_hash import fit
+from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
 from sparrow.data.logs.inference import infer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from sparrow.analysis.budget import Proposal
+    from sparrow.analysis.smaller.budget import Proposal
 
 
 def tables(
@@ -66,7 +66,7 @@ def tables(
             raise UserError("--out, --picture, --keep: of a proposal; give --budget too, such as --budget 200MB")
         _look(place, checkpoint)
         return
-    from sparrow.analysis.budget import draw, propose
+    from sparrow.analysis.smaller.budget import draw, propose
 
     out, picture = out or place / "smaller.toml", picture or place / "tables.png"
     for path, suffix in ((picture, ".png"), (out, ".toml")):
@@ -92,7 +92,7 @@ def parsed(budget: str) -> int:
     Raises:
         UserError: when it says none.
     """
-    from sparrow.analysis.budget import UNITS
+    from sparrow.analysis.smaller.budget import UNITS
     from sparrow.core.errors import UserError
 
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)", budget.strip())
@@ -106,8 +106,8 @@ def parsed(budget: str) -> int:
 def _look(place: Path, checkpoint: str) -> None:
     """Print a line for each component, and what all tables take."""
     from sparrow import data
-    from sparrow.analysis.alternatives import Bytes
-    from sparrow.analysis.budget import in_units, unit_of
+    from sparrow.analysis.smaller.alternatives import Bytes
+    from sparrow.analysis.smaller.budget import in_units, unit_of
     from sparrow.analysis.usage import usage
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
@@ -158,8 +158,8 @@ def _look(place: Path, checkpoint: str) -> None:
 
 
 def _show_proposal(found: Proposal) -> None:
-    from sparrow.analysis.budget import in_units
-    from sparrow.analysis.damage import SEEDS, SHORT
+    from sparrow.analysis.smaller.budget import in_units
+    from sparrow.analysis.smaller.damage import SEEDS, SHORT
     from sparrow.cli import _show
 
     plan, purpose = found.plan, found.plan.purpose
@@ -205,7 +205,7 @@ def _fit(
 ) -> None:
     """Fit a map of a table's ids, and write it."""
     from sparrow import data
-    from sparrow.analysis.learned_hash import fit
+    from sparrow.analysis.smaller.learned_hash import fit
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
     from sparrow.trained.run import Run

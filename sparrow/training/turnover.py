@@ -10,6 +10,7 @@ from torch import Tensor
 from sparrow.checkpoint import Checkpoint
 from sparrow.core import UserError
 from sparrow.data.batches.dataset import Dataset
+from sparrow.data.batches.loader import Loader
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.row_index import TOLD
@@ -18,10 +19,11 @@ from sparrow.trained.run import Run
 _COUNTS = ("looked_up", *TOLD)
 
 
-def asks_time(tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> bool:
-    """Returns whether batches have to say their time.
+def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> None:
+    """Let batches have their time, if tables ask for it.
 
     Args:
+        loader: of the batches.
         tables: the model's.
         run: its settings.
         dataset: its log.
@@ -31,7 +33,7 @@ def asks_time(tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> 
     """
     policies = [spec.addressing.traits.policy for of_features in tables for spec in of_features.specs]
     if not any(policy is not None and policy.clock == "time" for policy in policies):
-        return False
+        return
     wrong = {
         "the log has no column of kind time": dataset.schema.role("time") is None,
         "data.shuffle mixes the order": bool(run.data.shuffle),
@@ -41,7 +43,7 @@ def asks_time(tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> 
     for reason, holds in wrong.items():
         if holds:
             raise UserError(f"tables.addressing.clock: time has to go on, but {reason}; choose clock examples")
-    return True
+    loader.with_time()
 
 
 class Turnover:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.analysis.learned_hash import fit
+from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.data.logs.inference import infer
 from sparrow.distributed import World
 from sparrow.features.schema import Column, Encoding

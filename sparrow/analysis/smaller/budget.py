@@ -10,10 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from sparrow import data
-from sparrow.analysis import knapsack, picture
-from sparrow.analysis.alternatives import Alternative, Bytes, Purpose, alternatives, changed, mapped_rows
-from sparrow.analysis.damage import SHORT, Judge, Rebuilt, by_training, in_floats, judges
-from sparrow.analysis.learned_hash import early
+from sparrow.analysis import picture
+from sparrow.analysis.smaller import knapsack
+from sparrow.analysis.smaller.alternatives import Alternative, Bytes, Purpose, alternatives, changed, mapped_rows
+from sparrow.analysis.smaller.damage import SHORT, Judge, Rebuilt, by_training, in_floats, judges
+from sparrow.analysis.smaller.learned_hash import early
 from sparrow.analysis.usage import usage
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import whole

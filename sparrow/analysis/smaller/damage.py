@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparrow.analysis.alternatives import Alternative, changed
 from sparrow.analysis.scores import Rows
+from sparrow.analysis.smaller.alternatives import Alternative, changed
 from sparrow.core import Batch, UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparrow.analysis.knapsack import Option, choose, smallest
+from sparrow.analysis.smaller.knapsack import Option, choose, smallest
 from sparrow.core import UserError
 
 

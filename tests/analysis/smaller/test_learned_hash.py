@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparrow import data
-from sparrow.analysis.learned_hash import By, clusters, fit, made
+from sparrow.analysis.smaller.learned_hash import By, clusters, fit, made
 from sparrow.core import UserError
 from sparrow.embeddings import Numbering, TableChoices
 from sparrow.embeddings.addressing import learned
