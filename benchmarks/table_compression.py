@@ -137,7 +137,8 @@ def sized(method: str, table: LogTable, budget: float) -> dict[str, Any] | None:
     if name == "path":
         hidden = int(extra)
         mlp = DENSE * (2 * DIM * hidden + hidden)
-        m = largest(middle, top, lambda m: ROW * m + mlp * -(-ids // m), budget)
+        rows = (int((budget - mlp * buckets) // ROW) for buckets in range(1, int(budget // mlp) + 1))
+        m = next((m for buckets, m in enumerate(rows, 1) if m * buckets >= ids), None)  # few MLPs, many rows
         return None if m is None else {"name": "path", "rows": m, "hidden": hidden}
     if name == "mixed":
         return mixed(table, float(extra), budget)
@@ -388,6 +389,7 @@ def draw(found: Found, out: Path) -> None:
     full = statistics.mean(one["ne"] for one in found["", "full"])
     axis.axhline(full, color="black", linestyle=":", linewidth=1, label="a row for each id")
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.set_xlabel("MB of the two tables, all that training keeps of them")
     axis.set_ylabel("NE of the last fifth")
     axis.legend(fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
