@@ -319,7 +319,7 @@ def movielens() -> Schema:
     columns = {name: Column(kind="categorical", source=source, table=name) for name, source in ids.items()}
     columns["label"] = Column(kind="label", source="rating:float", threshold=4)
     columns["time"] = Column(kind="time", source="timestamp:float")
-    return Schema(columns=columns, encodings={})
+    return Schema(columns=columns, encodings={name: Encoding() for name in ids})
 
 
 def prepared(asked: argparse.Namespace, work: Path) -> Log:
