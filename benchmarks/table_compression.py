@@ -12,7 +12,8 @@ stream counts. Two tables are made smaller: users, and items, articles or films.
 that keep to a budget of bytes. Bytes are weights, the rule's state, maps, and dense weights of a method's own with
 their optimizer's state. Budgets are "c4", the bytes that quotient and remainder take at 4 ids a row, and "m20", those
 of a learned map onto a twentieth of the rows. Every method runs at three learning rates of tables and has its best.
-Seeds are paired.
+Seeds are paired. Ids are numbered by how often the whole stream has them, the last fifth among it. All methods but
+hashing and a learned map gain by that.
 
 "hashed m" has as many rows as the learned map, and fewer bytes. A "permuted" map is that of both signals, with shared
 rows exchanged among ids that the fit saw equally often: it has no vectors.
