@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
-from sparrow.embeddings.spec import OF_IDS, Component
+from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import At, CachedStore, RowStore, new_store
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
@@ -61,6 +61,8 @@ class RowRecords(nn.Module):
         self.rounded = 0  # rows of loaded caches that found no frame here
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
+        self._alike: dict[str, Tensor] = {}
+        self._alike_count = 0
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
         self.looked_up = 0  # ids
         if component.policy and chosen_device() != "cpu":
@@ -120,9 +122,20 @@ class RowRecords(nn.Module):
         component = self.component
         values_LD = torch.empty(len(rows_L), self.dim)
         philox.uniform_(values_LD, self._key, component.init_scale, column=self.columns[0], rows_R=ids_L)
-        made = self._first(values_LD, rows_L)
-        made["touched"].fill_(1)  # what was here before is gone
-        self.store.write(rows_L, {name: made[name] for name in made if name not in OF_IDS})
+        if component.init_mean:
+            values_LD += component.init_mean
+        made = self._encoded(values_LD, rows_L, self.columns)
+        self.store.write(rows_L, made | self._constant(len(rows_L)))
+
+    def _constant(self, count: int) -> dict[str, Tensor]:
+        """Returns what so many rows that begin anew all have alike. What was in them before is gone: touched."""
+        if count > self._alike_count:  # small tensors cost more to make than to fill
+            self._alike_count = 2 * count
+            names = self.component.rule.fields(self.dim)
+            fields = {name: self.component.fields_of(self.dim)[name] for name in names}
+            self._alike = {name: torch.full(f.shape(2 * count), f.first, dtype=f.dtype) for name, f in fields.items()}
+            self._alike["touched"] = torch.ones(2 * count, dtype=torch.uint8)
+        return {name: tensor[:count] for name, tensor in self._alike.items()}
 
     # -- rows -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ say the id's bucket. A bucket has rows of its own, so what happens to an id depe
 wherever the bucket is kept. The first row of a bucket is for its ids that have none. Id 0, a missing id, has the second
 row of bucket 0 for ever.
 
-A row is free, or it belongs to an id, with the time when a batch of training last used it and a count of such batches.
-The count halves with every `half_life` that passes. impl: see `sparrow.kernels`.
+A row is free, or it belongs to an id, with the time when a batch of training last used it. Under lfu it also has a
+count of such batches, which halves with every `half_life` that passes. impl: see `sparrow.kernels`.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Index:
         key: of seed and table, 64 bits.
         ids_R: int64 [R], the id of each row, FREE or SHARED.
         times_R: int64 [R], when it was last used.
-        counts_R: float32 [R], in how many batches, as of then. That of a bucket's first row is the number of sightings
-            since their counts last halved.
+        counts_R: float32 [R], in how many batches, as of then; 1 under lru. That of a bucket's first row is the number
+            of sightings since their counts last halved.
         sightings_RC: uint8 [R, 4], the sketch. A bucket has those of all its rows.
         work: what the implementation has made of all this. None makes it anew: set it where rows were written.
     """

@@ -167,11 +167,13 @@ struct Index {
            (half_life > 0 ? static_cast<double>(times[row]) / half_life : 0.0);
   }
 
-  void use(int64_t row, int64_t now) const {
-    const double count = counts[row];
-    const double left =
-        half_life > 0 ? count * std::pow(2.0, static_cast<double>(times[row] - now) / half_life) : count;
-    counts[row] = static_cast<float>(1.0 + left);
+  INLINE void use(int64_t row, int64_t now) const {
+    if (lfu) {
+      const double count = counts[row];
+      const double left =
+          half_life > 0 ? count * std::pow(2.0, static_cast<double>(times[row] - now) / half_life) : count;
+      counts[row] = static_cast<float>(1.0 + left);
+    }
     times[row] = now;
   }
 
@@ -406,7 +408,7 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
     if (n + kAhead < N && rows[n + kAhead] >= 0) {
       const int64_t row = index.table[rows[n + kAhead]].row;
       __builtin_prefetch(index.times + row, 1);
-      __builtin_prefetch(index.counts + row, 1);
+      if (index.lfu) __builtin_prefetch(index.counts + row, 1);
     }
     Entry* const entry = rows[n] < 0 ? nullptr : index.table + rows[n];
     if (entry && entry->stamp != batch) {

@@ -102,8 +102,9 @@ def _is_old(index: Index, id: int, time: int, now: int) -> bool:
 
 
 def _use(index: Index, row: int, now: int) -> None:
-    count, time, half_life = float(index.counts_R[row]), int(index.times_R[row]), index.policy.half_life
-    index.counts_R[row] = 1.0 + (count * 2.0 ** ((time - now) / half_life) if half_life else count)
+    if index.policy.evict == "lfu":
+        count, time, half_life = float(index.counts_R[row]), int(index.times_R[row]), index.policy.half_life
+        index.counts_R[row] = 1.0 + (count * 2.0 ** ((time - now) / half_life) if half_life else count)
     index.times_R[row] = now
 
 
