@@ -105,18 +105,17 @@ class Trainer:
         """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
         if resume and overwrite:
             raise UserError("resume and overwrite: one continues the old run, the other drops it; give one of them")
-        if self.ranks.again.restarted:  # by torchrun, after a rank had died
+        ranks = self.ranks
+        if ranks.again.restarted:  # by torchrun, after a rank had died
             resume, overwrite = True, False
-        saved, settings = self.dir.find(self.ranks.world, resume, overwrite, self.identity, self.dataset)
+        saved, settings = self.dir.find(ranks.world, resume, overwrite, self.identity, self.dataset)
         if saved:
             run = self.dir.continued(run, settings, self._say)
-        run = resolved(
-            run, self.dataset, earlier(run, self.ranks.world) if run.init_from and not saved else None, self._say
-        )
-        self.ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
+        run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
+        ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
         if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
             self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
-        return with_threads(run, self.dataset, self.ranks.world.size, self.ranks.world.local_size), saved
+        return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
 
     def _build(self, profile: bool) -> None:
         """The model, its optimizers and the step."""
@@ -145,8 +144,8 @@ class Trainer:
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
         run = self.run
-        self.loader = self._reader("train", shuffle=bool(run.data.shuffle))
-        in_time(self.loader, self.tables, run, self.dataset)
+        loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        self.loader = in_time(loader, self.tables, run, self.dataset)
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -364,9 +363,7 @@ class Trainer:
         value = value if monitor in ("ne", "logloss") else -value
         value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
         if self.best is None or value < self.best:
-            self.best = value
-            self.best_step = self.step
-            self.worse = 0
+            self.best, self.best_step, self.worse = value, self.step, 0
             self._save(best=True)
         else:
             self.worse += 1

@@ -19,8 +19,8 @@ from sparrow.trained.run import Run
 _COUNTS = ("looked_up", *TOLD)
 
 
-def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> None:
-    """Let batches have their time, if tables ask for it.
+def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> Loader:
+    """Returns the loader, whose batches have their time if tables ask for it.
 
     Args:
         loader: of the batches.
@@ -33,7 +33,7 @@ def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset
     """
     policies = [spec.addressing.traits.policy for of_features in tables for spec in of_features.specs]
     if not any(policy is not None and policy.clock == "time" for policy in policies):
-        return
+        return loader
     wrong = {
         "the log has no column of kind time": dataset.schema.role("time") is None,
         "data.shuffle mixes the order": bool(run.data.shuffle),
@@ -44,6 +44,7 @@ def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset
         if holds:
             raise UserError(f"tables.addressing.clock: time has to go on, but {reason}; choose clock examples")
     loader.with_time()
+    return loader
 
 
 class Turnover:
