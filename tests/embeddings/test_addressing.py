@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparrow.core import UserError
 from sparrow.embeddings import Direct, Hashed, LogTable, Numbering
-from sparrow.embeddings.addressing import Size, coprime, cut, hashed, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing import Size, coprime, cut, dynamic, hashed, mixed_dimension, path, quotient_remainder
 from sparrow.embeddings.addressing.mixed_dimension import popularity_dims
 from sparrow.embeddings.addressing.quotient_remainder import QuotientRemainder
 
@@ -261,6 +261,7 @@ SETTLED: dict[str, Any] = {
     "coprime": coprime.Config(sizes=(35, 3)),
     "dims": mixed_dimension.Config(),
     "blocks": mixed_dimension.Config(blocks=3),
+    "dynamic": dynamic.Config(after=2),
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
+import pickle
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,14 +32,15 @@ from sparrow.embeddings import (
     addressing,
     stored_in,
 )
-from sparrow.embeddings.addressing import coprime, cut, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing import coprime, cut, dynamic, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache
 from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.features.transforms import Transforms
-from sparrow.kernels import Impl, missing
+from sparrow.kernels import Impl, missing, row_index
 from sparrow.kernels.formats import Field, Rounding, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rules import adam, rowwise_adagrad, sgd
 from sparrow.models import dlrm
@@ -525,6 +528,12 @@ CHOICES: dict[str, Callable[[], TableChoices]] = {
     "features": lambda: TableChoices(
         overrides=(Override(names=("cat_2",), addressing={"name": "quotient_remainder", "operation": "features"}),)
     ),
+    "ids that come and go": lambda: TableChoices(
+        addressing=dynamic.Config(rows=90, bucket=30, after=2), rule=adam.Config(lr=0.01), format=fp16.Config()
+    ),
+    "dynamic with a cache": lambda: TableChoices(
+        addressing=dynamic.Config(rows=90, evict="lfu", ttl=3000), format=int8.Config(), cache=Cache(fraction=0.3)
+    ),
     "two components": lambda: TableChoices(overrides=(Override(names=("item", "cat_0"), addressing=QUOTIENT),)),
     "some tables": lambda: TableChoices(
         overrides=(
@@ -544,6 +553,60 @@ def run_of(prepared: Path, run_dir: Path, choices: TableChoices, **changes: Any)
     return Run(run_dir=str(run_dir), tables=choices, **{**settings, **changes})
 
 
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+def test_a_dynamic_table_in_a_compiled_program(mode: str) -> None:
+    """Ids come and go there as in the same program uncompiled."""
+    live = Dynamic(row_index.Policy(capacity=9, evict="lfu", half_life=30.0, ttl=60))
+    plain, compiled = (make(mode, "sgd", addressing=live) for _ in range(2))
+    run = torch.compile(lambda ids: loss_of(compiled(ids)), backend="aot_eager")
+    for step in range(6):
+        ids = batch(step)
+        want, got = loss_of(plain(ids)), run(ids)
+        assert torch.equal(want, got)
+        want.backward()
+        got.backward()
+        plain.update()
+        compiled.update()
+    assert plain.record("t").told == compiled.record("t").told and plain.record("t").told["evicted"] > 0
+    for one, other in zip(plain.all_records(), compiled.all_records(), strict=True):
+        assert all(torch.equal(one.fields[name], other.fields[name]) for name in one.fields)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize(("mode", "rule"), list(itertools.product(MODES, RULES)))
+def test_with_room_for_all_ids_a_dynamic_table_is_one_with_a_row_for_each(mode: str, rule: str, impl: Impl) -> None:
+    """Also where batches are accumulated, ids weighted, and two features look into the table."""
+    live = Dynamic(row_index.Policy(capacity=ROWS))
+    one, other = (make(mode, rule, impl, addressing=a, init_scale=0.3) for a in (live, Direct(ROWS)))
+    if mode == "off":  # nobody gets a row
+        one.mode, other.mode = "fused", "fused"
+        steps(one), steps(other)
+        one.mode, other.mode = "off", "off"
+    assert torch.equal(torch.stack(steps(one)), torch.stack(steps(other)))
+    assert one.record("t").told["admitted"] == ROWS - 1
+    rows = one.rows_of(KeyedJagged.from_lists({"a": [list(range(ROWS))]}), "a")["t"]
+    for name, want in other.record("t").fields.items():
+        if name != "touched":
+            assert torch.equal(one.record("t").fields[name][rows], want), name
+
+
+def test_a_copy_of_a_dynamic_table_goes_on_by_itself() -> None:
+    tables = make("fused", "adam", addressing=Dynamic(row_index.Policy(capacity=10)))
+    steps(tables)
+    for other in (copy.deepcopy(tables), pickle.loads(pickle.dumps(tables))):
+        before = tables.record("t").fields["id"].clone()
+        assert torch.equal(torch.stack(steps(other, 5)), torch.stack(steps(copy.deepcopy(tables), 5)))
+        assert torch.equal(before, tables.record("t").fields["id"])
+        assert not torch.equal(before, other.record("t").fields["id"])
+
+
+def test_a_negative_id_of_a_dynamic_table_is_told() -> None:
+    tables = make("fused", "sgd", addressing=Dynamic(row_index.Policy(capacity=10)))
+    with pytest.raises(UserError, match="table 't', feature 'a': id -1 at position 1 is outside .* 63 bits"):
+        tables(KeyedJagged.from_lists({"a": [[3, -1]], "b": [[]], "c": [[]], "d": [[]]}))
+
+
 @pytest.mark.parametrize("name", [*CHOICES, "another store"])
 def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preflight to the byte, training, a checkpoint, resuming, a restored model, a warm start, a report."""
@@ -557,6 +620,7 @@ def test_a_whole_run(name: str, prepared: Path, tmp_path: Path, members: None, m
         held += sum(
             t.nbytes for r in records if isinstance(r.store, CachedStore) for t in r.store.buffers(recurse=False)
         )
+        held += sum(r.component.policy.index_bytes(r.rows) for r in records if r.component.policy)
         resolved = preflight.resolved(run, data.open(prepared))
         assert preflight.estimate(resolved, data.open(prepared)).host["tables"] == held
         results = trainer.fit()
