@@ -155,7 +155,13 @@ def spoilt_in_one(spoilt: dict[tuple[int, int], tuple[str, int]]) -> dict[tuple[
 
 @pytest.mark.parametrize(
     ("plan", "model"),
-    [("row_wise", "dcnv2"), ("row_wise", "masknet"), ("table_row_wise", "dlrm"), ("data_parallel", "dlrm")],
+    [
+        ("row_wise", "dcnv2"),
+        ("row_wise", "masknet"),
+        ("table_row_wise", "dlrm"),
+        ("data_parallel", "dlrm"),
+        ("row_wise", "dynamic"),
+    ],
 )
 def test_many_ranks_with_dedup_are_one_without(
     ranks: Callable[[int], Pool], tmp_path: Path, plan: str, model: str
@@ -172,7 +178,11 @@ def test_many_ranks_with_dedup_are_one_without(
     }  # fmt: skip
     if model == "dlrm":
         del settings["model.deep"]
-    if model != "dcnv2":
+    if model == "dynamic":
+        settings |= {
+            f"tables.addressing.{n}": v for n, v in (("name", "dynamic"), ("rows", 40), ("bucket", 10), ("after", 2))
+        }
+    elif model != "dcnv2":
         settings |= {"model.name": model, "model.history.lists": ["history", "tags"]}
     if model == "masknet":  # Adam divides its gradients that are nearly 0 by roots as small: 2 of 24 seeds fail
         settings["dense.name"] = "sgd"
@@ -250,6 +260,7 @@ def fewer(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         {"names": ["item"], "addressing": {"name": "learned", "file": str(place / "item.map")}},
         {"names": ["user"], "addressing": {"name": "mixed_dimension", "blocks": 3, "alpha": 0.6}},
         {"names": ["cat_1"], "addressing": {"name": "coprime", "operation": "mult", "collisions": 3}},
+        {"names": ["cat_2"], "addressing": {"name": "dynamic", "rows": 40, "bucket": 10, "after": 2, "ttl": 1500}},
     ]
     settings = {**SETTINGS, "tables.overrides": overrides, "dense.name": "sgd"}
     want = cases.fit(World(), str(place / "log"), str(place / "one"), settings, False)
