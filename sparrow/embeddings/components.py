@@ -18,6 +18,7 @@ from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
+from sparrow.kernels.embedding_bag.arguments import NEVER
 from sparrow.kernels.formats import fp32
 from sparrow.kernels.row_index import Policy
 
@@ -43,20 +44,14 @@ class ComponentHandle:
 
 
 class Passed(NamedTuple):
-    """What training has seen so far: batches, examples, and the log's time, -1 where nobody asks."""
+    """What training has seen so far: batches, examples, and the log's time, NEVER where nobody asks."""
 
     batches: int = 0
     examples: int = 0
-    time: int = -1
+    time: int = NEVER
 
     def by(self, policy: Policy) -> int:
-        """Returns the time on the clock of a policy.
-
-        Raises:
-            UserError: when the batches had no time.
-        """
-        if policy.clock == "time" and self.time < 0 < self.batches:
-            raise UserError("time: the batch has none, and tables ask for it; choose tables.addressing.clock examples")
+        """Returns the time on the clock of a policy."""
         return self.examples if policy.clock == "examples" else self.time
 
 
@@ -106,7 +101,8 @@ class ComponentTables(nn.Module):
         exact = all(isinstance(format, fp32.Config) for format in formats)
         self._can_multiply = bool(factors) and exact and self._slots_are_rows
         self._tables: Tables | None = None
-        self._of_keys = self._mapped = _NOT_MAPPED
+        self._mapped = _NOT_MAPPED
+        self._of_keys: weakref.WeakKeyDictionary[Bags, Bags] = weakref.WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("door", "_mapped", "_of_keys")}
@@ -303,7 +299,8 @@ class ComponentTables(nn.Module):
 
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch. In training its ids get rows first, and its rows enter their caches."""
-        self._of_keys = self._mapped = _NOT_MAPPED
+        self._mapped = _NOT_MAPPED
+        self._of_keys.pop(bags, None)
         is_batch = self.training and self.mode != "off"
         if is_batch:
             self.advance(bags.moment)
@@ -348,15 +345,17 @@ class ComponentTables(nn.Module):
         """Let time pass: a batch of training begins. Every rank hears of each batch, whatever is looked up there.
 
         moment: how many samples the batches of all ranks have, 0 where no ids come and go, and when the last one was,
-            -1 where nobody knows.
+            NEVER where nobody knows.
 
         Raises:
-            UserError: when an earlier batch was later.
+            UserError: when an earlier batch was later, or this one has no time and a table asks for it.
         """
         samples, time = moment
         if not samples:
             return
-        if 0 <= time < self.passed.time:
+        if time == NEVER and any(policy.clock == "time" for policy in self._policies.values()):
+            raise UserError("time: the batch has none, and tables ask for it; choose tables.addressing.clock examples")
+        if NEVER < time < self.passed.time:
             remedy = "prepare the log in the order of time, or choose tables.addressing.clock examples"
             raise UserError(f"time: a batch of {time} comes after one of {self.passed.time}; {remedy}")
         self.passed = Passed(self.passed.batches + 1, self.passed.examples + samples, max(self.passed.time, time))
@@ -365,9 +364,9 @@ class ComponentTables(nn.Module):
 
     def _moment(self, ids: KeyedJagged) -> tuple[int, int]:
         if not self._policies:
-            return 0, -1
+            return 0, NEVER
         asks = any(policy.clock == "time" for policy in self._policies.values())
-        return ids.batch_size, ids.time if asks and ids.time is not None else -1
+        return ids.batch_size, ids.time if asks and ids.time is not None else NEVER
 
     def _outputs(self, handle: ComponentHandle) -> list[Tensor]:
         if handle.released:
@@ -399,9 +398,8 @@ class ComponentTables(nn.Module):
         """Returns the same bags with rows in the place of ids' keys, where ids come and go. is_batch: as there."""
         if not self._policies:
             return bags
-        of, mapped = self._of_keys
-        if of() is bags and mapped is not None:
-            return mapped
+        if not is_batch and bags in self._of_keys:
+            return self._of_keys[bags]  # as they were looked up: who has a row may have changed since
         records = list(self.all_records())
 
         def rows_of(number: int, keys_N: Tensor) -> Tensor:
@@ -411,8 +409,7 @@ class ComponentTables(nn.Module):
             settled = min(self._settled, self.passed.batches - 1)  # it may be of before a checkpoint was loaded
             return records[number].admit(keys_N, now, self.passed.batches, settled)
 
-        mapped = _replaced(bags, self._policies, rows_of)
-        self._of_keys = weakref.ref(bags), mapped
+        mapped = self._of_keys[bags] = _replaced(bags, self._policies, rows_of)
         return mapped
 
     def _settle(self) -> None:

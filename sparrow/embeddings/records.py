@@ -79,8 +79,10 @@ class RowRecords(nn.Module):
         return self.__dict__ | {"_index": None}  # it has views of the rows
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RowRecords:
+        before = None if self._index is None else self._index.ids_R.data_ptr()
         super()._apply(fn, recurse)
-        self._index = None
+        if before is not None and self.store.read(slice(None))["id"].data_ptr() != before:
+            self._index = None
         return self
 
     # -- ids that come and go -----------------------------------------------------------------------------------
@@ -112,6 +114,8 @@ class RowRecords(nn.Module):
         for name, count in found.counts.items():
             self.told[name] += count
         self.looked_up += len(keys_N)
+        if len(found.freed_F):
+            self.store.write(found.freed_F, {"touched": torch.ones(len(found.freed_F), dtype=torch.uint8)})
         if len(found.begun_L):
             self._begin_rows(found.begun_L, found.ids_L)
         return found.rows_N
@@ -124,7 +128,7 @@ class RowRecords(nn.Module):
         philox.uniform_(values_LD, self._key, component.init_scale, column=self.columns[0], rows_R=ids_L)
         if component.init_mean:
             values_LD += component.init_mean
-        made = self._encoded(values_LD, rows_L, self.columns)
+        made = self._encoded(values_LD, ids_L - self.first_row, self.columns)  # rounded as in the row of this number
         self.store.write(rows_L, made | self._constant(len(rows_L)))
 
     def _constant(self, count: int) -> dict[str, Tensor]:

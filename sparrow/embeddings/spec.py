@@ -93,7 +93,8 @@ class Component:
         payload = self.format.fields(dim)
         state = {name: replace(of, dtype=STATES[self.state]) for name, of in self.rule.fields(dim).items()}
         touched = {"touched": Field(dtype=torch.uint8, across="max")}
-        if both := [name for name in (*state, "touched", *OF_IDS) if name in payload]:
+        own = {**touched, **(OF_IDS if self.policy else {})}
+        if both := [name for name in (*state, *own) if name in payload or name in state.keys() & own.keys()]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
         return payload | state | touched | (OF_IDS if self.policy else {})
 
@@ -139,6 +140,11 @@ class Component:
         if not self.cache.is_on:
             return own
         return own + self.frames(rows) * self.frame_bytes(dim) + rows * (self.cache.policy == "lfu")
+
+    @property
+    def bytes_ids(self) -> int:
+        """Bytes that tell which ids have which rows, where they come and go: ids, times and their index."""
+        return self.rows * 16 + self.policy.index_bytes(self.rows) if self.policy else 0
 
     @property
     def bytes_values(self) -> int:

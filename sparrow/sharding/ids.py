@@ -12,6 +12,7 @@ from sparrow.core import KeyedJagged
 from sparrow.distributed import Pending
 from sparrow.distributed.devices import put
 from sparrow.kernels.embedding_bag import Bags, Lookups
+from sparrow.kernels.embedding_bag.arguments import NEVER
 from sparrow.sharding.routes import Routes
 
 
@@ -27,7 +28,7 @@ class SentIds:
         weights: the weights of the ids, if there are any.
         counts: how many ids this rank has for each job.
         places_N: job -> the places of its ids in the feature's ids. It has the jobs of sequences cut by rows only.
-        time: of the last sample of all ranks, -1 where nobody asks.
+        time: of the last sample of all ranks, NEVER where nobody asks.
     """
 
     rows: list[list[int]]
@@ -77,7 +78,7 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
     numbers, ids_of, counts = sizes_R2.sum(1).tolist(), sizes_R2[:, 1].tolist(), counts_J.tolist()
     # a receiver's host then knows all sizes, and waits for no device to count
     sizes = [[*rows_G, numbers[r], ids_of[r], *counts[slice(*pair)]] for r, pair in enumerate(pairwise(routes.edges))]
-    time = [-1 if ids.time is None else ids.time] if "time" in routes.clocks else []
+    time = [NEVER if ids.time is None else ids.time] if "time" in routes.clocks else []
     heads = [[*size, *time] for size in sizes]
     jobs = len(routes.jobs_of(world.rank))
     here = len(rows_G) + 2 + jobs + len(time)
@@ -92,7 +93,7 @@ def send(routes: Routes, ids: KeyedJagged, rows_N: Tensor) -> Pending[SentIds]:
         if weights_N is not None:
             weights = world.all_to_all_flat("weights", weights_N, ids_of, their_ids, lane="ids")
         of_jobs = theirs[:, groups + 2 : groups + 2 + jobs].tolist()
-        latest = int(theirs[:, -1].max()) if time else -1
+        latest = int(theirs[:, -1].max()) if time else NEVER
         return SentIds(theirs[:, :groups].tolist(), their_ids, of_jobs, begun, weights, counts, places_N, latest)
 
     return Pending(leave)

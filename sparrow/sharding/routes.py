@@ -129,7 +129,10 @@ class Routes:
         most = max((len(part.jobs) for part in made), default=1)
         self.job_PM = torch.tensor([[*p.jobs, *[0] * (most - len(p.jobs))] for p in self.parts], dtype=torch.int64)
         self.block_rows_P = torch.tensor([min(part.block_rows, MOST) for part in self.parts], dtype=torch.int64)
-        self.last_P = torch.tensor([len(part.jobs) - 1 for part in self.parts], dtype=torch.int64)
+        held = [
+            [j for j in part.jobs if self.jobs[j].shard.sent[0] < self.jobs[j].shard.sent[1]] for part in self.parts
+        ]
+        self.last_P = torch.tensor([max(len(jobs) - 1, 0) for jobs in held], dtype=torch.int64)
         rows = max((shard.sent[1] for of_table in shards.values() for shard in of_table), default=0)
         self.index_dtype = torch.int32 if rows < 1 << 31 else torch.int64
         ranks = range(world.size)

@@ -88,8 +88,8 @@ class Turnover:
         new = [(c, n) for c, n in zip(self._components, counts, strict=True) if n and c.name not in self._said]
         self._said |= {c.name for c, _ in new}
         return [
-            f"table {c.name!r}: {n:,} ids found no row, since batches of one step have more ids than the table has "
-            "rows for; raise tables.addressing.rows, or lower data.batch_size or loop.accumulate"
+            f"table {c.name!r}: {n:,} ids found no row, since the batches of a step have more ids of a bucket than it "
+            "has rows; raise tables.addressing.rows or bucket, or lower data.batch_size or loop.accumulate"
             for c, n in new
         ]
 

@@ -142,6 +142,8 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     is_same = bool((to_R == torch.arange(len(to_R))).all())
     if policy := before.traits.policy or after.traits.policy:
         fixed = [(p.capacity, p.buckets, p.clock) if p else None for p in (before.traits.policy, after.traits.policy)]
+        if None in fixed:
+            raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
         if fixed[0] != fixed[1] or not is_same:
             remedy = f"keep its {policy.capacity:,} rows, bucket and clock, and number ids as then (--like, --grow)"
             raise UserError(f"init_from: ids of table {spec.name!r} would have other rows than before; {remedy}")

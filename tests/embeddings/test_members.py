@@ -591,6 +591,55 @@ def test_with_room_for_all_ids_a_dynamic_table_is_one_with_a_row_for_each(mode: 
             assert torch.equal(one.record("t").fields[name][rows], want), name
 
 
+def one_id(id: int) -> KeyedJagged:
+    return KeyedJagged.from_lists({"a": [[id]], "b": [[]], "c": [[]], "d": [[]]})
+
+
+def test_gradients_go_to_the_rows_that_were_looked_up() -> None:
+    """Also where a later lookup, before backward, gave the id a row of its own."""
+    tables = make("deferred", "sgd", addressing=Dynamic(row_index.Policy(capacity=10, after=2)))
+    first, second = tables(one_id(5))["a"], tables(one_id(5))["a"]
+    first.sum().backward()  # type: ignore[union-attr]
+    assert tables.gradients()["t"].rows_U.tolist() == [0]
+    second.sum().backward()  # type: ignore[union-attr]
+    assert tables.gradients()["t"].rows_U.tolist() == [0, 2]
+
+
+def test_rows_in_use_stay_when_a_model_is_moved_to_where_it_is() -> None:
+    tables = make("deferred", "sgd", addressing=Dynamic(row_index.Policy(capacity=1)))
+    tables(one_id(5))["a"].sum().backward()  # type: ignore[union-attr]
+    tables.to("cpu")
+    tables(one_id(6))
+    assert tables.record("t").fields["id"].tolist() == [-2, 0, 5] and tables.record("t").told["crowded"] == 1
+
+
+def test_first_values_are_those_of_the_id_whatever_the_row() -> None:
+    """In formats that round stochastically too."""
+    found = []
+    for before in ([], [3, 9]):
+        policy = row_index.Policy(capacity=10)
+        tables = make("fused", "sgd", addressing=Dynamic(policy), format=int8.Config(), init_scale=0.5)
+        for id in [*before, 77]:
+            tables(one_id(id))
+        record = tables.record("t")
+        (row,) = (record.fields["id"] == 77).nonzero()[:, 0].tolist()
+        found.append((row, record.weight[row].clone()))
+    (row, one), (its, other) = found
+    assert row != its and torch.equal(one, other)
+
+
+def test_rows_that_nobody_has_any_more_are_touched() -> None:
+    """Else who is told of changed rows alone would take them for those of their last ids."""
+    tables = make("fused", "sgd", addressing=Dynamic(row_index.Policy(capacity=2, ttl=2)))
+    for id in (3, 9, 0, 0, 0):
+        tables(one_id(id))
+    record = tables.record("t")
+    record.fields["touched"].zero_()
+    tables(one_id(77))
+    assert record.fields["id"].tolist() == [-2, 0, 77, -1]
+    assert record.fields["touched"].tolist() == [0, 0, 1, 1]
+
+
 def test_a_copy_of_a_dynamic_table_goes_on_by_itself() -> None:
     tables = make("fused", "adam", addressing=Dynamic(row_index.Policy(capacity=10)))
     steps(tables)

@@ -268,6 +268,16 @@ def test_the_next_day_goes_on_with_yesterdays_rows(timed: Path, tmp_path: Path) 
     assert torch.equal(after.tables[0].record("item").fields["weight"][old], before["weight"][old])
 
 
+def test_a_vocabulary_is_not_taken_for_ids_that_come_and_go(timed: Path, tmp_path: Path) -> None:
+    both = {"plain": TableChoices(rule=RULE), "dynamic": choices(rows=300)}
+    for name, tables in both.items():
+        train(small_run(timed / "p0", tmp_path / name, tables=tables, loop=Loop(max_steps=3)))
+    for name, tables in (("plain", both["dynamic"]), ("dynamic", both["plain"])):
+        run = small_run(timed / "p0", tmp_path / "next", tables=tables, init_from=str(tmp_path / name))
+        with pytest.raises(UserError, match="'site' is addressed otherwise than in the run before"):
+            Trainer(run).fit()
+
+
 @pytest.mark.parametrize("changed", [{"rows": 301}, {"bucket": 60}])
 def test_another_number_of_rows_is_refused(timed: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     train(small_run(timed / "p0", tmp_path / "first", tables=choices(rows=300), loop=Loop(max_steps=3)))

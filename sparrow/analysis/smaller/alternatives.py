@@ -56,15 +56,15 @@ class Bytes:
     def of(cls, spec: TableSpec, dense: tuple[int, int]) -> Bytes:
         """Returns the bytes of a table. dense: see `sparrow.training.preflight.dense_state`."""
         parts = spec.components
-        weights = sum(part.bytes_values for part in parts)
+        weights, ids = sum(part.bytes_values for part in parts), sum(part.bytes_ids for part in parts)
         with torch.device("meta"):
             module = spec.addressing.combine(spec.dim)
         sizes = [p.nbytes for p in module.parameters()] if module is not None else []
         each, few = dense
         return cls(
             weights=weights,
-            state=sum(part.bytes_of(part.rows, part.dim) for part in parts) - weights,
-            map=spec.addressing.traits.bytes_map,
+            state=sum(part.bytes_of(part.rows, part.dim) for part in parts) - weights - ids,
+            map=spec.addressing.traits.bytes_map + ids,
             combine=sum(sizes),
             combine_state=each * sum(sizes) + few * len(sizes),
         )

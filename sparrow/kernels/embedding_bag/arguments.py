@@ -15,6 +15,7 @@ from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, init_state
 
 Pooling = Literal["sum", "mean", "none"]
+NEVER = -(1 << 63)  # in the place of a time that nobody knows
 POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "none")
 
 
@@ -212,7 +213,7 @@ class Bags:
         inverses: int64 [samples] each.
         lookups: the features. Features with the same `output` stand side by side in one matrix
             [samples, sum of dims], at their columns.
-        moment: how many samples the batch has and when the last one was, -1 where nobody knows. Operators do not ask.
+        moment: how many samples the batch has and when the last one was, or NEVER. Operators do not ask.
     """
 
     slots_N: Tensor
@@ -222,7 +223,7 @@ class Bags:
     lookups: Lookups
     weights_N: Tensor | None = None
     inverses: Sequence[Tensor] = ()
-    moment: tuple[int, int] = (0, -1)
+    moment: tuple[int, int] = (0, NEVER)
 
     def samples(self, f: Lookup) -> int:
         """Returns how many vectors a feature gets."""

@@ -43,9 +43,9 @@ class Policy:
     Args:
         capacity: rows for ids.
         buckets: a power of two.
-        after: an id is admitted with its sighting of this number, at most 255. A sighting is a batch that has it. They
-            are counted in a sketch of 4 bytes a row (count-min, Cormode and Muthukrishnan 2005), whose counts halve
-            after as many sightings as the bucket has rows; it may count too many, and admit an id early.
+        after: how many sightings an id needs, at most 255. A sighting is a batch that has the id. They are counted in a
+            sketch of 4 bytes a row (count-min, Cormode and Muthukrishnan 2005), which may count too many. Its counts
+            halve after as many sightings as the bucket has rows, so that sightings far apart do not add up.
         probability: with which a sighting admits an id, by a number that depends on seed, table, id and batch alone.
         evict: who gives way where a bucket is full: the id that was used least recently (lru) or least often (lfu).
         half_life: of counts, in the clock's unit. None keeps them.
@@ -63,7 +63,9 @@ class Policy:
     clock: Literal["examples", "time"] = "examples"
 
     def __post_init__(self) -> None:
-        require(least=1, capacity=self.capacity, ttl=self.ttl)
+        require(least=1, most=1 << 30, capacity=self.capacity)
+        require(most=1 << 23, rows_of_a_bucket=self.capacity // self.buckets)  # more are not counted one by one
+        require(least=1, ttl=self.ttl)
         require(least=1, most=255, after=self.after)
         require(above=0, most=1, probability=self.probability)
         require(above=0, half_life=self.half_life)
@@ -158,12 +160,14 @@ class Admitted:
     """Where the ids of a batch are.
 
     rows_N: int64 [N], counted from the first one here. begun_L, ids_L: int64 [L], the rows that were given to ids, each
-    once, and these ids. counts: see `TOLD`.
+    once, and these ids. freed_F: int64 [F], the rows that were too old, some of which may have been given away since.
+    counts: see `TOLD`.
     """
 
     rows_N: Tensor
     begun_L: Tensor
     ids_L: Tensor
+    freed_F: Tensor
     counts: dict[str, int]
 
 

@@ -62,5 +62,6 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> A
     """See the package."""
     rates = (index.policy.half_life or 0.0, index.policy.probability)
     made = ops.row_index_admit(_tensors(index), keys_N.contiguous(), now, batch, settled, *rates)
-    rows_N, begun_L, ids_L, counts = made
-    return Admitted(rows_N=rows_N, begun_L=begun_L, ids_L=ids_L, counts=dict(zip(TOLD, counts.tolist(), strict=True)))
+    rows_N, begun_L, ids_L, freed_F, counts = made
+    told = dict(zip(TOLD, counts.tolist(), strict=True))
+    return Admitted(rows_N=rows_N, begun_L=begun_L, ids_L=ids_L, freed_F=freed_F, counts=told)

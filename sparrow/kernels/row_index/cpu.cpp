@@ -85,6 +85,7 @@ struct Index {
   int64_t rows, buckets, places, shift, first, after, lfu, ttl;
   uint64_t key;
   double half_life = 0, probability = 1;
+  std::vector<int64_t> freed;  // rows
 
   explicit Index(const std::vector<Tensor>& of) {
     check(of.size() == 9, "row_index: expected 9 tensors");
@@ -155,9 +156,10 @@ struct Index {
     table[hole].key = -1;
   }
 
-  void free_row(int64_t b, int64_t row, int64_t entry) const {
+  void free_row(int64_t b, int64_t row, int64_t entry) {
     erase(entry);
     ids[row] = kFree;
+    freed.push_back(row);
     kept(b, kCursor) = std::min(kept(b, kCursor), row);
   }
 
@@ -284,7 +286,7 @@ struct Index {
   }
 
   // Frees the rows of a bucket that are too old. Returns how many those were.
-  int64_t sweep(int64_t b, int64_t now, int64_t settled) const {
+  int64_t sweep(int64_t b, int64_t now, int64_t settled) {
     int64_t& oldest = kept(b, kOldest);
     if (ttl < 0 || (oldest != std::numeric_limits<int64_t>::min() && now - oldest <= ttl)) return 0;
     int64_t count = 0;
@@ -475,7 +477,7 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
   }
   std::vector<Tensor> made{rows_N};
   std::vector<int64_t> told{live, hits, admitted, evicted, expired, waiting, crowded};
-  for (const std::vector<int64_t>* numbers : {&begun, &of_ids, &told}) {
+  for (const std::vector<int64_t>* numbers : {&begun, &of_ids, &index.freed, &told}) {
     made.push_back(empty({static_cast<int64_t>(numbers->size())}, ScalarType::Long));
     std::copy(numbers->begin(), numbers->end(), static_cast<int64_t*>(made.back().data_ptr()));
   }

@@ -22,6 +22,7 @@ class _Work:
     def __init__(self, index: Index) -> None:
         self.row_of = {id: row for row, id in enumerate(index.ids_R.tolist()) if id >= 0}
         self.stamp_of: dict[int, int] = {}
+        self.freed: list[int] = []
 
 
 def _work(index: Index) -> _Work:
@@ -56,7 +57,7 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> A
 
     work, policy, counts = _work(index), index.policy, dict.fromkeys(TOLD, 0)
     begun: dict[int, int] = {}
-    others = []
+    work.freed, others = [], []
     first_key = index.buckets.start << policy.shift
     for key in keys_N.unique().tolist():
         id = int(unmix63(torch.tensor(key + first_key)))
@@ -93,6 +94,7 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> A
         rows_N=rows_N,
         begun_L=torch.tensor(list(begun), dtype=torch.int64),
         ids_L=torch.tensor(list(begun.values()), dtype=torch.int64),
+        freed_F=torch.tensor(work.freed, dtype=torch.int64),
         counts=counts,
     )
 
@@ -111,7 +113,9 @@ def _use(index: Index, row: int, now: int) -> None:
 def _free(index: Index, work: _Work, id: int) -> None:
     from sparrow.kernels.row_index import FREE
 
-    index.ids_R[work.row_of.pop(id)] = FREE
+    row = work.row_of.pop(id)
+    index.ids_R[row] = FREE
+    work.freed.append(row)
     work.stamp_of.pop(id, None)
 
 
@@ -160,6 +164,7 @@ def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tu
         return None, 0, 0
     row = min(judged)[1]
     _free(index, work, int(index.ids_R[row]))
+    work.freed.pop()  # it is given away
     return row, 1, 0
 
 

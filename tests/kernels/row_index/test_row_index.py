@@ -83,6 +83,7 @@ def test_kernels_and_parts_do_the_same(
         again = use(anew, ids, now, batch, settled)
         assert torch.equal(got.rows_N[: len(ids)].flip(0), want.rows_N)
         assert torch.equal(again.rows_N, want.rows_N)
+        assert sorted(got.freed_F.tolist()) == sorted(want.freed_F.tolist())
         assert {**got.counts, "live": 0} == {**want.counts, "live": 0}
         assert got.counts["live"] == 2 * want.counts["live"]
         assert dict(zip(got.begun_L.tolist(), got.ids_L.tolist(), strict=True)) == dict(
@@ -199,7 +200,7 @@ def test_rows_that_are_too_old_are_not_found_and_leave_first(impl: Impl) -> None
     assert rows_of(index, [1, 3], 16, impl)[0] == 0 and rows_of(index, [1, 3], 16, impl)[1] != 0
     found = use(index, [4, 5], 16, impl=impl)  # though 3 was used least often
     assert held(index) == {3, 4, 5}
-    assert (found.counts["expired"], found.counts["evicted"]) == (2, 0)
+    assert (found.counts["expired"], found.counts["evicted"], len(found.freed_F)) == (2, 0, 2)
     found = use(index, [3], 27, impl=impl)  # it comes again, as a new id
     assert found.counts["expired"] == 1 and found.ids_L.tolist() == [3]
 
@@ -275,8 +276,8 @@ def test_keys_are_a_bijection() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"capacity": 0}, {"after": 0}, {"after": 256}, {"probability": 0.0}, {"probability": 1.5}, {"ttl": 0},
-     {"half_life": 3.0}, {"half_life": -1.0, "evict": "lfu"}],
+    [{"capacity": 0}, {"capacity": 1 << 31}, {"capacity": 1 << 24}, {"after": 0}, {"after": 256}, {"probability": 0.0},
+     {"probability": 1.5}, {"ttl": 0}, {"half_life": 3.0}, {"half_life": -1.0, "evict": "lfu"}],
 )  # fmt: skip
 def test_policies_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
