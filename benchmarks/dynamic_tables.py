@@ -328,9 +328,9 @@ def draw(to: Path, found: dict[str, list[dict[str, float]]], sizes: tuple[int, .
         each = [[one["auc"] for one in found[f"{size:,} {way}"]] for size in sizes]
         errors = [statistics.stdev(auc) / len(auc) ** 0.5 if len(auc) > 1 else 0 for auc in each]
         axis.errorbar(sizes, [statistics.mean(auc) for auc in each], errors, marker="o", markersize=3, label=way)
-    for name in list(found)[:2]:
-        axis.axhline(statistics.mean(one["auc"] for one in found[name]), linestyle="--", linewidth=1, color="gray")
-        axis.annotate(name, (sizes[0], statistics.mean(one["auc"] for one in found[name])), va="bottom", fontsize=8)
+    for name, style in zip(list(found)[:2], ("--", ":"), strict=True):
+        mean = statistics.mean(one["auc"] for one in found[name])
+        axis.axhline(mean, linestyle=style, linewidth=1.2, color="gray", label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axis.set_xlabel("rows for articles")
