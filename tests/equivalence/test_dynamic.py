@@ -13,6 +13,7 @@ from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
 from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.spec import Cache
+from sparrow.kernels import row_index
 from sparrow.kernels.formats import fp16
 from sparrow.kernels.row_index import Policy
 from sparrow.kernels.rules import sgd
@@ -32,6 +33,7 @@ from tests.equivalence.pool import Pool
 
 pytestmark = pytest.mark.multi
 DIM, STEPS, SAMPLES = 6, 12, 15
+LAST = int(row_index.ids_of(torch.tensor((1 << 63) - 1)))  # the id with the last key
 PLANS: dict[str, Callable[[int], Layout]] = {
     "table_wise": lambda size: table_wise(size - 1),
     "row_wise": lambda size: row_wise(size),
@@ -43,6 +45,7 @@ POLICIES: dict[str, Policy] = {
     "lfu": Policy(capacity=60, buckets=4, evict="lfu", half_life=100.0, after=2),
     "ttl": Policy(capacity=90, buckets=8, ttl=60, probability=0.7),
     "time": Policy(capacity=60, buckets=2, ttl=9, clock="time"),
+    "one bucket": Policy(capacity=60),
 }
 FEATURES = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="none"), Feature(name="c", table="u")]
 
@@ -61,7 +64,10 @@ def ids_of(step: int, ranks: list[int], unique: bool = False) -> KeyedJagged:
         g = torch.Generator().manual_seed(100 * step + rank)
         for name in "ab":
             near = (torch.rand(2 * SAMPLES, generator=g) ** 3 * 80).long() + 5 * step
-            values[name] += torch.where(near % 7 == 3, near * 1_000_003 * 4_000_037 * 1_000, near).tolist()
+            near[0] = LAST
+            values[name] += torch.where(
+                (near % 7 == 3) & (near < LAST), near * 1_000_003 * 4_000_037 * 1_000, near
+            ).tolist()
         values["c"] += torch.randint(0, 300, (2 * SAMPLES,), generator=g).tolist()
     lengths = torch.full((3 * len(ranks) * SAMPLES,), 2)
     found = [v for name in "abc" for v in values[name]]
