@@ -69,8 +69,9 @@ class ShardedTables(nn.Module):
             layout.check(name, world.size, world.local_size)
             components[name].check_columns(layout.columns)
             if layout.is_replicated and not components[name].has_equal_copies:
-                remedy = "a cache or rows that come and go, which would differ in copies; put it on one rank or cut it"
-                raise UserError(f"plan: table {name!r} has {remedy}")
+                is_cached = components[name].cache.is_on
+                what = "a cache, and copies of caches" if is_cached else "rows that come and go, and copies of them"
+                raise UserError(f"plan: table {name!r} has {what} would differ; put it on one rank or cut it")
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world = world
