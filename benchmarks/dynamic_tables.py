@@ -118,10 +118,14 @@ def check(rows: int) -> None:
     print("checked: with room for all ids, the bits are those of a table with a row for each")
 
 
-def compared(dim: int, ids: Ids, rows: int, turns: int, warm: int) -> tuple[list[float], list[float], dict[str, int]]:
+def compared(
+    dim: int, ids: Ids, known: int, rows: int, turns: int, warm: int
+) -> tuple[list[float], list[float], dict[str, int]]:
     """Times of steps with the dynamic and the static table, turn by turn, and what became of ids."""
     live, static = tables(dynamic.Config(rows=rows).build(Numbering(rows)), dim), tables(Direct(rows), dim)
     up = torch.ones(BATCH, dim)
+    for part_N in (torch.randperm(known) + 1).split(16 * BATCH):  # the table is full, where there are as many ids
+        step(live, bags(part_N), torch.ones(len(part_N), dim))
     for _ in range(warm):
         step(live, bags(ids(16 * BATCH)), torch.ones(16 * BATCH, dim))
     batches = [ids(BATCH) for _ in range(turns)]
@@ -144,14 +148,15 @@ def steps(asked: argparse.Namespace, log: Path | None) -> None:
     """Times of steps."""
     rows, turns, warm = (20_000, 12, 3) if asked.quick else (1_000_000, 400, 60)
     check(rows // 10)
-    draws = {"Zipf, ids fit": zipf(rows * 9 // 10), "Zipf, twice as many ids": zipf(2 * rows)}
+    counts = {"Zipf, ids fit": rows * 9 // 10, "Zipf, twice as many ids": 2 * rows}
+    draws = {name: (zipf(count), count) for name, count in counts.items()}
     if log is not None:
-        draws["Globo's articles"] = of_log(log)
+        draws["Globo's articles"] = of_log(log), 0
     print(f"\nsteps of {BATCH} ids, {rows:,} rows, {torch.get_num_threads()} threads: medians in us")
     print(f"{'ids':<26}{'dim':>4}{'dynamic':>9}{'static':>8}  {'ratio, middle half':<22}{'admitted':>9}{'evicted':>9}")
-    for name, ids in draws.items():
+    for name, (ids, known) in draws.items():
         for dim in DIMS:
-            ours, theirs, told = compared(dim, ids, rows, turns, warm)
+            ours, theirs, told = compared(dim, ids, known, rows, turns, warm)
             medians = [statistics.median(times) * 1e6 for times in (ours, theirs)]
             moves = [told[of] / turns for of in ("admitted", "evicted")]
             print(
@@ -159,7 +164,7 @@ def steps(asked: argparse.Namespace, log: Path | None) -> None:
                 f"{moves[0]:>9.1f}{moves[1]:>9.1f}",
                 flush=True,
             )
-    beside_torchrec(draws["Zipf, twice as many ids"], rows, turns, warm)
+    beside_torchrec(*draws["Zipf, twice as many ids"], rows, turns, warm)
     whole_steps(2 if asked.quick else 9, 20_000 if asked.quick else 200_000)
 
 
@@ -181,7 +186,7 @@ def whole_steps(pairs: int, rows: int) -> None:
     print(f"a DLRM's run over one with a row for each id: {ratio_of(times['dynamic'], times['direct'])}")
 
 
-def beside_torchrec(ids: Ids, rows: int, turns: int, warm: int) -> None:
+def beside_torchrec(ids: Ids, known: int, rows: int, turns: int, warm: int) -> None:
     """Nanoseconds for an id: ours to rows, with their first values, and torchrec's to slots."""
     try:
         from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
@@ -190,7 +195,8 @@ def beside_torchrec(ids: Ids, rows: int, turns: int, warm: int) -> None:
         print("torchrec is not installed: its module is left out")
         return
     record = tables(dynamic.Config(rows=rows).build(Numbering(rows)), 16).record("t")
-    batch, found = 0, {}
+    batch, found = 1, {}
+    record.admit(row_index.keys_of(torch.randperm(known) + 1), 1, 1, 0)
     for count, size in ((warm, 16 * BATCH), (turns, BATCH)):
         spent = []
         for _ in range(count):
@@ -221,10 +227,10 @@ def drift(asked: argparse.Namespace) -> None:
     """Ids that drift through a table: when the first one leaves, and whether memory grows."""
     rows, total = (50_000, 500_000) if asked.quick else (1_000_000, 50_000_000)
     of, held, first = tables(dynamic.Config(rows=rows).build(Numbering(rows)), 16), [], 0
-    record = of.record("t")
+    record, up = of.record("t"), torch.ones(1 << 16, 16)
     for low in range(0, total, 1 << 16):
         ids_N = torch.arange(low, min(low + (1 << 16), total)) + 1
-        step(of, bags(ids_N), torch.ones(len(ids_N), 16))
+        step(of, bags(ids_N), up[: len(ids_N)])
         if not first and record.told["evicted"]:
             first = record.told["admitted"] - record.told["evicted"]
         held.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
