@@ -300,7 +300,8 @@ class ComponentTables(nn.Module):
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch. In training its ids get rows first, and its rows enter their caches."""
         self._mapped = _NOT_MAPPED
-        self._of_keys.pop(bags, None)
+        if self._policies:
+            self._of_keys.pop(bags, None)
         is_batch = self.training and self.mode != "off"
         if is_batch:
             self.advance(bags.moment)

@@ -58,7 +58,8 @@ class Config:
     bucket: int = 8192
 
     def __post_init__(self) -> None:
-        require(least=1, rows=self.rows, bucket=self.bucket)
+        require(least=1, most=1 << 30, rows=self.rows)
+        require(least=1, most=1 << 22, bucket=self.bucket)
         self._policy(self.rows or 1)  # says what is wrong
 
     def _policy(self, rows: int) -> Policy:

@@ -213,10 +213,10 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int, *, i
 
     The result depends on the set of keys. First each id that has a row uses it, if it did so at most the ttl ago, or
     after batch `settled`. The others follow in ascending order of their keys; whose row is too old loses it. One is
-    sighted, and may be admitted.
-    It then gets the first free row of its bucket. If none is free, all rows are freed that are too old. Else it gets
-    that of the id that gives way: of those that no batch after `settled` used, the one used first (lru), or that with
-    the smallest count by now (lfu), and of equal ones that with the first row. If there is none it gets no row.
+    sighted, and may be admitted. It then gets the first free row of its bucket. If none is free, all rows are freed
+    that are too old. Else it gets that of the id that gives way: of those that no batch after `settled` used, the one
+    used first (lru), or that with the smallest count by now (lfu), and of equal ones that with the first row. If there
+    is none it gets no row.
 
     Args:
         index: is changed.
