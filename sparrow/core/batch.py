@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -398,6 +399,13 @@ class Batch:
 
 
 T = TypeVar("T", KeyedJagged, Batch)
+
+
+def split_at(values_N: Tensor, bounds: Sequence[int]) -> list[Tensor]:
+    """Returns the values of each key, as views. bounds: where those of each key begin, and where the last ones end."""
+    if len(bounds) == 2:
+        return [values_N]
+    return list(values_N.split([high - low for low, high in pairwise(bounds)]))
 
 
 def _host(given: T, before: Tensor, after: Tensor) -> T | None:

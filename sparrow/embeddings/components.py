@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
+from sparrow.core.batch import split_at
 from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
@@ -469,11 +470,13 @@ class ComponentTables(nn.Module):
 
 def _replaced(bags: Bags, tables: Collection[int], change: Callable[[int, Tensor], Tensor]) -> Bags:
     """Returns the same bags, with what `change` makes of a table's number and slots for some tables."""
-    parts = list(bags.slots_N.long().split([high - low for low, high in pairwise(bags.bounds)]))
+    parts = split_at(bags.slots_N.long(), bags.bounds)
     for number in tables:
         keys = sorted({f.key for f in bags.lookups if f.table == number})
-        if keys:
-            given_N = torch.cat([parts[k] for k in keys]) if len(keys) > 1 else parts[keys[0]]
-            for k, part_N in zip(keys, change(number, given_N).split([len(parts[k]) for k in keys]), strict=True):
+        if len(keys) == 1:
+            parts[keys[0]] = change(number, parts[keys[0]])
+        elif keys:
+            changed_N = change(number, torch.cat([parts[k] for k in keys]))
+            for k, part_N in zip(keys, changed_N.split([len(parts[k]) for k in keys]), strict=True):
                 parts[k] = part_N
     return replace(bags, slots_N=torch.cat(parts) if len(parts) > 1 else parts[0])

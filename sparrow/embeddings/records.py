@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,10 +62,7 @@ class RowRecords(nn.Module):
         self.rounded = 0  # rows of loaded caches that found no frame here
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
-        self._alike: dict[str, Tensor] = {}
-        self._alike_count = 0
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
-        self.looked_up = 0  # ids
         if component.policy and chosen_device() != "cpu":
             remedy = "choose another addressing, or use --device cpu"
             raise UserError(f"table {component.name!r}: which ids have rows is kept on the CPU alone; {remedy}")
@@ -113,14 +111,12 @@ class RowRecords(nn.Module):
         found = row_index.admit(self.index, keys_N, now, batch, settled)
         for name, count in found.counts.items():
             self.told[name] += count
-        self.looked_up += len(keys_N)
-        if len(found.freed_F):
-            self.store.write(found.freed_F, {"touched": torch.ones(len(found.freed_F), dtype=torch.uint8)})
-        if len(found.begun_L):
+        if found.counts["expired"]:
+            self.store.write(found.freed_F, {"touched": self._alike["touched"]})
+        if found.counts["admitted"]:
             self._begin_rows(found.begun_L, found.ids_L)
         return found.rows_N
 
-    @torch.no_grad()
     def _begin_rows(self, rows_L: Tensor, ids_L: Tensor) -> None:
         """Rows that are given to ids begin as if the ids had them for ever: values depend on seed, table and id."""
         component = self.component
@@ -129,17 +125,14 @@ class RowRecords(nn.Module):
         if component.init_mean:
             values_LD += component.init_mean
         made = self._encoded(values_LD, ids_L - self.first_row, self.columns)  # rounded as in the row of this number
-        self.store.write(rows_L, made | self._constant(len(rows_L)))
+        self.store.write(rows_L, made | self._alike)
 
-    def _constant(self, count: int) -> dict[str, Tensor]:
-        """Returns what so many rows that begin anew all have alike. What was in them before is gone: touched."""
-        if count > self._alike_count:  # small tensors cost more to make than to fill
-            self._alike_count = 2 * count
-            names = self.component.rule.fields(self.dim)
-            fields = {name: self.component.fields_of(self.dim)[name] for name in names}
-            self._alike = {name: torch.full(f.shape(2 * count), f.first, dtype=f.dtype) for name, f in fields.items()}
-            self._alike["touched"] = torch.ones(2 * count, dtype=torch.uint8)
-        return {name: tensor[:count] for name, tensor in self._alike.items()}
+    @cached_property
+    def _alike(self) -> dict[str, Tensor]:
+        """What rows that begin anew all have, as one row. What was in them before is gone: touched."""
+        fields = {name: self.component.fields_of(self.dim)[name] for name in self.component.rule.fields(self.dim)}
+        alike = {name: torch.full(field.shape(1), field.first, dtype=field.dtype) for name, field in fields.items()}
+        return alike | {"touched": torch.ones(1, dtype=torch.uint8)}
 
     # -- rows -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
+from sparrow.core.batch import split_at
 from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Mapper
 from sparrow.embeddings.columns import Columns
@@ -447,11 +448,10 @@ class EmbeddingTables(nn.Module):
         specs = [self._spec_at(key) for key in keys]
         if all(spec is None or spec.addressing.traits.is_identity for spec in specs):
             return values_N
-        parts = values_N.long().split([high - low for low, high in pairwise(bounds)])
         rows: list[Tensor] = []
-        for spec, part_N in zip(specs, parts, strict=True):
+        for spec, part_N in zip(specs, split_at(values_N.long(), bounds), strict=True):
             rows += [part_N] if spec is None else spec.addressing.rows_of(part_N)
-        return torch.cat(rows)
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
 
     def shape_of_rows(self, ids: torch.dtype, bounds: Sequence[int], keys: Sequence[int]) -> tuple[int, torch.dtype]:
         """Returns the length and the type of what `map_ids` returns, for ids of a type. bounds, keys: as there."""

@@ -16,8 +16,6 @@ from sparrow.embeddings import EmbeddingTables
 from sparrow.kernels.row_index import TOLD
 from sparrow.trained.run import Run
 
-_COUNTS = ("looked_up", *TOLD)
-
 
 def in_time(loader: Loader, tables: Sequence[EmbeddingTables], run: Run, dataset: Dataset) -> Loader:
     """Returns the loader, whose batches have their time if tables ask for it.
@@ -66,7 +64,7 @@ class Turnover:
             for record in of_features.all_records()
             if record.component.policy and record.columns[0] == 0  # parts of columns do the same
         ]
-        self._before_CT = torch.zeros(len(numbers), len(_COUNTS), dtype=torch.int64)  # of the run so far
+        self._before_CT = torch.zeros(len(numbers), len(TOLD), dtype=torch.int64)  # of the run so far
         self._line_CT = self._before_CT.clone()  # and at the last line of the run log
         self._said: set[str] = set()
 
@@ -75,7 +73,7 @@ class Turnover:
         if not self._components:
             return {}
         counts_CT = self._counts()
-        found = dict(zip(_COUNTS, (counts_CT - self._line_CT).sum(0).tolist(), strict=True))
+        found = dict(zip(TOLD, (counts_CT - self._line_CT).sum(0).tolist(), strict=True))
         self._line_CT = counts_CT
         share = {"live_rate": found["live"] / found["looked_up"]} if found["looked_up"] else {}
         return share | {name: found[name] for name in ("admitted", "evicted", "expired")}
@@ -84,7 +82,7 @@ class Turnover:
         """Returns a line, once, for each table with ids that found all rows in use by batches that had not learnt."""
         if not self._components:
             return []
-        counts = self._counts()[:, _COUNTS.index("crowded")].tolist()
+        counts = self._counts()[:, TOLD.index("crowded")].tolist()
         new = [(c, n) for c, n in zip(self._components, counts, strict=True) if n and c.name not in self._said]
         self._said |= {c.name for c, _ in new}
         return [
@@ -110,7 +108,7 @@ class Turnover:
         for component, (rows, ages), counts in zip(
             self._components, held_C2.tolist(), self._counts().tolist(), strict=True
         ):
-            told = dict(zip(_COUNTS, counts, strict=True))
+            told = dict(zip(TOLD, counts, strict=True))
             assert component.policy is not None
             age = ages / rows if rows else 0.0
             found[component.name] = {"capacity": component.policy.capacity, "rows": int(rows), "age": age, **told}
@@ -130,5 +128,5 @@ class Turnover:
         """Returns what happened to the ids of each table on all ranks: int64 [C, T]."""
         mine_CT = torch.zeros_like(self._before_CT)
         for number, _, record in self._records:
-            mine_CT[number] += torch.tensor([record.looked_up, *(record.told[name] for name in TOLD)])
+            mine_CT[number] += torch.tensor([record.told[name] for name in TOLD])
         return self._before_CT + self._world.all_sum("ids that came and went", mine_CT)

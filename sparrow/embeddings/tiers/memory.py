@@ -71,18 +71,17 @@ class MemoryStore(nn.Module):
         """Returns what `RowStore.read` says."""
         return {name: self.get_buffer(name)[at] for name in self.names}
 
-    @torch.no_grad()
     def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
         """Do what `RowStore.write` says. Rows and entries may be on another device."""
-        mine = [self.get_buffer(name) for name in fields]
-        if not isinstance(at, slice) and columns == slice(None) and all(t.device.type == "cpu" for t in (*mine, at)):
+        mine = [buffer for name in fields if (buffer := self._buffers[name]) is not None]  # get_buffer is slow
+        if not isinstance(at, slice) and columns == slice(None) and mine[0].is_cpu and at.is_cpu:
             row_index.write(mine, [value.to(t.dtype) for t, value in zip(mine, fields.values(), strict=True)], at)
             return
-        for name, given in fields.items():
-            buffer = self.get_buffer(name)
-            values = given.to(buffer.device)
-            at = at if isinstance(at, slice) else at.to(buffer.device)
-            if self._across[name] == "cut":
-                buffer[at, columns] = values
-            else:
-                buffer[at] = values
+        with torch.no_grad():
+            for buffer, (name, given) in zip(mine, fields.items(), strict=True):
+                values = given.to(buffer.device)
+                at = at if isinstance(at, slice) else at.to(buffer.device)
+                if self._across[name] == "cut":
+                    buffer[at, columns] = values
+                else:
+                    buffer[at] = values

@@ -64,7 +64,7 @@ class RowStore(Protocol):
 
         Args:
             at: the rows.
-            fields: field -> its new entries, [U, ...].
+            fields: field -> its new entries, [U, ...], or [1, ...] where all rows get the same.
             columns: what is overwritten of fields that have columns; by default all of them.
         """
         ...

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ from sparrow.kernels.row_index import reference
 FREE, SHARED = -1, -2  # in the place of an id: no id has this row; ids without a row share it
 SKETCH = 4  # counters of sightings for each row, and how many of them an id has
 BITS = 63
-TOLD = ("live", "hits", "admitted", "evicted", "expired", "waiting", "crowded")
-"""What `admit` counts: lookups that found a row of their id's own; then different ids: those that had a row, those that
-got one, those that lost it to them, those whose row was too old, those that were not admitted yet, and those that found
-all rows of their bucket in use."""
+TOLD = ("looked_up", "live", "hits", "admitted", "evicted", "expired", "waiting", "crowded")
+"""What `admit` counts: lookups, and those of them that found a row of their id's own; then different ids: those that
+had a row, those that got one, those that lost it to them, those whose row was too old, those that were not admitted
+yet, and those that found all rows of their bucket in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +155,7 @@ class Index:
         self.work = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Admitted:
+class Admitted(NamedTuple):
     """Where the ids of a batch are.
 
     rows_N: int64 [N], counted from the first one here. begun_L, ids_L: int64 [L], the rows that were given to ids, each
@@ -188,7 +187,7 @@ def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor, *,
 
     Args:
         fields: contiguous, [R] or [R, entries].
-        values: for each its new rows, [L, ...].
+        values: for each its new rows, [L, ...], or [1, ...] where they are all alike.
         rows_L: int64 [L], which rows.
         impl: see `sparrow.kernels`.
     """

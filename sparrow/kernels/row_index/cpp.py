@@ -62,6 +62,10 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> A
     """See the package."""
     rates = (index.policy.half_life or 0.0, index.policy.probability)
     made = ops.row_index_admit(_tensors(index), keys_N.contiguous(), now, batch, settled, *rates)
-    rows_N, begun_L, ids_L, freed_F, counts = made
-    told = dict(zip(TOLD, counts.tolist(), strict=True))
-    return Admitted(rows_N=rows_N, begun_L=begun_L, ids_L=ids_L, freed_F=freed_F, counts=told)
+    rows_N, changes = made
+    told = dict(zip(TOLD, changes[: len(TOLD)].tolist(), strict=True))
+    rest = changes[len(TOLD) :]
+    if not len(rest):  # most batches: tensors that nobody needs would take a tenth of the call
+        return Admitted(rows_N, rest, rest, rest, told)
+    count = told["admitted"]
+    return Admitted(rows_N, rest[:count], rest[count : 2 * count], rest[2 * count :], told)

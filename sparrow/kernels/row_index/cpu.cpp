@@ -15,7 +15,7 @@ constexpr int64_t kFree = -1, kShared = -2, kCounters = 4;
 constexpr uint64_t kMost = (uint64_t{1} << 63) - 1;
 constexpr uint64_t kOdd1 = 0x2127599BF4325C37, kOdd2 = 0x6A09E667F3BCC909;  // those of core/mixing.py
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-constexpr int64_t kAhead = 12;  // ids whose places are asked for before they are looked at
+constexpr int64_t kAhead = 24;  // ids whose places are asked for before they are looked at
 
 // The number by which odd ones are divided, modulo 2^64 (Newton).
 constexpr uint64_t inverse(uint64_t odd) {
@@ -360,37 +360,80 @@ void row_index_build(const std::vector<Tensor>& of) {
   }
 }
 
+int64_t team_of(int64_t ids) { return std::max<int64_t>(1, std::min(team_for(ids * 32), ids)); }
+
 const int64_t* keys_in(const Index& index, const Tensor& keys_N) {
   const int64_t* const keys = data<int64_t>(keys_N, ScalarType::Long, "keys_N");
+  const int64_t N = keys_N.numel();
   bool fine = true;
-  for (int64_t n = 0; n < keys_N.numel(); ++n) fine &= keys[n] >= 0 && index.bucket_of(keys[n]) < index.buckets;
+  for (int64_t n = 0; n < N; ++n) fine &= keys[n] >= 0 && index.bucket_of(keys[n]) < index.buckets;
   check(fine, "keys_N: a key is outside the buckets");
   return keys;
 }
 
-// The entries of keys [begin, end), or -1.
-void entries(const Index& index, const int64_t* keys, int64_t begin, int64_t end, int64_t* at) {
-  for (int64_t n = begin; n < end; ++n) {
-    if (n + kAhead < end) __builtin_prefetch(index.table + index.home(keys[n + kAhead]));
-    at[n] = index.find(keys[n]);
-  }
+// Asks for the time of a key's row, whose place was asked for before.
+INLINE void ask_times(const Index& index, int64_t key) {
+  const Entry& soon = index.table[index.home(key)];
+  if (soon.key != key) return;
+  __builtin_prefetch(index.times + soon.row, 1);
+  if (index.lfu) __builtin_prefetch(index.counts + soon.row, 1);
 }
 
 Tensor row_index_find(const std::vector<Tensor>& of, const Tensor& keys_N, int64_t now) {
   const Index index(of);
   const int64_t* const keys = keys_in(index, keys_N);
-  const int64_t N = keys_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
+  const int64_t N = keys_N.numel(), team = team_of(N);
   Tensor rows_N = empty({N}, ScalarType::Long);
   int64_t* const rows = static_cast<int64_t*>(rows_N.data_ptr());
   parallel(team, [&](int64_t c) {
-    const int64_t begin = N * c / team, end = N * (c + 1) / team;
-    entries(index, keys, begin, end, rows);
-    for (int64_t n = begin; n < end; ++n) {
-      const int64_t row = rows[n] < 0 ? -1 : index.table[rows[n]].row;
+    const int64_t end = N * (c + 1) / team;
+    for (int64_t n = N * c / team; n < end; ++n) {
+      if (n + kAhead < end) __builtin_prefetch(index.table + index.home(keys[n + kAhead]));
+      const int64_t at = index.find(keys[n]), row = at < 0 ? -1 : index.table[at].row;
       rows[n] = row < 0 || index.is_old(row, now) ? index.starts[index.bucket_of(keys[n])] : row;
     }
   });
   return rows_N;
+}
+
+// What a thread has done: which keys were its own, their rows, how many of those were live, and of how many ids; and
+// the keys without a row, with where they are.
+struct Found {
+  std::vector<int64_t> at, rows;
+  int64_t live = 0, hits = 0;
+  std::vector<std::pair<int64_t, int64_t>> others;
+};
+
+// Uses the rows of the keys that are a thread's own: equal keys have the same thread. A key whose row is too old gets
+// the number of its entry, one without a row -1.
+void use_rows(const Index& index, const int64_t* keys, int64_t N, int64_t thread, int64_t team, int64_t now,
+              int32_t batch, int64_t settled, Found& found) {
+  found.at.resize(N);
+  int64_t count = 0;
+  for (int64_t n = 0; n < N; ++n) {
+    found.at[count] = n;
+    count += (keys[n] & 0xFFFF) * team >> 16 == thread;
+  }
+  found.rows.resize(count);
+  const int64_t* const at = found.at.data();
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + 2 * kAhead < count) __builtin_prefetch(index.table + index.home(keys[at[i + 2 * kAhead]]), 1);
+    if (i + kAhead < count) ask_times(index, keys[at[i + kAhead]]);
+    const int64_t key = keys[at[i]], place = index.find(key);
+    Entry* const entry = place < 0 ? nullptr : index.table + place;
+    if (!entry || (entry->stamp <= settled && entry->stamp != batch && index.is_old(entry->row, now))) {
+      found.rows[i] = place;
+      found.others.push_back({key, at[i]});
+      continue;
+    }
+    if (entry->stamp != batch) {
+      index.use(entry->row, now);
+      entry->stamp = batch;
+      ++found.hits;
+    }
+    found.rows[i] = entry->row;
+    ++found.live;
+  }
 }
 
 std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor& keys_N, int64_t now, int64_t batch,
@@ -400,34 +443,18 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
   index.probability = probability;
   check(batch > settled && batch <= std::numeric_limits<int32_t>::max(), "batch: expected one after `settled`");
   const int64_t* const keys = keys_in(index, keys_N);
-  const int64_t N = keys_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
+  const int64_t N = keys_N.numel(), team = team_of(N);
   Tensor rows_N = empty({N}, ScalarType::Long);
   int64_t* const rows = static_cast<int64_t*>(rows_N.data_ptr());
-  parallel(team, [&](int64_t c) { entries(index, keys, N * c / team, N * (c + 1) / team, rows); });
+  std::vector<Found> founds(team);
+  parallel(team,
+           [&](int64_t c) { use_rows(index, keys, N, c, team, now, static_cast<int32_t>(batch), settled, founds[c]); });
   int64_t live = 0, hits = 0, admitted = 0, evicted = 0, expired = 0, waiting = 0, crowded = 0;
-  std::vector<std::pair<int64_t, int64_t>> others;  // keys that have no row, and where they are
-  for (int64_t n = 0; n < N; ++n) {
-    if (n + kAhead < N && rows[n + kAhead] >= 0) {
-      const int64_t row = index.table[rows[n + kAhead]].row;
-      __builtin_prefetch(index.times + row, 1);
-      if (index.lfu) __builtin_prefetch(index.counts + row, 1);
-    }
-    Entry* const entry = rows[n] < 0 ? nullptr : index.table + rows[n];
-    if (entry && entry->stamp != batch) {
-      if (entry->stamp <= settled && index.is_old(entry->row, now)) {
-        others.push_back({keys[n], n});
-        continue;
-      }
-      index.use(entry->row, now);
-      entry->stamp = static_cast<int32_t>(batch);
-      ++hits;
-    }
-    if (entry) {
-      rows[n] = entry->row;
-      ++live;
-    } else {
-      others.push_back({keys[n], n});
-    }
+  std::vector<std::pair<int64_t, int64_t>> others;
+  for (const Found& found : founds) {
+    live += found.live, hits += found.hits;
+    for (size_t i = 0; i < found.rows.size(); ++i) rows[found.at[i]] = found.rows[i];
+    others.insert(others.end(), found.others.begin(), found.others.end());
   }
   std::sort(others.begin(), others.end());
   std::vector<int64_t> begun, of_ids;
@@ -475,13 +502,14 @@ std::vector<Tensor> row_index_admit(const std::vector<Tensor>& of, const Tensor&
       live += row >= 0;
     }
   }
-  std::vector<Tensor> made{rows_N};
-  std::vector<int64_t> told{live, hits, admitted, evicted, expired, waiting, crowded};
-  for (const std::vector<int64_t>* numbers : {&begun, &of_ids, &index.freed, &told}) {
-    made.push_back(empty({static_cast<int64_t>(numbers->size())}, ScalarType::Long));
-    std::copy(numbers->begin(), numbers->end(), static_cast<int64_t*>(made.back().data_ptr()));
-  }
-  return made;
+  const std::vector<int64_t> told{N, live, hits, admitted, evicted, expired, waiting, crowded};
+  const std::vector<const std::vector<int64_t>*> parts{&told, &begun, &of_ids, &index.freed};
+  int64_t size = 0;
+  for (const auto* part : parts) size += static_cast<int64_t>(part->size());
+  Tensor changes = empty({size}, ScalarType::Long);  // in one tensor, since each costs about a microsecond
+  int64_t* to = static_cast<int64_t*>(changes.data_ptr());
+  for (const auto* part : parts) to = std::copy(part->begin(), part->end(), to);
+  return {rows_N, changes};
 }
 
 int64_t row_bytes(const Tensor& tensor) {
@@ -498,17 +526,18 @@ void row_index_write(const std::vector<Tensor>& fields, const std::vector<Tensor
     const Tensor &to = fields[f], &from = values[f];
     const int64_t bytes = row_bytes(to);
     check(to.is_contiguous() && from.is_contiguous() && to.scalar_type() == from.scalar_type() &&
-              row_bytes(from) == bytes && from.size(0) == L,
+              row_bytes(from) == bytes && (from.size(0) == L || from.size(0) == 1),
           "row_index_write: values do not fit their field");
     bool fine = true;
     for (int64_t l = 0; l < L; ++l) fine &= rows[l] >= 0 && rows[l] < to.size(0);
     check(fine, "row_index_write: a row is outside its field");
     char* const there = static_cast<char*>(to.data_ptr());
     const char* const here = static_cast<const char*>(from.data_ptr());
+    const int64_t step = from.size(0) == L ? bytes : 0;
     for (int64_t l = 0; l < L; ++l) {
       if (l + kAhead < L)
         for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(there + rows[l + kAhead] * bytes + b, 1);
-      std::copy_n(here + l * bytes, bytes, there + rows[l] * bytes);
+      std::copy_n(here + l * step, bytes, there + rows[l] * bytes);
     }
   }
 }

@@ -56,6 +56,7 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int) -> A
     from sparrow.kernels.row_index import FREE, TOLD, Admitted
 
     work, policy, counts = _work(index), index.policy, dict.fromkeys(TOLD, 0)
+    counts["looked_up"] = len(keys_N)
     begun: dict[int, int] = {}
     work.freed, others = [], []
     first_key = index.buckets.start << policy.shift
