@@ -93,6 +93,7 @@ class ComponentTables(nn.Module):
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
+        self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
         factors = [f.times[0] for f in self.features if f.times is not None]
         self._multiplied = tuple(
             f if f.times is None else replace(f, pooling=f.times[1]) for f in self.features if f.name not in factors
@@ -355,7 +356,7 @@ class ComponentTables(nn.Module):
         samples, time = moment
         if not samples:
             return
-        if time == NEVER and any(policy.clock == "time" for policy in self._policies.values()):
+        if time == NEVER and self._asks_time:
             raise UserError("time: the batch has none, and tables ask for it; choose tables.addressing.clock examples")
         if NEVER < time < self.passed.time:
             remedy = "prepare the log in the order of time, or choose tables.addressing.clock examples"
@@ -367,8 +368,7 @@ class ComponentTables(nn.Module):
     def _moment(self, ids: KeyedJagged) -> tuple[int, int]:
         if not self._policies:
             return 0, NEVER
-        asks = any(policy.clock == "time" for policy in self._policies.values())
-        return ids.batch_size, ids.time if asks and ids.time is not None else NEVER
+        return ids.batch_size, ids.time if self._asks_time and ids.time is not None else NEVER
 
     def _outputs(self, handle: ComponentHandle) -> list[Tensor]:
         if handle.released:
