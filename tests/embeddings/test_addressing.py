@@ -178,8 +178,11 @@ KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 835
     ("power_of_two", "numbers"), [(False, 33_786_932), (True, 33_789_720)], ids=["whole", "powers of two"]
 )
 def test_dims_of_criteo_kaggle(power_of_two: bool, numbers: int) -> None:
-    dims = popularity_dims([1 / n for n in KAGGLE], KAGGLE, 16, 0.3, power_of_two=power_of_two)
+    dims = popularity_dims([1 / n for n in KAGGLE], KAGGLE, [16] * 26, 0.3, power_of_two=power_of_two)
     assert sum(n * d for n, d in zip(KAGGLE, dims, strict=True)) == numbers
+    plain = [(16, n) for n in KAGGLE]
+    bytes_ = [sum(n * (4 * d + 5) for d, n in of) for of in (plain, list(zip(dims, KAGGLE, strict=True)))]
+    assert round(16 * sum(KAGGLE) / numbers, 1) == 16.0 and round(bytes_[0] / bytes_[1], 1) == 7.7  # AdaGrad, touched
     assert dims[KAGGLE.index(3)] == 16 and min(dims) == 1
     assert [d for _, d in sorted(zip(KAGGLE, dims, strict=True))] == sorted(dims, reverse=True)
 
@@ -208,7 +211,7 @@ def test_a_budget_of_numbers_is_kept_and_used(
 ) -> None:
     rows, popularity = [n for n, _ in blocks], [p for _, p in blocks]
     budget = max(share * dim * sum(rows), sum(rows))
-    dims = popularity_dims(popularity, rows, dim, alpha, budget, power_of_two)
+    dims = popularity_dims(popularity, rows, [dim] * len(rows), alpha, budget, power_of_two)
     assert sum(n * d for n, d in zip(rows, dims, strict=True)) <= budget
     assert all(1 <= d <= dim for d in dims)
     falling = [d for _, d in sorted(zip(popularity, dims, strict=True))]
@@ -236,6 +239,14 @@ def test_popularity_is_measured_over_all_tables() -> None:
     assert sum(one.dims[0] * 10 for one in halved) <= 0.5 * 320 and halved[0].dims > halved[1].dims
 
 
+def test_a_budget_is_kept_where_tables_differ_in_dim() -> None:
+    often, seldom = torch.full((10,), 10), torch.full((10,), 1)
+    tables = [LogTable(Numbering(10), 16, lambda: seldom), LogTable(Numbering(10), 32, lambda: often)]
+    made = mixed_dimension.Config(alpha=1.0, budget=0.5).settled(tables)
+    assert 0.5 * 480 - 20 < sum(10 * one.dims[0] for one in made) <= 0.5 * 480
+    assert [one.dims for one in mixed_dimension.Config(alpha=0.0).settled(tables)] == [(16,), (32,)]
+
+
 def test_blocks_need_ids_by_frequency() -> None:
     for order in ("value", "hash"):
         with pytest.raises(UserError, match="not by frequency; prepare the log with a vocabulary"):
@@ -245,7 +256,7 @@ def test_blocks_need_ids_by_frequency() -> None:
     with pytest.raises(UserError, match="dims: 8 is more than the 4 of the model's vectors"):
         mixed_dimension.Config(dims=(8,)).build(Numbering(9)).components(4)
     with pytest.raises(UserError, match="budget: 5 numbers are fewer than the rows, 9"):
-        popularity_dims([1.0], [9], 4, 0.3, budget=5)
+        popularity_dims([1.0], [9], [4], 0.3, budget=5)
     with pytest.raises(UserError, match="edges: 9 is not below the 9 ids"):
         mixed_dimension.Config(dims=(2, 1), edges=(9,)).build(Numbering(9))
 

@@ -15,17 +15,17 @@ from sparrow.embeddings.addressing.hashed import Hashed
 def popularity_dims(
     popularity: Sequence[float],
     rows: Sequence[int],
-    dim: int,
+    most: Sequence[int],
     alpha: float,
     budget: float | None = None,
     power_of_two: bool = False,
 ) -> list[int]:
-    """Returns a dim d_i = scale * p_i^alpha for each block of rows (arXiv 1909.11810, algorithm 3), 1 to `dim`.
+    """Returns a dim d_i = scale * D_i * p_i^alpha for each block of rows (arXiv 1909.11810, algorithm 3), 1 to D_i.
 
     Args:
         popularity: p_i, how often a row of each block is looked up, in any unit.
         rows: n_i of each block.
-        dim: of the block that is looked up most, unless there is a budget.
+        most: D_i, that of each block's table. The block that is looked up most has all, unless there is a budget.
         alpha: 0 makes all dims equal.
         budget: the most that the sum of n_i d_i may be. The scale is the largest that keeps to it.
         power_of_two: whole numbers are rounded to powers of two, by their logarithm.
@@ -34,21 +34,22 @@ def popularity_dims(
         UserError: when the budget is too small.
     """
     p = torch.tensor(popularity, dtype=torch.float64)
-    shape = (p / p.max()).pow(alpha) if p.max() > 0 else torch.ones_like(p)
+    most_N = torch.tensor(most, dtype=torch.float64)
+    shape = most_N * (p / p.max()).pow(alpha) if p.max() > 0 else most_N
 
     def dims(scale: float) -> list[int]:
         exact = (shape * scale).clamp(min=1)
         rounded = exact.round().log2().round().exp2() if power_of_two else exact.round()
-        return [int(d) for d in rounded.clamp(max=dim)]
+        return [int(d) for d in rounded.minimum(most_N)]
 
     def numbers(scale: float) -> int:
         return sum(n * d for n, d in zip(rows, dims(scale), strict=True))
 
     if budget is None:
-        return dims(dim)
+        return dims(1.0)
     if numbers(0) > budget:
         raise UserError(f"budget: {budget:,.0f} numbers are fewer than the rows, {numbers(0):,}; give more")
-    low, high = 0.0, dim / float(shape[shape > 0].min())
+    low, high = 0.0, float((most_N / shape)[shape > 0].max())
     if numbers(high) <= budget:
         return dims(high)
     for _ in range(100):  # the sum grows with the scale
@@ -184,11 +185,11 @@ class Config:
         budget = None
         if self.budget is not None:
             budget = self.budget * sum(table.dim * table.ids.rows for table in tables)
-        found = []
-        for table, (of, _), end in zip(tables, blocks, accumulate(len(of) for of, _ in blocks), strict=True):
-            dims = popularity_dims(popularity, rows, table.dim, self.alpha, budget, self.power_of_two)
-            found.append(replace(self, dims=tuple(dims[end - len(of) : end]), edges=tuple(accumulate(of[:-1]))))
-        return found
+        most = [table.dim for table, (of, _) in zip(tables, blocks, strict=True) for _ in of]
+        dims = iter(popularity_dims(popularity, rows, most, self.alpha, budget, self.power_of_two))
+        return [
+            replace(self, dims=tuple(next(dims) for _ in of), edges=tuple(accumulate(of[:-1]))) for of, _ in blocks
+        ]
 
     def _check(self, ids: Numbering) -> None:
         if (self.blocks > 1 or self.edges) and ids.order != "frequency":
