@@ -187,9 +187,7 @@ class Config:
             budget = self.budget * sum(table.dim * table.ids.rows for table in tables)
         most = [table.dim for table, (of, _) in zip(tables, blocks, strict=True) for _ in of]
         dims = iter(popularity_dims(popularity, rows, most, self.alpha, budget, self.power_of_two))
-        return [
-            replace(self, dims=tuple(next(dims) for _ in of), edges=tuple(accumulate(of[:-1]))) for of, _ in blocks
-        ]
+        return [replace(self, dims=tuple(next(dims) for _ in of), edges=tuple(accumulate(of[:-1]))) for of, _ in blocks]
 
     def _check(self, ids: Numbering) -> None:
         if (self.blocks > 1 or self.edges) and ids.order != "frequency":
