@@ -13,19 +13,21 @@ same ids, at the best of four eviction intervals. It maps alone; ours gives rows
 
 Quality. DLRM and settings of `recipes/globo.toml` on Globo's log; every row is predicted before it is trained on, and
 the last fifth of the stream counts. Articles have a row each, in a vocabulary that knew the future; or a row each if
-the first fifth of the stream had them; or a dynamic table; or a hashed table of as many bytes. Seeds are paired.
+the first fifth of the stream had them; or a dynamic table; or a hashed table of as many bytes. Each way has the best of
+three learning rates of tables. Seeds are paired.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -54,6 +56,7 @@ from sparrow.training.loop import Trainer
 RECIPES = Path(__file__).parents[1] / "recipes"
 BATCH, DIMS = 4096, (16, 64)
 SIZES = (1024, 2048, 4096, 8192)
+RATES = (0.03, 0.1, 0.3)
 POLICIES: dict[str, dict[str, Any]] = {
     "lru": {},
     "lru after 2": {"after": 2},
@@ -292,7 +295,7 @@ def first_fifth(log: Path, folder: Path) -> Path:
 
 def quality(asked: argparse.Namespace, log: Path, work: Path) -> None:
     """AUC and NE of the last fifth of a log, each way of giving rows to articles."""
-    sizes = (256,) if asked.quick else SIZES
+    sizes, rates = ((256,), RATES[1:2]) if asked.quick else (asked.sizes, RATES)
     share = 1 + (sum(field.bytes_row for field in OF_IDS.values()) + 26) / ROW  # bytes of a row, of plain ones
     ways: dict[str, dict[str, Any]] = {"all, known before": {"name": "direct"}}
     ways["those of the first fifth"] = {"name": "learned", "file": str(first_fifth(log, work))}
@@ -302,30 +305,36 @@ def quality(asked: argparse.Namespace, log: Path, work: Path) -> None:
         ways[f"{size:,} lru, state kept"] = {"name": "dynamic", "rows": size}
         ways[f"{size:,} hashed, as many bytes"] = {"name": "hashed", "rows": round(size * share)}
     seeds = range(1 if asked.quick else asked.seeds)
-    found: dict[str, list[dict[str, float]]] = {}
-    for seed in seeds:
+    every: dict[tuple[str, float], list[dict[str, float]]] = {}
+    fingerprint = data.open(log).fingerprint
+    for seed, rate in itertools.product(seeds, rates):
         for name, addressing in ways.items():
             told = {key: value for key, value in addressing.items() if key != "file"}
-            make = partial(cell, log, addressing, seed, "kept" in name, 0.1)
-            one = kept(asked.cells or work, f"{seed}-{name.replace(' ', '_')}", make, of=(told, str(log.name)))
-            found.setdefault(name, []).append(one)
-            print(f"{name}, seed {seed}: AUC {one['auc']:.4f}", file=sys.stderr, flush=True)
+            make = partial(cell, log, addressing, seed, "kept" in name, rate)
+            place = f"{seed}-{rate}-{name.replace(' ', '_')}"
+            one = kept(asked.cells or work, place, make, of=(told, fingerprint, rate))
+            every.setdefault((name, rate), []).append(one)
+            print(f"{name}, rate {rate}, seed {seed}: AUC {one['auc']:.4f}", file=sys.stderr, flush=True)
+    best = {n: max(rates, key=lambda rate: statistics.mean(one["auc"] for one in every[n, rate])) for n in ways}
+    found = {name: every[name, best[name]] for name in ways}
     print(
         f"\nGlobo, the last fifth of the stream, {len(seeds)} seeds: differences are paired, with their standard errors"
     )
-    print(f"{'articles':<30}{'AUC':<18}{'- all known':<20}{'- first fifth':<20}{'NE':<18}{'with a row':>10}")
+    print(f"{'articles':<30}{'rate':<6}{'AUC':<18}{'- all known':<20}{'- first fifth':<20}{'NE':<18}{'with a row':>10}")
     base, early = (found[name] for name in list(ways)[:2])
     for name, of in found.items():
         auc = [one["auc"] for one in of]
         gaps = [paired(auc, [one["auc"] for one in other]) for other in (base, early)]
-        told = "".join(f"{f'{mean:+.4f} +- {error:.4f}':<20}" for mean, error in gaps)
+        gaps_told = "".join(f"{f'{mean:+.4f} +- {error:.4f}':<20}" for mean, error in gaps)
         live = statistics.mean(one["live"] for one in of)
-        print(f"{name:<30}{spread(auc):<18}{told}{spread([one['ne'] for one in of]):<18}{live:>10.1%}")
+        print(
+            f"{name:<30}{best[name]:<6}{spread(auc):<18}{gaps_told}{spread([one['ne'] for one in of]):<18}{live:>10.1%}"
+        )
     if asked.picture:
         draw(asked.picture, found, sizes)
 
 
-def draw(to: Path, found: dict[str, list[dict[str, float]]], sizes: tuple[int, ...]) -> None:
+def draw(to: Path, found: dict[str, list[dict[str, float]]], sizes: Sequence[int]) -> None:
     """AUC against rows."""
     import matplotlib.pyplot as plt
 
@@ -361,6 +370,7 @@ def main() -> None:
     parser.add_argument("--drift", action="store_true", help="memory, where ids drift")
     parser.add_argument("--quality", type=Path, metavar="LOG", help="Globo's log")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rows of the tables")
     parser.add_argument("--cells", type=Path, help="a folder that keeps what was measured")
     parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
