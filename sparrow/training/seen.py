@@ -30,9 +30,13 @@ def fitted(tables: Sequence[EmbeddingTables], run: Run, log: str, say: Callable[
         run: whether it shuffles: then these rows are anywhere in the epoch, and no row of it tells. A run that goes on
             with another may have a map that was fitted to another log; of this one all rows tell.
         log: the fingerprint of the run's.
-        say: is told so.
+        say: is told so, and of a map that was fitted to another log, whose rows may be anywhere in this one.
     """
     every = [spec.addressing.traits for of in tables for spec in of.specs]
+    if not run.init_from and any(one.fitted_log not in ("", log) for one in every):
+        say(
+            "a map of ids was fitted to another log: if this run is judged by rows of that one, its metrics are too good"
+        )
     most = max((one.fitted for one in every if not run.init_from or one.fitted_log in ("", log)), default=0)
     if not most or not run.data.shuffle:
         return most

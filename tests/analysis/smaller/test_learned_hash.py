@@ -253,6 +253,11 @@ def test_all_rows_of_another_day_are_judged(log: Path, tmp_path: Path) -> None:
         run = run_with(place, tmp_path / "item.map", tmp_path / f"on-{name}", init_from=str(tmp_path / "run"))
         judged[name] = sum(one["examples"] for one in train(run)["progressive"])
     assert judged["next"] == data.open(tmp_path / "next").rows() and judged["same"] < data.open(log).rows()
+    for place, is_told in ((log, False), (tmp_path / "next", True)):  # and one that does not go on with another
+        said: list[str] = []
+        run = run_with(place, tmp_path / "item.map", tmp_path / f"alone-{is_told}")
+        train(run, listener=lambda event, values, said=said: said.append(values.get("text", "")))  # type: ignore[misc]
+        assert any("a map of ids was fitted to another log: if" in text for text in said) == is_told
 
 
 def test_shuffled_rows_are_not_judged(log: Path, tmp_path: Path) -> None:
