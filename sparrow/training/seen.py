@@ -34,9 +34,7 @@ def fitted(tables: Sequence[EmbeddingTables], run: Run, log: str, say: Callable[
     """
     every = [spec.addressing.traits for of in tables for spec in of.specs]
     if not run.init_from and any(one.fitted_log not in ("", log) for one in every):
-        say(
-            "a map of ids was fitted to another log: if this run is judged by rows of that one, its metrics are too good"
-        )
+        say("a map of ids was fitted to another log; if its rows judge this run, the metrics are too good")
     most = max((one.fitted for one in every if not run.init_from or one.fitted_log in ("", log)), default=0)
     if not most or not run.data.shuffle:
         return most

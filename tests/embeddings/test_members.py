@@ -462,6 +462,58 @@ def test_dedup_groups_of_two_components(addressing: Any) -> None:
     assert torch.equal(got["c"].expanded().values_N, want["c"].values_N)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("member", MEMBERS)
+def test_weights_of_ids_learn_with_every_addressing(member: str) -> None:
+    addressing, each = MEMBERS[member]
+    tables, found = make("deferred", "sgd", addressing=addressing), []
+    for weight in tables.parameters():
+        weight.data += torch.linspace(-1, 1, weight.numel()).view_as(weight)
+    for vectors in (tables, lambda ids: plain_vectors(tables, ids, each)):
+        weights_N = torch.linspace(-1, 2, len(batch(0).values_N)).requires_grad_()
+        out = vectors(replace(batch(0), weights_N=weights_N))
+        loss_of({f.name: out[f.name] for f in FEATURES}).backward()
+        found.append(weights_N.grad)
+    torch.testing.assert_close(*found)
+
+
+STORED: dict[str, tuple[dict[str, Any], float]] = {  # and how far apart two roundings of nearly equal numbers may be
+    "fp32": ({}, 1e-5),
+    "state in bf16": ({"state": "bf16"}, 2e-2),
+    "split_bf16": ({"format": split_bf16.Config()}, 1e-5),
+    "int8": ({"format": int8.Config(rounding="nearest")}, 3e-2),
+    "int4": ({"format": int4.Config(rounding="nearest")}, 0.5),
+    "fp16 with a cache": ({"format": NEAREST, "cache": Cache(fraction=1.0)}, 1e-5),
+}
+
+
+@pytest.mark.parametrize("rule", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize(("member", "stored"), list(itertools.product(MEMBERS, STORED)))
+def test_every_addressing_with_every_format_and_rule_learns_from_groups(member: str, stored: str, rule: str) -> None:
+    """A dedup group trains as its expanded rows do."""
+    choices, apart = STORED[stored]
+    addressing = MEMBERS[member][0]
+    one, other = (make("fused", rule, addressing=addressing, **choices) for _ in range(2))
+    begun = {record.component.name: record.weight.clone() for record in one.all_records()}
+    for step in range(3):
+        whole, lone = batch(step), batch(10 + step)
+        lengths = {k: whole[k].lengths_B for k in "abc"} | {"d": torch.ones(11, dtype=torch.int64)}
+        values = {k: whole[k].values_N for k in "abc"} | {"d": lone.values_N[:11]}
+        ids = KeyedJagged(
+            keys=("a", "b", "c", "d"), values_N=torch.cat(list(values.values())),
+            lengths=torch.cat(list(lengths.values())), rows=(8, 8, 8, 11),
+            inverse_B={("a", "b", "c"): torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 3])},
+        )  # fmt: skip
+        for tables, given in ((one, ids), (other, ids.expanded())):
+            found: Any = tables(given)
+            c: Any = found["c"] if found["c"].inverse_B is None else found["c"].expanded()
+            sum((v**2).sum() for v in (found["a"], found["b"], c.values_N, found["d"])).backward()
+            tables.zero_grad()
+    for a, b in zip(one.all_records(), other.all_records(), strict=True):
+        torch.testing.assert_close(a.weight, b.weight, rtol=1e-4, atol=apart)
+        assert torch.equal(a.fields["touched"], b.fields["touched"])
+        assert bool((a.weight != begun[a.component.name]).any())
+
+
 def test_an_id_that_is_outside_is_told_and_counted_once() -> None:
     features = [Feature(name="a", table="t")]
     spec = TableSpec(name="t", dim=4, addressing=quotient.Quotient(ROWS, 4))
@@ -481,7 +533,7 @@ def test_names_that_meet_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # where a program breaks in two, torch asks for it
 @pytest.mark.filterwarnings("ignore:.*lru_cache")
-@pytest.mark.parametrize("how", ["product", "sum", "mult", "blocks", "path"])
+@pytest.mark.parametrize("how", ["product", "sum", "mult", "blocks", "path", "cut", "hashed", "projection"])
 def test_two_components_in_a_compiled_program(how: Any) -> None:
     addressing = MEMBERS[how][0] if how in MEMBERS else quotient.Quotient(ROWS, 4, how)
     plain, compiled = (make("fused", "sgd", addressing=addressing) for _ in range(2))

@@ -257,7 +257,7 @@ def test_all_rows_of_another_day_are_judged(log: Path, tmp_path: Path) -> None:
         said: list[str] = []
         run = run_with(place, tmp_path / "item.map", tmp_path / f"alone-{is_told}")
         train(run, listener=lambda event, values, said=said: said.append(values.get("text", "")))  # type: ignore[misc]
-        assert any("a map of ids was fitted to another log: if" in text for text in said) == is_told
+        assert any("a map of ids was fitted to another log; if" in text for text in said) == is_told
 
 
 def test_shuffled_rows_are_not_judged(log: Path, tmp_path: Path) -> None:
