@@ -420,6 +420,17 @@ def ours(rows: int, dim: int, method: str) -> EmbeddingTables:
     return EmbeddingTables(specs, [Feature(name=key, table=key) for key in keys], seed=1)
 
 
+def criteo() -> None:
+    """What popularity gives the tables of a public log, in numbers and in bytes."""
+    rows = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+            5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+    dims = mixed_dimension.popularity_dims([1 / n for n in rows], rows, [16] * len(rows), 0.3, power_of_two=True)
+    numbers = [sum(n * d for n, d in zip(rows, of, strict=True)) for of in ([16] * len(rows), dims)]
+    held = [4 * of + 5 * sum(rows) for of in numbers]  # with a number of row-wise AdaGrad and touched
+    print(f"Criteo Kaggle, alpha 0.3, powers of two: {numbers[1]:,} numbers, {numbers[0] / numbers[1]:.1f} times fewer")
+    print(f"  with the rule's state: {held[1] / 1e6:.0f} MB, {held[0] / held[1]:.1f} times fewer")
+
+
 def theirs(checkout: Path, name: str) -> Any:
     """A module of the public repository."""
     spec = importlib.util.spec_from_file_location(name, checkout / "tricks" / f"{name}.py")
@@ -471,6 +482,7 @@ def steps(asked: argparse.Namespace) -> None:
     """The time of steps, beside the plain tables' and the public modules'."""
     rows = 2_000 if asked.quick else 100_000
     turns = 5 if asked.quick else 40
+    criteo()
     random = torch.Generator().manual_seed(0)
     parts = [(rows * torch.rand(SAMPLES, generator=random) ** 3).long() for _ in range(COUNT)]
     ids = KeyedJagged(
