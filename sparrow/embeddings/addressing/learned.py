@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
-from sparrow.core.mixing import splitmix64
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
+from sparrow.embeddings.addressing.hashed import by_hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +117,6 @@ class Learned:
 
     def combine(self, dim: int) -> None:
         """Returns None, because there is nothing to combine."""
-
-
-def by_hash(ids_N: Tensor, private: int, rows: int) -> Tensor:
-    """Returns one of the rows from `private` on for each id, by its hash (splitmix64)."""
-    h_N = splitmix64(ids_N + 0x9E3779B97F4A7C15 % (1 << 63)) & torch.iinfo(torch.int64).max
-    return private + h_N % (rows - private)
 
 
 @dataclass(frozen=True, kw_only=True)
