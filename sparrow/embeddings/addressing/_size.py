@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.features.schema import Encoding
 from sparrow.kernels.row_index import Policy
 
@@ -61,6 +62,16 @@ class Numbering(NamedTuple):
     def is_numbered(self) -> bool:
         """Whether ids are 0 <= id < rows."""
         return self.order != "hash"
+
+    def check_frequent_first(self, setting: str) -> None:
+        """Check that ids are numbered by frequency, as `setting` needs it.
+
+        Raises:
+            UserError: when they are not.
+        """
+        if self.order != "frequency":
+            told = {"hash": "are hashes", "value": "are numbered by value"}[self.order]
+            raise UserError(f"{setting}: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
 
 
 class LogTable(NamedTuple):
