@@ -30,8 +30,8 @@ class Handle:
     Args:
         ids: the batch.
         inner: what the components made of it.
-        multiply: whether they multiply vectors, where that is what an addressing does.
         places: feature of a component that lacks rows of some ids -> int64, which of the feature's ids it has.
+        multiply: whether the components' vectors arrive multiplied, see `Feature.times`.
     """
 
     ids: KeyedJagged

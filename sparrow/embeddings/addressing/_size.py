@@ -27,17 +27,17 @@ class Traits(NamedTuple):
 
     is_identity: whether the ids are the rows of the only component. is_partial: whether an id may have no row in a
     component; its vector there is 0. vectors: how many vectors of an id stand side by side in that of the table, each
-    of which a model takes for a feature. bytes_map: of what is kept for each id beside the rows. fitted: it was made
-    from so many of the earliest training rows. policy: which ids have rows, where
-    ids come and go; keys of ids stand for rows then, until they are where the rows are.
+    of which a model takes for a feature. bytes_map: of a map of ids, kept beside the rows. fitted: how many of the
+    earliest training rows the map was made from. fitted_log: the fingerprint of their log, or "". policy: which ids
+    have rows, where ids come and go; `rows_of` then returns keys, and the rows' owner makes rows of them.
     """
 
     is_identity: bool = False
     is_partial: bool = False
     vectors: int = 1
-    fitted_log: str = ""  # the fingerprint of the log of these rows, where it is known
     bytes_map: int = 0
     fitted: int = 0
+    fitted_log: str = ""
     policy: Policy | None = None
 
 
