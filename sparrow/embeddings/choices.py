@@ -147,9 +147,8 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        chosen = self.of(name, ids.rows)
+        chosen, addressing = self.of(name, ids.rows), self.addressed(name, ids)
         with _place(name):
-            addressing = self._addressed(name, ids, chosen)
             addressing.components(dim)
         return TableSpec(
             name=name,
@@ -172,16 +171,13 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        return self._addressed(name, ids, self.of(name, ids.rows))
-
-    def _addressed(self, name: str, ids: Numbering, chosen: TableChoices) -> Addressing:
-        config = self._settled(name) if name in self.sizes else chosen.addressing
-        return (config or _usual(ids)).build(ids)
+        with _place(name):
+            config = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
+            return (config or _usual(ids)).build(ids)
 
     def vectors(self, name: str, ids: Numbering) -> int:
         """Returns how many vectors of an id stand side by side, see `Addressing`."""
-        with _place(name):
-            return self.addressed(name, ids).traits.vectors
+        return self.addressed(name, ids).traits.vectors
 
     def settled(
         self, tables: Mapping[str, LogTable], before: TableChoices, were: Mapping[str, Numbering]

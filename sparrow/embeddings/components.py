@@ -95,6 +95,7 @@ class ComponentTables(nn.Module):
         self._policies = {number: policy for number, policy in known if policy is not None}
         self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
         factors = [f.times[0] for f in self.features if f.times is not None]
+        self._plain = tuple(replace(f, times=None) for f in self.features)
         self._multiplied = tuple(
             f if f.times is None else replace(f, pooling=f.times[1]) for f in self.features if f.name not in factors
         )
@@ -135,7 +136,7 @@ class ComponentTables(nn.Module):
             multiply: whether vectors are multiplied as `Feature.times` says.
         """
         assert ids.offsets is not None and ids.rows is not None
-        features = self._multiplied if multiply else self.features
+        features = self._multiplied if multiply else self._plain
         bags = Bags(
             slots_N=rows_N,
             offsets_B1=ids.offsets,
@@ -423,11 +424,12 @@ class ComponentTables(nn.Module):
     def _lookups(self, ids: KeyedJagged, features: tuple[Feature, ...]) -> Lookups:
         samples = [(f.pooling, ids.samples(f.name)) for f in features]
         uniform = len({count for pooling, count in samples if pooling != "none"}) <= 1
-        kind = (ids.keys, tuple(ids.inverse_B), uniform, len(features))
+        shape = (ids.keys, tuple(ids.inverse_B), uniform)
         if torch.compiler.is_compiling():
-            return self._make_lookups(*kind[:3], features)
+            return self._make_lookups(*shape, features)
+        kind = (*shape, features is self._multiplied)
         if kind not in self._layouts:
-            self._layouts[kind] = self._make_lookups(*kind[:3], features)
+            self._layouts[kind] = self._make_lookups(*shape, features)
         return self._layouts[kind]
 
     def _make_lookups(
@@ -451,7 +453,7 @@ class ComponentTables(nn.Module):
             if not apart and together < 0:
                 together = output
             shared = [g for g, group in enumerate(groups) if f.name in group and f.pooling != "none"]
-            times = None if f.times is None or len(features) == len(self.features) else f.times[0]
+            times = None if f.times is None else f.times[0]
             lookups.append(
                 Lookup(
                     table=table_of[f.name],

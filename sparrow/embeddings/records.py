@@ -118,12 +118,9 @@ class RowRecords(nn.Module):
         return found.rows_N
 
     def _begin_rows(self, rows_L: Tensor, ids_L: Tensor) -> None:
-        """Rows that are given to ids begin as if the ids had them for ever: values depend on seed, table and id."""
-        component = self.component
+        """Give rows the first values of the ids that get them. They depend on seed, table and id, not on the row."""
         values_LD = torch.empty(len(rows_L), self.dim)
-        philox.uniform_(values_LD, self._key, component.init_scale, column=self.columns[0], rows_R=ids_L)
-        if component.init_mean:
-            values_LD += component.init_mean
+        philox.uniform_(values_LD, self._key, self.component.init_scale, column=self.columns[0], rows_R=ids_L)
         made = self._encoded(values_LD, ids_L - self.first_row, self.columns)  # rounded as in the row of this number
         self.store.write(rows_L, made | self._alike)
 

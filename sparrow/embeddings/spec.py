@@ -92,11 +92,10 @@ class Component:
         """
         payload = self.format.fields(dim)
         state = {name: replace(of, dtype=STATES[self.state]) for name, of in self.rule.fields(dim).items()}
-        touched = {"touched": Field(dtype=torch.uint8, across="max")}
-        own = {**touched, **(OF_IDS if self.policy else {})}
+        own = {"touched": Field(dtype=torch.uint8, across="max")} | (OF_IDS if self.policy else {})
         if both := [name for name in (*state, *own) if name in payload or name in state.keys() & own.keys()]:
             raise UserError(f"table {self.name!r}: format and rule both have a field {both[0]!r}; rename one")
-        return payload | state | touched | (OF_IDS if self.policy else {})
+        return payload | state | own
 
     @cached_property
     def fields(self) -> dict[str, Field]:

@@ -30,8 +30,8 @@ class Handle:
     Args:
         ids: the batch.
         inner: what the components made of it.
-        multiply: whether they multiply vectors, where that is what an addressing does.
         places: feature of a component that lacks rows of some ids -> int64, which of the feature's ids it has.
+        multiply: whether the components' vectors arrive multiplied, see `Feature.times`.
     """
 
     ids: KeyedJagged
@@ -93,7 +93,8 @@ class EmbeddingTables(nn.Module):
         self._outside: dict[str, Tensor | int] = {}  # feature -> ids outside its table so far
         self._specs = [self._spec_of[feature.name] for feature in features]
         self._limits = [-1 if spec.addressing.ids is None else spec.addressing.ids for spec in self._specs]
-        self._partial = {n.name for spec, n in self._wide_parts() if spec.addressing.traits.is_partial}
+        partial = [name for name, spec in self._spec_of.items() if spec.addressing.traits.is_partial]
+        self._partial = {part.name for name in partial for part in self._parts[name]}
         products = {name for name, of in self._parts.items() if any(part.times for part in of)}
         self._columns = Columns(
             features, self._spec_of, dict(zip(self._combined, self.combines, strict=True)), products
@@ -321,12 +322,6 @@ class EmbeddingTables(nn.Module):
         # the number of ids of a sample that have a row is not the number of its ids
         return "sum" if spec.addressing.traits.is_partial and feature.pooling == "mean" else feature.pooling
 
-    def _wide_parts(self) -> Iterator[tuple[TableSpec, Feature]]:
-        """Returns what features look up, with the tables."""
-        for feature in self.features:
-            for part in self._parts[feature.name]:
-                yield self._spec_of[feature.name], part
-
     def _present(self, wide: KeyedJagged, rows_N: Tensor) -> tuple[KeyedJagged, Tensor, dict[str, Tensor]]:
         """Returns wide ids and rows without the ids that have no row, and `Handle.places`."""
         assert wide.offsets is not None and wide.lengths is not None
@@ -445,11 +440,9 @@ class EmbeddingTables(nn.Module):
         values_N = self._legal(values_N, bounds, keys)
         if self._is_identity:
             return values_N
-        specs = [self._spec_at(key) for key in keys]
-        if all(spec is None or spec.addressing.traits.is_identity for spec in specs):
-            return values_N
         rows: list[Tensor] = []
-        for spec, part_N in zip(specs, split_at(values_N.long(), bounds), strict=True):
+        for key, part_N in zip(keys, split_at(values_N.long(), bounds), strict=True):
+            spec = self._spec_at(key)
             rows += [part_N] if spec is None else spec.addressing.rows_of(part_N)
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
@@ -458,8 +451,7 @@ class EmbeddingTables(nn.Module):
         specs = [self._spec_at(key) for key in keys]
         parts = [1 if spec is None else len(spec.components) for spec in specs]
         count = sum(n * (high - low) for n, (low, high) in zip(parts, pairwise(bounds), strict=True))
-        plain = all(spec is None or spec.addressing.traits.is_identity for spec in specs)
-        return count, ids if plain else torch.int64
+        return count, ids if self._is_identity else torch.int64
 
     def _spec_at(self, key: int) -> TableSpec | None:
         return self._specs[key] if key >= 0 else None

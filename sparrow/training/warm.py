@@ -136,19 +136,21 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     to_R = _moved(spec.name, then, now)
     then_parts, now_parts = before.components(spec.dim), after.components(spec.dim)
     same = [(part.name, part.dim) for part in then_parts] == [(part.name, part.dim) for part in now_parts]
-    if not same or _weights(before, spec.dim) != _weights(after, spec.dim):
-        raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
+    weights, new_weights = _weights(before, spec.dim), _weights(after, spec.dim)
+    was, policy = before.traits.policy, after.traits.policy
+    if not same or weights != new_weights or (was is None) != (policy is None):
+        remedy = "keep that"
+        if same and weights != new_weights and weights.keys() == new_weights.keys():
+            remedy += "; a path that needs another MLP must be trained anew"
+        raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; {remedy}")
     parts = list(zip(spec.components, then_parts, strict=True))
     is_same = bool((to_R == torch.arange(len(to_R))).all())
-    if policy := before.traits.policy or after.traits.policy:
-        fixed = [(p.capacity, p.buckets, p.clock) if p else None for p in (before.traits.policy, after.traits.policy)]
-        if None in fixed:
-            raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; keep that")
+    if was and policy:
+        fixed = [(p.capacity, p.buckets, p.clock) for p in (was, policy)]
         if fixed[0] != fixed[1] or not is_same:
-            remedy = f"keep its {policy.capacity:,} rows, bucket and clock, and number ids as then (--like, --grow)"
+            remedy = f"keep its {was.capacity:,} rows, bucket and clock, and number ids as then (--like, --grow)"
             raise UserError(f"init_from: ids of table {spec.name!r} would have other rows than before; {remedy}")
-        return {component.name: torch.arange(size.rows) for component, size in parts}
-    if before == after and is_same:
+    if was or (before == after and is_same):
         return {component.name: torch.arange(size.rows) for component, size in parts}
     if not table.is_numbered:
         raise UserError(f"init_from: table {spec.name!r} addresses hashes otherwise than the run before; keep that")
@@ -159,7 +161,6 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
         found[component.name] = moved_N = torch.full((size.rows,), -1)
         pairs = torch.stack([old_N[stays], new_N[stays]]).unique(dim=1)
         pairs = pairs[:, (pairs >= 0).any(0)]  # an id may have no row in a component
-        moved_N[pairs[0]] = pairs[1]  # each row goes to one, and none to another's
         if (
             bool((pairs < 0).any())
             or pairs.shape[1] != len(pairs[0].unique())
@@ -169,6 +170,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
                 f"init_from: rows of table {component.name!r} are shared by ids that have other rows now; prepare the "
                 "log with --like and --grow, or choose direct addressing"
             )
+        moved_N[pairs[0]] = pairs[1]  # each row goes to one, and none to another's
     return found
 
 

@@ -11,7 +11,6 @@ from sparrow.core import UserError
 from sparrow.embeddings import Direct, Hashed, LogTable, Numbering
 from sparrow.embeddings.addressing import Size, coprime, cut, dynamic, hashed, mixed_dimension, path, quotient_remainder
 from sparrow.embeddings.addressing.mixed_dimension import popularity_dims
-from sparrow.embeddings.addressing.quotient_remainder import QuotientRemainder
 
 MASK = (1 << 64) - 1
 
@@ -79,7 +78,7 @@ def test_partitions_are_their_definition_and_tell_all_ids_apart(name: str, rows:
     made = PARTITIONS[name].build(Numbering(rows))
     parts = made.rows_of(torch.arange(rows))
     combined = list(zip(*(part.tolist() for part in parts), strict=True))
-    if isinstance(made, QuotientRemainder):
+    if made.split is quotient_remainder.digits:
         assert combined == [digits(i, made.sizes) for i in range(rows)]
     else:
         assert combined == [tuple(i % size for size in made.sizes) for i in range(rows)]
@@ -98,7 +97,8 @@ def test_partitions_beyond_what_a_float_holds(name: str) -> None:
     ids = [0, 2**24 - 1, 2**24, 2**24 + 1, 2**26 + 3, 2**31 - 1, 2**31, 2**33 + 5, rows - 1]
     combined = list(zip(*(part.tolist() for part in made.rows_of(torch.tensor(ids))), strict=True))
     told = [
-        digits(i, made.sizes) if isinstance(made, QuotientRemainder) else tuple(i % m for m in made.sizes) for i in ids
+        digits(i, made.sizes) if made.split is quotient_remainder.digits else tuple(i % m for m in made.sizes)
+        for i in ids
     ]
     assert combined == told and len(set(combined)) == len(ids)
 
@@ -155,7 +155,7 @@ def test_folded_hashes_are_partitioned_as_their_rows() -> None:
     made = quotient_remainder.Config(fold=True).build(Numbering(101, "hash"))
     ids = torch.randint(-(2**63), 2**63 - 1, (1000,))
     assert made.ids is None
-    for part, of_row in zip(made.rows_of(ids), made.parts_of(Hashed(101).rows_of(ids)[0]), strict=True):
+    for part, of_row in zip(made.rows_of(ids), made.split(Hashed(101).rows_of(ids)[0], made.sizes), strict=True):
         assert torch.equal(part, of_row)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from sparrow.core import Chunk, KeyedJagged, UserError
+from sparrow.core.mixing import unmix63
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, unallocated
 from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.spec import Cache
-from sparrow.kernels import row_index
 from sparrow.kernels.formats import fp16
 from sparrow.kernels.row_index import Policy
 from sparrow.kernels.rules import sgd
@@ -33,7 +33,7 @@ from tests.equivalence.pool import Pool
 
 pytestmark = pytest.mark.multi
 DIM, STEPS, SAMPLES = 6, 12, 15
-LAST = int(row_index.ids_of(torch.tensor((1 << 63) - 1)))  # the id with the last key
+LAST = int(unmix63(torch.tensor((1 << 63) - 1)))  # the id with the last key
 PLANS: dict[str, Callable[[int], Layout]] = {
     "table_wise": lambda size: table_wise(size - 1),
     "row_wise": lambda size: row_wise(size),

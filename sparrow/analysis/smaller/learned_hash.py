@@ -21,7 +21,8 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Numbering, TableChoices
-from sparrow.embeddings.addressing.learned import Map, by_hash
+from sparrow.embeddings.addressing.hashed import by_hash
+from sparrow.embeddings.addressing.learned import Map
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import binary_cross_entropy
 from sparrow.models import fm, logistic

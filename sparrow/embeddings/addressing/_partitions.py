@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -65,6 +65,7 @@ class Partitions:
         sizes: the rows of each component.
         names: of the components.
         operation: what becomes of an id's vectors.
+        split: returns the row in each component of ids 0 <= id < rows, for these sizes.
         is_folded: whether ids are hashes, which are taken modulo the rows first, as by `Hashed`.
     """
 
@@ -72,6 +73,7 @@ class Partitions:
     sizes: tuple[int, ...]
     names: tuple[str, ...]
     operation: Operation
+    split: Callable[[Tensor, tuple[int, ...]], tuple[Tensor, ...]]
     is_folded: bool = False
 
     @property
@@ -97,11 +99,7 @@ class Partitions:
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
         """Returns what `Addressing.rows_of` says."""
-        return self.parts_of(Hashed(self.rows).rows_of(ids_N)[0] if self.is_folded else ids_N)
-
-    def parts_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns the row in each component of ids 0 <= id < rows."""
-        raise NotImplementedError
+        return self.split(Hashed(self.rows).rows_of(ids_N)[0] if self.is_folded else ids_N, self.sizes)
 
     def combine(self, dim: int) -> nn.Module:
         """Returns a new `Combined`."""
@@ -131,28 +129,24 @@ class PartitionConfig:
         """How many of `sizes` are needed at least."""
         return 2
 
-    def sizes_for(self, ids: Numbering) -> tuple[int, ...]:
-        """Returns the rows of each component.
-
-        Raises:
-            UserError: when ids cannot be told apart so, or are hashes that may not be folded.
-        """
-        if not ids.is_numbered and not self.fold:
-            raise UserError("the log's ids are hashes; set fold = true, which takes them modulo its rows first")
-        sizes = self.all_sizes(ids.rows)
-        if math.prod(sizes) < ids.rows:
-            made = " x ".join(map(str, sizes))
-            told = f"sizes: {made} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
-            raise UserError(f"{told}; take sizes whose product is as large")
-        return sizes
-
-    def all_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns the rows of each component, chosen where they are not given. rows: how many ids there are."""
-        raise NotImplementedError
-
     def first_size(self, rows: int) -> int:
         """Returns the rows of the first component where none are given."""
         return -(-rows // self.collisions) if self.collisions else equal_size(rows, self.parts)
+
+
+def told_apart(sizes: tuple[int, ...], ids: Numbering, fold: bool) -> tuple[int, ...]:
+    """Returns the same sizes of components.
+
+    Raises:
+        UserError: when they cannot tell the ids apart, or ids are hashes that may not be folded.
+    """
+    if not ids.is_numbered and not fold:
+        raise UserError("the log's ids are hashes; set fold = true, which takes them modulo its rows first")
+    if math.prod(sizes) < ids.rows:
+        made = " x ".join(map(str, sizes))
+        told = f"sizes: {made} tell {math.prod(sizes)} ids apart, and there are {ids.rows}"
+        raise UserError(f"{told}; take sizes whose product is as large")
+    return sizes
 
 
 def equal_size(rows: int, parts: int) -> int:

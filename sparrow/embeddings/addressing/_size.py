@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from sparrow.core.errors import UserError
 from sparrow.features.schema import Encoding
 from sparrow.kernels.row_index import Policy
 
@@ -26,17 +27,17 @@ class Traits(NamedTuple):
 
     is_identity: whether the ids are the rows of the only component. is_partial: whether an id may have no row in a
     component; its vector there is 0. vectors: how many vectors of an id stand side by side in that of the table, each
-    of which a model takes for a feature. bytes_map: of what is kept for each id beside the rows. fitted: it was made
-    from so many of the earliest training rows. policy: which ids have rows, where
-    ids come and go; keys of ids stand for rows then, until they are where the rows are.
+    of which a model takes for a feature. bytes_map: of a map of ids, kept beside the rows. fitted: how many of the
+    earliest training rows the map was made from. fitted_log: the fingerprint of their log, or "". policy: which ids
+    have rows, where ids come and go; `rows_of` then returns keys, and the rows' owner makes rows of them.
     """
 
     is_identity: bool = False
     is_partial: bool = False
     vectors: int = 1
-    fitted_log: str = ""  # the fingerprint of the log of these rows, where it is known
     bytes_map: int = 0
     fitted: int = 0
+    fitted_log: str = ""
     policy: Policy | None = None
 
 
@@ -61,6 +62,16 @@ class Numbering(NamedTuple):
     def is_numbered(self) -> bool:
         """Whether ids are 0 <= id < rows."""
         return self.order != "hash"
+
+    def check_frequent_first(self, setting: str) -> None:
+        """Check that ids are numbered by frequency, as `setting` needs it.
+
+        Raises:
+            UserError: when they are not.
+        """
+        if self.order != "frequency":
+            told = {"hash": "are hashes", "value": "are numbered by value"}[self.order]
+            raise UserError(f"{setting}: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
 
 
 class LogTable(NamedTuple):

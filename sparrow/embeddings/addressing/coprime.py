@@ -8,17 +8,13 @@ from itertools import combinations
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size
+from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size, told_apart
 from sparrow.embeddings.addressing._size import LogTable, Numbering
 
 
-@dataclass(frozen=True)
-class Coprime(Partitions):
-    """id mod m for several coprime m: the Chinese remainder theorem (arXiv 1909.02107, section 3.1)."""
-
-    def parts_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Partitions.parts_of` says."""
-        return tuple(ids_N % size for size in self.sizes)
+def remainders(ids_N: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Returns id mod m for several coprime m: the Chinese remainder theorem (arXiv 1909.02107, section 3.1)."""
+    return tuple(ids_N % size for size in sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,27 +26,32 @@ class Config(PartitionConfig):
     model takes it for a feature). sizes: these numbers instead. fold: take hashes modulo the rows of the log first.
     """
 
-    def build(self, ids: Numbering) -> Coprime:
+    def build(self, ids: Numbering) -> Partitions:
         """Returns what `AddressingConfig.build` says."""
         sizes = self.sizes_for(ids)
         for one, other in combinations(sizes, 2):
             if math.gcd(one, other) > 1:
                 raise UserError(f"sizes: {one} and {other} have the divisor {math.gcd(one, other)}; take coprime ones")
-        return Coprime(ids.rows, sizes, tuple(f"mod{size}" for size in sizes), self.operation, not ids.is_numbered)
+        names = tuple(f"mod{size}" for size in sizes)
+        return Partitions(ids.rows, sizes, names, self.operation, remainders, not ids.is_numbered)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
         """Returns what `AddressingConfig.settled` says. A log that has grown beyond their product is refused."""
         return [replace(self, sizes=self.sizes_for(table.ids)) for table in tables]
 
-    def all_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns what `PartitionConfig.all_sizes` says: the next numbers that are coprime to those before."""
+    def sizes_for(self, ids: Numbering) -> tuple[int, ...]:
+        """Returns the rows of each component: those given, or the next numbers that are coprime to those before.
+
+        Raises:
+            UserError: as `told_apart` does.
+        """
         if self.sizes:
-            return self.sizes
-        sizes = [self.first_size(rows)]
-        least = max(2, equal_size(-(-rows // sizes[0]), self.parts - 1))
+            return told_apart(self.sizes, ids, self.fold)
+        sizes = [self.first_size(ids.rows)]
+        least = max(2, equal_size(-(-ids.rows // sizes[0]), self.parts - 1))
         while len(sizes) < self.parts:
             size = least
             while any(math.gcd(size, other) > 1 for other in sizes):
                 size += 1
             sizes.append(size)
-        return tuple(sizes)
+        return told_apart(tuple(sizes), ids, self.fold)

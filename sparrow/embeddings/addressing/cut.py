@@ -55,9 +55,7 @@ class Config:
 
     def build(self, ids: Numbering) -> Cut:
         """Returns what `AddressingConfig.build` says."""
-        if ids.order != "frequency":
-            told = {"hash": "are hashes", "value": "are numbered by value"}[ids.order]
-            raise UserError(f"cut: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
+        ids.check_frequent_first("cut")
         rows = self.rows if self.rows is not None else max(2, round(ids.rows * float(self.fraction or 0)))
         return Cut(ids.rows, min(rows, ids.rows) - 1)
 

@@ -33,12 +33,17 @@ class Hashed:
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
         """Returns what `Addressing.rows_of` says."""
-        h = splitmix64(ids_N + (self.seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % (1 << 63))
-        rows_N = 1 + (h & torch.iinfo(torch.int64).max) % max(self.rows - 1, 1)
+        rows_N = by_hash(ids_N, 1, max(self.rows, 2), self.seed)
         return (torch.where(ids_N == 0, 0, rows_N.clamp(max=self.rows - 1)),)
 
     def combine(self, dim: int) -> None:
         """Returns None, because there is nothing to combine."""
+
+
+def by_hash(ids_N: Tensor, first: int, rows: int, seed: int = 0) -> Tensor:
+    """Returns one of the rows first <= row < rows for each id, by a mix of id + seed (splitmix64)."""
+    h_N = splitmix64(ids_N + (seed + 1) * 0x9E3779B97F4A7C15 % (1 << 63)) & torch.iinfo(torch.int64).max
+    return first + h_N % (rows - first)
 
 
 @dataclass(frozen=True, kw_only=True)

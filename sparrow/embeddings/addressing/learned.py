@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
-from sparrow.core.mixing import splitmix64
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
+from sparrow.embeddings.addressing.hashed import by_hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Map:
     vocabulary: str
     log: str = ""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all of it, in hexadecimal digits."""
         told = f"{self.rows} {self.private} {self.fitted} {self.vocabulary} {self.log}".encode()
@@ -79,13 +80,11 @@ class Learned:
 
     Args:
         rows: how many ids there are.
-        kept: rows of the table.
         digest: of the map.
         map: it.
     """
 
     rows: int
-    kept: int
     digest: str
     map: Map = field(compare=False, repr=False)
     _on: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -102,7 +101,7 @@ class Learned:
 
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component."""
-        return (Size("", self.kept, dim),)
+        return (Size("", self.map.rows, dim),)
 
     def rows_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
         """Returns what `Addressing.rows_of` says."""
@@ -112,17 +111,11 @@ class Learned:
         known = len(row_S)
         rows_N = row_S[ids_N.clamp(max=known - 1)].long()
         if known < self.rows:
-            rows_N = torch.where(ids_N < known, rows_N, by_hash(ids_N, self.map.private, self.kept))
+            rows_N = torch.where(ids_N < known, rows_N, by_hash(ids_N, self.map.private, self.map.rows))
         return (rows_N,)
 
     def combine(self, dim: int) -> None:
         """Returns None, because there is nothing to combine."""
-
-
-def by_hash(ids_N: Tensor, private: int, rows: int) -> Tensor:
-    """Returns one of the rows from `private` on for each id, by its hash (splitmix64)."""
-    h_N = splitmix64(ids_N + 0x9E3779B97F4A7C15 % (1 << 63)) & torch.iinfo(torch.int64).max
-    return private + h_N % (rows - private)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +139,7 @@ class Config:
             raise UserError(
                 f"file: {self.file} maps {len(found.row_S)} ids, and the log has {ids.rows}; fit one for it"
             )
-        return Learned(ids.rows, found.rows, found.digest, found)
+        return Learned(ids.rows, found.digest, found)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
         """Returns what `AddressingConfig.settled` says: with the digest of the map.

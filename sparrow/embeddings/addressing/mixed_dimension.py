@@ -190,9 +190,8 @@ class Config:
         return [replace(self, dims=tuple(next(dims) for _ in of), edges=tuple(accumulate(of[:-1]))) for of, _ in blocks]
 
     def _check(self, ids: Numbering) -> None:
-        if (self.blocks > 1 or self.edges) and ids.order != "frequency":
-            told = {"hash": "are hashes", "value": "are numbered by value"}[ids.order]
-            raise UserError(f"blocks: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
+        if self.blocks > 1 or self.edges:
+            ids.check_frequent_first("blocks")
 
     def _blocks(self, table: LogTable) -> tuple[list[int], list[float]]:
         """Returns the rows of a table's blocks, and the mean lookups of their rows."""

@@ -6,25 +6,21 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size
+from sparrow.embeddings.addressing._partitions import PartitionConfig, Partitions, equal_size, told_apart
 from sparrow.embeddings.addressing._size import LogTable, Numbering
 
 
-@dataclass(frozen=True)
-class QuotientRemainder(Partitions):
-    """The digits of an id in a mixed radix, the lowest first: id mod m and id // m where there are two.
+def digits(ids_N: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Returns the digits of an id in a mixed radix, the lowest first: id mod m and id // m where there are two.
 
     Frequent ids come first, so they have rows of their own in the first component (arXiv 1909.02107, sections 2, 3.1).
     """
-
-    def parts_of(self, ids_N: Tensor) -> tuple[Tensor, ...]:
-        """Returns what `Partitions.parts_of` says."""
-        found = []
-        for size in self.sizes[:-1]:
-            quotient_N = ids_N // size
-            found.append(ids_N - quotient_N * size)  # a third of the time of %
-            ids_N = quotient_N
-        return (*found, ids_N)
+    found = []
+    for size in sizes[:-1]:
+        quotient_N = ids_N // size
+        found.append(ids_N - quotient_N * size)  # a third of the time of %
+        ids_N = quotient_N
+    return (*found, ids_N)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +35,32 @@ class Config(PartitionConfig):
 
     @property
     def fewest_sizes(self) -> int:
-        """One less than parts."""
+        """One where there are two parts, since the last size may be left out, else two."""
         return min(2, self.parts - 1)
 
-    def build(self, ids: Numbering) -> QuotientRemainder:
+    def build(self, ids: Numbering) -> Partitions:
         """Returns what `AddressingConfig.build` says."""
         sizes = self.sizes_for(ids)
         names = ("remainder", "quotient") if len(sizes) == 2 else tuple(f"digit{i}" for i in range(len(sizes)))
-        return QuotientRemainder(ids.rows, sizes, names, self.operation, not ids.is_numbered)
+        return Partitions(ids.rows, sizes, names, self.operation, digits, not ids.is_numbered)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:
         """Returns what `AddressingConfig.settled` says: every modulus, and not the quotient."""
         sizes = [self.sizes_for(table.ids) for table in tables]
         return [self if self.sizes else replace(self, sizes=of[:-1], parts=len(of)) for of in sizes]
 
-    def all_sizes(self, rows: int) -> tuple[int, ...]:
-        """Returns what `PartitionConfig.all_sizes` says."""
+    def sizes_for(self, ids: Numbering) -> tuple[int, ...]:
+        """Returns the rows of each component. Those that are not given have what the others leave.
+
+        Raises:
+            UserError: as `told_apart` does.
+        """
         if self.sizes and len(self.sizes) != self.parts - 1:
-            return self.sizes
-        sizes = list(self.sizes) or [self.first_size(rows)]
-        left = -(-rows // math.prod(sizes))
+            return told_apart(self.sizes, ids, self.fold)
+        sizes = list(self.sizes) or [self.first_size(ids.rows)]
+        left = -(-ids.rows // math.prod(sizes))
         middle = equal_size(left, self.parts - len(sizes))
         while len(sizes) < self.parts - 1:
             sizes.append(middle)
             left = -(-left // middle)
-        return (*sizes, left)
+        return told_apart((*sizes, left), ids, self.fold)

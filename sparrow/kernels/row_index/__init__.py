@@ -11,7 +11,6 @@ count of such batches, which halves with every `half_life` that passes. impl: se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError, require
-from sparrow.core.mixing import unmix63
 from sparrow.kernels import Impl, resolve
 from sparrow.kernels.row_index import reference
 
@@ -176,12 +174,6 @@ def keys_of(ids_N: Tensor, *, impl: Impl = "auto") -> Tensor:
     return keys_N
 
 
-def ids_of(keys_N: Tensor) -> Tensor:
-    """Returns the id of each key."""
-    ids_N: Tensor = unmix63(keys_N)
-    return ids_N
-
-
 def write(fields: Sequence[Tensor], values: Sequence[Tensor], rows_L: Tensor, *, impl: Impl = "auto") -> None:
     """Overwrite some rows of some tensors.
 
@@ -229,13 +221,6 @@ def admit(index: Index, keys_N: Tensor, now: int, batch: int, settled: int, *, i
     return admitted
 
 
-def worth(policy: Policy, count: float, time: int) -> float:
-    """Returns by what an id is judged when its bucket is full. It only grows, and only when the id is used."""
-    if policy.evict == "lru":
-        return float(time)
-    return math.log2(count) + (time / policy.half_life if policy.half_life else 0.0)
-
-
 def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     if resolve(impl, tensor.device) == "reference":
         return reference
@@ -254,9 +239,7 @@ __all__ = [
     "Policy",
     "admit",
     "find",
-    "ids_of",
     "keys_of",
     "slots",
-    "worth",
     "write",
 ]

@@ -63,11 +63,17 @@ struct Ranked {
   bool operator>(const Ranked& other) const { return other < *this; }
 };
 
-// Of a bucket: how many rows are in its heap; no row below this one is free; no time is before this one; and the last
-// that a heap may have, which is what it was worth and which row.
-enum Kept { kHeap, kCursor, kOldest, kLastWorth, kLastRow, kKept };
+// What is kept of a bucket.
+enum Kept {
+  kHeap,       // rows in its heap
+  kCursor,     // no row before it is free
+  kOldest,     // no row was last used before
+  kLastWorth,  // with kLastRow the largest that the heap was made with: rows above it are not in it
+  kLastRow,
+  kKept
+};
 
-// What gives way in a bucket where rows in use are in the way of everything else: all others, in their order.
+// The rows of a bucket that may give way, least worth first. Made only when its heap holds nothing but rows in use.
 struct Rest {
   int64_t bucket = -1;
   size_t next = 0;

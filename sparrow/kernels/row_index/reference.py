@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from sparrow.core.mixing import mix63, splitmix64, unmix63
 
 if TYPE_CHECKING:
-    from sparrow.kernels.row_index import Admitted, Index
+    from sparrow.kernels.row_index import Admitted, Index, Policy
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -145,7 +146,7 @@ def _is_admitted(index: Index, bucket: int, key: int, batch: int) -> bool:
 
 def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tuple[int | None, int, int]:
     """Returns a free row for an id, or None; how many ids were evicted for it; and how many were too old."""
-    from sparrow.kernels.row_index import FREE, worth
+    from sparrow.kernels.row_index import FREE
 
     first, last = index.starts_B1[bucket : bucket + 2].tolist()
     own = range(first + (2 if index.first == 0 and bucket == 0 else 1), last)
@@ -160,13 +161,20 @@ def _place(index: Index, work: _Work, bucket: int, now: int, settled: int) -> tu
                 old += 1
     if free:
         return free[0], 0, old
-    judged = [(worth(index.policy, float(index.counts_R[row]), int(index.times_R[row])), row) for row in held]
+    judged = [(_worth(index.policy, float(index.counts_R[row]), int(index.times_R[row])), row) for row in held]
     if not judged:
         return None, 0, 0
     row = min(judged)[1]
     _free(index, work, int(index.ids_R[row]))
     work.freed.pop()  # it is given away
     return row, 1, 0
+
+
+def _worth(policy: Policy, count: float, time: int) -> float:
+    """Returns by what an id is judged when its bucket is full. It only grows, and only when the id is used."""
+    if policy.evict == "lru":
+        return float(time)
+    return math.log2(count) + (time / policy.half_life if policy.half_life else 0.0)
 
 
 def keys_of(ids_N: Tensor) -> Tensor:

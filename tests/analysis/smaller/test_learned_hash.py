@@ -238,6 +238,8 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     (tmp_path / "moved" / "maps" / "item").unlink()
     with pytest.raises(UserError, match="maps/item: No such file"):
         restore(tmp_path / "moved")
+    with pytest.raises(UserError, match="^tables.addressing, table 'item': file: .*maps/item: No such file"):
+        train(dataclasses.replace(warm, run_dir=str(tmp_path / "plain"), tables=run.tables.unaddressed))
 
 
 def test_all_rows_of_another_day_are_judged(log: Path, tmp_path: Path) -> None:
