@@ -52,6 +52,9 @@ class RowRecords(nn.Module):
         columns: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
+        if component.policy and chosen_device() != "cpu":
+            remedy = "choose another addressing, or use --device cpu"
+            raise UserError(f"table {component.name!r}: which ids have rows is kept on the CPU alone; {remedy}")
         self.component = component
         self.first_row, last_row = rows or (0, component.rows)
         self.rows = last_row - self.first_row
@@ -63,9 +66,6 @@ class RowRecords(nn.Module):
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
-        if component.policy and chosen_device() != "cpu":
-            remedy = "choose another addressing, or use --device cpu"
-            raise UserError(f"table {component.name!r}: which ids have rows is kept on the CPU alone; {remedy}")
         if self.store.is_allocated:
             self._fill()
             if component.policy:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from sparrow.core import UserError
 from sparrow.embeddings import Direct, Hashed, LogTable, Numbering
@@ -165,6 +166,18 @@ def test_cut_keeps_the_first_ids() -> None:
     assert made.components(8) == (Size("", 4, 8),)
     assert cut.Config(rows=40).build(Numbering(10)).rows_of(torch.arange(10))[0].tolist() == list(range(10))
     assert cut.Config(fraction=0.5).build(Numbering(10)).kept == 4
+
+
+def test_paths_tell_ids_apart_beyond_what_a_float_holds() -> None:
+    """Ids of one row go through MLPs of their own, those of one bucket through the same."""
+    made = path.Config(rows=2**30).build(Numbering(2**33))
+    ids_N = torch.tensor([2**24, 2**24 + 1, 2**30 + 2**24, 2**31 + 2**24, 2**32 + 2**24, 2**33 - 2**30 + 2**24])
+    assert made.rows_of(ids_N)[0].tolist() == [i % 2**30 for i in ids_N.tolist()]
+    combine: Any = made.combine(2)
+    for weight in combine.parameters():
+        nn.init.uniform_(weight, 0.1, 1.0, generator=torch.Generator().manual_seed(weight.numel()))
+    found = combine([torch.ones(6, 2)], ids_N).tolist()
+    assert found[0] == found[1] and len({tuple(v) for v in found}) == 5
 
 
 # -- mixed dimensions ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import EmbeddingTables, Feature, TableSpec
 from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.spec import Cache
+from sparrow.embeddings.tiers.store import rows_on
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.formats import fp16, fp32, int8, split_bf16
 from sparrow.kernels.row_index import Policy
@@ -204,6 +205,11 @@ def test_a_row_that_is_given_away_begins_anew(rule: str, stored: str) -> None:
             tables(batch_of([6]))["f"].sum().backward()
             tables.update()
         assert torch.equal(*(tables.record("t").weight[2] for tables in (old, new)))
+
+
+def test_a_gpu_is_refused_before_there_is_memory() -> None:
+    with rows_on("cuda"), pytest.raises(UserError, match="table 't': which ids have rows is kept on the CPU alone"):
+        tables_of(Policy(capacity=4), adagrad.Config())
 
 
 def test_a_batch_without_a_time_and_one_before_the_last_are_refused() -> None:
