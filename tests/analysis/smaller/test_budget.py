@@ -24,7 +24,7 @@ from sparrow.embeddings.addressing.learned import Map
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.kernels.formats import int8
+from sparrow.kernels.formats import RowFormat, fp32, int8
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop, Run
 from sparrow.trained.scorer import Restored, restore
@@ -223,6 +223,25 @@ def test_rows_in_few_bits_with_a_cache_are_judged_as_they_are_read(prepared: Pat
     told = {one.told for one in choices_of(found, "cat_2")}
     assert told >= {"as it is", "int4", f"cut, rows {half(found, 'cat_2')}"}
     assert not [one for one in told if one.endswith("int8")]  # it is that already
+
+
+@pytest.mark.parametrize("format", [fp32.Config(), int8.Config()])
+def test_ids_that_come_and_go_keep_their_rows_when_choices_are_judged(
+    prepared: Path, tmp_path: Path, format: RowFormat
+) -> None:
+    """Also those that expired: the clock goes on where training left it."""
+    addressing = {"name": "dynamic", "rows": 30, "ttl": 1500, "after": 2}
+    overrides = (Override(names=("user",), addressing=addressing),)
+    tables = TableChoices(format=format, cache=Cache(fraction=0.3), overrides=overrides)
+    train(small_run(prepared, tmp_path / "run", tables=tables))
+    found = restore(tmp_path / "run")
+    batch = data.open(prepared).first(300, "valid")
+    floats = in_floats(found)
+    torch.testing.assert_close(floats.scores(batch), found.scores(batch), rtol=1e-5, atol=1e-6)
+    of, was = (tables_of(one.model)[0].rows_of(batch.ids, "user") for one in (floats, found))
+    assert torch.equal(of["user"], was["user"]) and len(of["user"].unique()) > 10
+    said = propose(tmp_path / "run", 12_000, "train", rows=200, trainings=0, told=quiet)
+    assert next(one for one in said.plan.options if one.alternative.table == "user").alternative.told == "as it is"
 
 
 def test_a_training_of_the_same_costs_nothing(trained: Path) -> None:
