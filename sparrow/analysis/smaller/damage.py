@@ -155,8 +155,8 @@ def rebuilt(alternative: Alternative, weight_RD: Tensor, hits_R: Tensor) -> Tens
     """Returns the rows [R, D] as an alternative would give them, made of the trained ones.
 
     Rows that ids have to share become their mean, by lookups. Fewer columns keep the directions with the largest
-    squares, by lookups. Then rows are rounded as the format says. Of a table that is hashed already the rows share:
-    which ids are in them is not known.
+    squares, by lookups. Then rows are rounded as the format says. If the table is hashed already, its rows take the
+    place of ids: which ids share a row is not known.
 
     Args:
         alternative: what becomes of the table. Its `how` is "rebuilt".
