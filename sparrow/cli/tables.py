@@ -90,7 +90,7 @@ def parsed(budget: str) -> int:
     """Returns how many bytes a text says, such as "200MB" or "1_500_000".
 
     Raises:
-        UserError: when it says none.
+        UserError: when it says none, or less than one.
     """
     from sparrow.analysis.smaller.budget import UNITS
     from sparrow.core.errors import UserError
@@ -98,9 +98,10 @@ def parsed(budget: str) -> int:
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)", budget.strip())
     units = {unit.lower(): scale for unit, scale in UNITS.items()}
     scale = units.get((found[2] or "B").lower()) if found else None
-    if found is None or scale is None:
+    count = int(float(found[1].replace("_", "").replace(",", "")) * scale) if found and scale else 0
+    if not count:
         raise UserError(f"--budget: {budget!r} is no number of bytes; write such as 200MB, 1.5GB or 800kB")
-    return int(float(found[1].replace("_", "").replace(",", "")) * scale)
+    return count
 
 
 def _look(place: Path, checkpoint: str) -> None:

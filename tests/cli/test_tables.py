@@ -58,7 +58,7 @@ def test_budgets(text: str, count: int) -> None:
     assert parsed(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "MB", "5 apples", "-3MB", "1e6"])
+@pytest.mark.parametrize("text", ["", "MB", "5 apples", "-3MB", "1e6", "0", "0MB", "0.4B"])
 def test_no_budgets(text: str) -> None:
     with pytest.raises(UserError, match="is no number of bytes; write such as 200MB"):
         parsed(text)
