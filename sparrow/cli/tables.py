@@ -79,8 +79,8 @@ def tables(
         found = propose(
             place, allowed, purpose, keep=keep, rows=sample, trainings=trainings, which=checkpoint, maps=maps, told=told
         )
+    found.plan.run(found.run, f"{found.run.run_dir}-{out.stem}").save(out)  # at once: the earlier plan's maps are gone
     _show_proposal(found)
-    found.plan.run(found.run, f"{found.run.run_dir}-{out.stem}").save(out)
     drawn = [f"{picture}: NE against bytes"] if draw(found, picture) else []
     for line in (f"{out}: `sparrow train {out}` trains it", *drawn):
         _show.out.print(line, markup=False, soft_wrap=True)

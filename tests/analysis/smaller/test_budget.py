@@ -277,8 +277,7 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--budget: 10 B are too few, the smallest plan takes .*B to train"):
-        propose(trained, 10, "train", rows=200, maps=tmp_path / "maps", told=quiet)
-    assert not (tmp_path / "maps").exists()
+        propose(trained, 10, "train", rows=200, told=quiet)
     with pytest.raises(UserError, match="--keep: no table 'itm'; did you mean 'item'"):
         propose(trained, 10**9, "serve", keep=("itm",), rows=200, told=quiet)
     columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
@@ -328,17 +327,66 @@ def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
     assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 20_000
 
 
-def test_maps_are_fitted_and_those_of_the_plan_are_kept(trained: Path, tmp_path: Path) -> None:
-    found = restore(trained)
-    dataset, told = data.open(found.run.data.path), list[str]()
-    most = sum(Bytes.of(spec, dense_state(found.run)).to("serve") for spec in all_specs(found)) // 4
+def test_a_proposal_that_ends_early_leaves_maps_as_they_were(trained: Path, tmp_path: Path) -> None:
+    """Whatever ends it: an earlier plan needs its maps, and nobody needs the new ones."""
+    rows = half(restore(trained), "item")
     maps = tmp_path / "maps"
-    said = propose(
-        trained, most, "serve", rows=200, trainings=0, maps=maps, told=lambda what, done, total: told.append(what)
-    )
-    assert "read training" in told and said.plan.bytes <= most
-    files = [one.alternative.change.get("addressing", {}).get("file") for one in said.plan.options]
-    assert sorted(str(path) for path in maps.glob("*")) == sorted(filter(None, files))
+
+    def stopped(what: str, done: int, total: int) -> None:
+        if what == "scored smaller tables":
+            raise KeyboardInterrupt
+
+    for earlier in (False, True):
+        if earlier:
+            maps.mkdir()
+            (maps / f"item-{rows}.map").write_bytes(b"of an earlier plan")  # a new one would have this name
+            (maps / "user-9.map").write_bytes(b"another")
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match="are too few"):
+            propose(trained, 10, "train", rows=200, maps=maps, told=quiet)
+        with pytest.raises(KeyboardInterrupt):
+            propose(trained, 10**9, "train", rows=200, maps=maps, told=stopped)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert sorted(tmp_path.iterdir()) == [maps] * earlier
+    said = propose(trained, 10**9, "train", rows=200, trainings=0, maps=maps, told=quiet)
+    assert said.plan.options == said.before.options and not list(tmp_path.iterdir())  # it needs none
+
+
+def test_maps_are_fitted_and_those_of_the_plan_are_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan's maps take the place of an earlier plan's, and its run trains with them."""
+
+    def only_learned(*given: Any) -> list[Alternative]:
+        every = alternatives(*given)
+        return [one for one in every if one.change.get("addressing", {}).get("name", "learned") == "learned"]
+
+    monkeypatch.setattr("sparrow.analysis.smaller.budget.alternatives", only_learned)
+    found = restore(trained)
+    whole = sum(Bytes.of(spec, dense_state(found.run)).to("serve") for spec in all_specs(found))
+    maps, told, earlier = tmp_path / "maps", list[str](), list[str]()
+    for part in (3, 4):
+        said = propose(
+            trained,
+            whole // part,
+            "serve",
+            rows=200,
+            trainings=0,
+            maps=maps,
+            told=lambda what, done, total: told.append(what),
+        )
+        assert "read training" in told and said.plan.bytes <= whole // part
+        files = [one.alternative.change.get("addressing", {}).get("file") for one in said.plan.options]
+        assert sorted(str(path) for path in maps.glob("*")) == sorted(filter(None, files)) != earlier
+        assert list(tmp_path.iterdir()) == [maps]
+        earlier = sorted(filter(None, files))
+    assert earlier
+    Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "run")), loop=Loop(max_steps=2))).fit()
+
+
+def test_rows_that_share_a_row_of_a_map_become_their_mean(trained: Path, tmp_path: Path) -> None:
+    found = restore(trained)
+    dataset = data.open(found.run.data.path)
     rows = half(found, "item")
     fit(dataset, "item", rows, quiet).save(tmp_path / "item.map")
     row_R = Map.load(tmp_path / "item.map").row_S.long()
