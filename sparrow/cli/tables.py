@@ -130,10 +130,11 @@ def _look(place: Path, checkpoint: str) -> None:
     lines = []
     for spec in specs:
         whole = every[spec.name]
-        beside = [whole.map, whole.combine + whole.combine_state]
+        beside = [whole.map, whole.combine + whole.combine_state]  # of the table, in the line of its first component
         for part in spec.components:
             use = uses[part.name]
-            sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, use.bytes_state, *beside)]
+            state = use.bytes_state - part.bytes_ids  # these are in the map
+            sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, state, *beside)]
             shares = [use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt]
             told_shares = [f"{100 * x:.1f}" for x in shares]
             lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *told_shares])
