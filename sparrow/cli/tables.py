@@ -56,7 +56,7 @@ def tables(
     if fit is not None:
         if rows is None or out is None:
             lacks = "--rows" if rows is None else "--out"
-            raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.safetensors")
+            raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.map")
         _fit(place, fit, rows, out, share=share, numbers=numbers, by=by)
         return
     require(least=0, trainings=trainings)
@@ -107,6 +107,7 @@ def parsed(budget: str) -> int:
 def _look(place: Path, checkpoint: str) -> None:
     """Print a line for each component, and what all tables take."""
     from sparrow import data
+    from sparrow.analysis import elements
     from sparrow.analysis.smaller.alternatives import Bytes
     from sparrow.analysis.smaller.budget import in_units, unit_of
     from sparrow.analysis.usage import usage
@@ -141,13 +142,13 @@ def _look(place: Path, checkpoint: str) -> None:
             beside = [0, 0]
     header = ["component", "format", "rows", "dim", "weights", "state", "map", "combine"]
     header += ["top 1 %", "top 10 %", "never learnt"]
-    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    header, lines = elements.without_gaps(header, lines)
     title = f"tables of {place}; bytes in {unit}"
     table = _show.Table(title=title, title_justify="left", box=_show.SLIM, padding=(0, 1, 0, 0))
-    for i in kept:
-        table.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=i == 0)
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
     for line in lines:
-        table.add_row(*(line[i] for i in kept))
+        table.add_row(*line)
     _show.out.print(table)
     train, serve = (in_units(sum(one.to(what) for one in every.values())) for what in ("train", "serve"))
     _show.out.print(f"all tables: {train} to train, {serve} to serve", soft_wrap=True)

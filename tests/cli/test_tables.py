@@ -36,6 +36,7 @@ def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str], mon
     said = capsys.readouterr().out
     for text in ("component", "never learnt", "user", "item", "fp32", "to train", "to serve"):
         assert text in said
+    assert "combine" not in said  # no table has such bytes
 
 
 def test_columns_sum_to_all_bytes(
@@ -97,7 +98,7 @@ def test_a_proposal_is_trained(trained: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_map_is_fitted(prepared: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place, by in ((prepared, "both"), (trained, "counts")):
-        out = tmp_path / f"{by}.safetensors"
+        out = tmp_path / f"{by}.map"
         assert main(["tables", str(place), "--fit", "user", "--rows", "20", "--by", by, "--out", str(out)]) == 0
         assert 'addressing = { name = "learned", file = ' in capsys.readouterr().out
         assert Map.load(out).rows == 20
@@ -121,7 +122,7 @@ def test_no_budgets(text: str) -> None:
     [
         (["--fit", "usr", "--rows", "9", "--out", "m"], "no table 'usr'; did you mean 'user'"),
         (["--fit", "user", "--out", "m"], "--fit: --rows is missing"),
-        (["--fit", "user", "--rows", "9"], "--fit: --out is missing"),
+        (["--fit", "user", "--rows", "9"], "--fit: --out is missing; give --rows N and --out FILE.map"),
         (["--budget", "1B"], "the smallest plan takes"),
         (["--budget", "1MB", "--keep", "nobody"], "--keep: no table 'nobody'"),
         (["--budget", "much"], "is no number of bytes"),
