@@ -106,7 +106,7 @@ class Alternative:
             words.append(addressing.pop("name"))
             if "file" in addressing:  # its name says less than the rows
                 addressing = {"rows": self.spec.components[0].rows}
-            words += [f"{name} {_in_words(value)}" for name, value in addressing.items() if value is not True]
+            words += ["folded" if name == "fold" else f"{name} {_in_words(of)}" for name, of in addressing.items()]
         if stored := self.change.get("format"):
             words.append(stored["name"])
         return ", ".join(words) or "as it is"

@@ -204,6 +204,8 @@ def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
         "coprime",
     }  # hashes do not fall in frequency
     assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
+    assert "quotient_remainder, operation mult, folded, collisions 4" in {one.told for one in choices}
+    assert {", folded" in one.told for one in choices if "collisions" in one.told} == {True}
     said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
     Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
     assert said.plan.bytes <= 3000 < said.before.bytes
