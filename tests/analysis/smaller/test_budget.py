@@ -103,6 +103,11 @@ def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
         "cat_2": {"addressing": {"name": "path", "collisions": 4}},
     }
     allocate(found, wanted, {"item": [tmp_path / "item"]}, tmp_path / "two")
+    wanted |= {
+        "user": {"addressing": {"name": "quotient_remainder", "operation": "add", "collisions": 4}},
+        "item": {"format": {"name": "int4"}},
+    }
+    allocate(found, wanted, {}, tmp_path / "three")
 
 
 def allocate(found: Restored, wanted: dict[str, dict[str, Any]], maps: dict[str, list[Path]], place: Path) -> None:
@@ -206,6 +211,12 @@ def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
     assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
     assert "quotient_remainder, operation mult, folded, collisions 4" in {one.told for one in choices}
     assert {", folded" in one.told for one in choices if "collisions" in one.told} == {True}
+    factors = {"operation": "mult", "fold": True, "collisions": 4}
+    wanted = {
+        "user": {"addressing": {"name": "quotient_remainder", **factors}},
+        "item": {"addressing": {"name": "coprime", **factors}},
+    }
+    allocate(found, wanted, {}, tmp_path / "folded")
     said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
     Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
     assert said.plan.bytes <= 3000 < said.before.bytes
