@@ -186,7 +186,8 @@ def _show_proposal(found: Proposal) -> None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")
     if any(one.alternative.how == "trained" for one in plan.options):
-        told.append(f"factors, path, int4 and very few columns: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
+        trainings = f"{SEEDS} short trainings each, of {SHORT:g} of an epoch"
+        told.append(f"factors, path, int4, blocks and very few columns: {trainings}")
     if found.unmeasured:
         told.append(f"{found.unmeasured} choices that only training can judge were left out; --trainings measures more")
     _show.notes(told)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from torch import Tensor
+
 from sparrow import data
 from sparrow.analysis import picture
 from sparrow.analysis.smaller import knapsack
@@ -145,22 +147,22 @@ def propose(
     check_schema(found.schema, dataset.schema, dataset.path)
     chooses, checks = judges(dataset, rows)
     with _scratch(maps) as fresh:
-        known = _alternatives(found, dataset, keep, fresh, told)
+        known, hits = _alternatives(found, dataset, keep, fresh, told)
         now = {of[0].table: of[0].bytes.to(purpose) for of in known}
         share = budget / sum(now.values())
-        bold = sorted(  # the largest tables first, of these the choices that save as large a share as has to be saved
+        # the largest tables first, of these the choices that save as large a share as has to be saved
+        only_trained = sorted(
             (one for of in known for one in of if one.how == "trained"),
             key=lambda one: (-now[one.table], abs(math.log(one.bytes.to(purpose) / (share * now[one.table])))),
         )
-        trained = bold[:trainings]
+        trained = only_trained[:trainings]
         known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
         least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
         if least > budget:
             room = f"the smallest plan takes {in_units(least)} to {purpose}"
             raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
-        uses, _ = usage(found, dataset, (), told)
-        rebuilds = Rebuilt(in_floats(found), {use.name: use.hits_R for use in uses})
-        del found, uses  # a second model, with all that its rules keep
+        rebuilds = Rebuilt(in_floats(found), hits)
+        del found  # a second model, with all that its rules keep
         measured = _rebuilt(known, rebuilds, chooses, told)
         if trained:
             damages = by_training(run, _steps(run, dataset), trained, chooses, told)
@@ -177,14 +179,17 @@ def propose(
         curve=curve,
         budget=budget,
         checked=checked,
-        unmeasured=len(bold) - len(trained),
+        unmeasured=len(only_trained) - len(trained),
     )
 
 
 def _alternatives(
     found: Restored, dataset: Dataset, keep: Collection[str], maps: Path | None, told: Progress
-) -> list[list[Alternative]]:
-    """Returns the choices for each table, the present one first. Tables that are kept, or small, have no other."""
+) -> tuple[list[list[Alternative]], dict[str, Tensor]]:
+    """Returns the choices for each table, the present one first, and how often training looks up each row.
+
+    Tables that are kept, or small, have no other choice.
+    """
     specs: list[TableSpec] = [spec for tables in tables_of(found.model) for spec in tables.specs]
     names = [spec.name for spec in specs]
     for name in keep:
@@ -196,8 +201,12 @@ def _alternatives(
     sizes = {spec.name: Bytes.of(spec, dense).weights for spec in specs}
     free = [n for n in names if sizes[n] >= LEAST_SHARE * sum(sizes.values()) and n not in keep]
     files = {} if maps is None else _mapped(dataset, [spec for spec in specs if spec.name in free], maps, told)
-    each = [alternatives(found.run, found.schema, spec, dense, files.get(spec.name, ())) for spec in specs]
-    return [of if of[0].table in free else of[:1] for of in each]
+    hits = {use.name: use.hits_R for use in usage(found, dataset, (), told)[0]}
+    each = [
+        alternatives(found.run, found.schema, spec, dense, files.get(spec.name, ()), hits.get(spec.name))
+        for spec in specs
+    ]
+    return [of if of[0].table in free else of[:1] for of in each], hits
 
 
 def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Progress) -> dict[str, list[Path]]:

@@ -48,7 +48,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
 
 def choices_of(found: Restored, table: str, maps: Mapping[str, list[Path]] = MappingProxyType({})) -> list[Alternative]:
     spec = next(spec for spec in all_specs(found) if spec.name == table)
-    return alternatives(found.run, found.schema, spec, dense_state(found.run), maps.get(table, []))
+    uses, _ = usage(found, data.open(found.run.data.path), (), quiet)
+    hits = {use.name: use.hits_R for use in uses}
+    return alternatives(found.run, found.schema, spec, dense_state(found.run), maps.get(table, []), hits.get(table))
 
 
 def rows_of(found: Restored) -> dict[str, Tensor]:
@@ -108,6 +110,12 @@ def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
         "item": {"format": {"name": "int4"}},
     }
     allocate(found, wanted, {}, tmp_path / "three")
+    (*_, blocks) = (one.change for one in choices_of(found, "cat_2") if "blocks" in one.told)
+    wanted |= {
+        "user": {"addressing": {"name": "quotient_remainder", "operation": "concat", "collisions": 4}},
+        "cat_2": blocks,
+    }
+    allocate(found, wanted, {}, tmp_path / "four")
 
 
 def allocate(found: Restored, wanted: dict[str, dict[str, Any]], maps: dict[str, list[Path]], place: Path) -> None:
@@ -144,6 +152,23 @@ def test_rows_are_as_before_when_all_was_measured(trained: Path) -> None:
     after = rows_of(found)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert judge.ne(found).value == base.value
+
+
+def test_blocks_of_a_table_are_looked_up_equally_often(trained: Path) -> None:
+    found = restore(trained)
+    uses, _ = usage(found, data.open(found.run.data.path), (), quiet)
+    hits_R = next(use.hits_R for use in uses if use.name == "cat_2")
+    choices = [one for one in choices_of(found, "cat_2") if "blocks" in one.told]
+    assert [one.how for one in choices] == ["trained", "trained"]
+    assert "mixed_dimension, 7 blocks, dims 4 4 3 2 2 1 1" in [one.told for one in choices]
+    for one in choices:
+        (edges, dims) = (one.change["addressing"][name] for name in ("edges", "dims"))
+        assert dims == sorted(dims, reverse=True)
+        marks = hits_R.sum() * torch.arange(1, 8) / 8  # two of which are in a row of one id
+        before, after = hits_R.cumsum(0)[torch.tensor(edges) - 2], hits_R.cumsum(0)[torch.tensor(edges) - 1]
+        for mark in marks:
+            assert ((before <= mark) & (mark <= after)).sum() == 1
+    assert not [one for one in choices_of(found, "user") if "blocks" in one.told]  # ids that do not fall in frequency
 
 
 def test_a_choice_is_what_the_run_file_makes_of_it(prepared: Path, tmp_path: Path) -> None:
@@ -319,16 +344,17 @@ def test_labels_that_are_all_alike(tmp_path: Path) -> None:
 
 
 def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
-    """Choices with their bytes, and the knapsack; damages are given."""
+    """Choices with their bytes, and the knapsack, for a hundred million rows. Lookups and damages are given."""
     names = [f"t{number}" for number in range(1000)]
     columns = {"label": Column(kind="label"), **{name: Column(kind="categorical", table=name) for name in names}}
     kinds: tuple[Any, ...] = ("hash", "vocabulary")
-    encodings = {name: Encoding(kind=kinds[n % 2], rows=100 + 7 * n * n) for n, name in enumerate(names)}
+    encodings = {name: Encoding(kind=kinds[n % 2], rows=100 + n * n // 3) for n, name in enumerate(names)}
     schema, tables = Schema(columns=columns, encodings=encodings), TableChoices()
     run = Run.of("nowhere", {"tables.overrides": [{"where": "rows > 5000", "rule": {"lr": 0.02}}]})
     specs = [tables.spec(name, 16, Numbering.of(encodings[name])) for name in names]
     deadline = Deadline(10)
-    each = [alternatives(run, schema, spec, (2, 4)) for spec in specs]
+    counts = (torch.arange(spec.components[0].rows, 0, -1) for spec in specs)
+    each = [alternatives(run, schema, spec, (2, 4), (), hits_R) for spec, hits_R in zip(specs, counts, strict=True)]
     options = []
     for number, of in enumerate(each):
         whole = of[0].bytes.to("train")
@@ -337,7 +363,8 @@ def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
     whole = sum(of[0].bytes.to("train") for of in each)
     plan = planned(options, whole // 8, "train")
     assert not deadline.over
-    assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 20_000
+    assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 30_000
+    assert any("blocks" in one.told for one in each[999])
 
 
 def test_a_proposal_that_ends_early_leaves_maps_as_they_were(trained: Path, tmp_path: Path) -> None:
