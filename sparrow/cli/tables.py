@@ -56,7 +56,7 @@ def tables(
     if fit is not None:
         if rows is None or out is None:
             lacks = "--rows" if rows is None else "--out"
-            raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.safetensors")
+            raise UserError(f"--fit: {lacks} is missing; give --rows N and --out FILE.map")
         _fit(place, fit, rows, out, share=share, numbers=numbers, by=by)
         return
     require(least=0, trainings=trainings)
@@ -79,8 +79,8 @@ def tables(
         found = propose(
             place, allowed, purpose, keep=keep, rows=sample, trainings=trainings, which=checkpoint, maps=maps, told=told
         )
+    found.plan.run(found.run, f"{found.run.run_dir}-{out.stem}").save(out)  # at once: the earlier plan's maps are gone
     _show_proposal(found)
-    found.plan.run(found.run, f"{found.run.run_dir}-{out.stem}").save(out)
     drawn = [f"{picture}: NE against bytes"] if draw(found, picture) else []
     for line in (f"{out}: `sparrow train {out}` trains it", *drawn):
         _show.out.print(line, markup=False, soft_wrap=True)
@@ -90,7 +90,7 @@ def parsed(budget: str) -> int:
     """Returns how many bytes a text says, such as "200MB" or "1_500_000".
 
     Raises:
-        UserError: when it says none.
+        UserError: when it says none, or less than one.
     """
     from sparrow.analysis.smaller.budget import UNITS
     from sparrow.core.errors import UserError
@@ -98,14 +98,16 @@ def parsed(budget: str) -> int:
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)", budget.strip())
     units = {unit.lower(): scale for unit, scale in UNITS.items()}
     scale = units.get((found[2] or "B").lower()) if found else None
-    if found is None or scale is None:
+    count = int(float(found[1].replace("_", "").replace(",", "")) * scale) if found and scale else 0
+    if not count:
         raise UserError(f"--budget: {budget!r} is no number of bytes; write such as 200MB, 1.5GB or 800kB")
-    return int(float(found[1].replace("_", "").replace(",", "")) * scale)
+    return count
 
 
 def _look(place: Path, checkpoint: str) -> None:
     """Print a line for each component, and what all tables take."""
     from sparrow import data
+    from sparrow.analysis import elements
     from sparrow.analysis.smaller.alternatives import Bytes
     from sparrow.analysis.smaller.budget import in_units, unit_of
     from sparrow.analysis.usage import usage
@@ -129,23 +131,24 @@ def _look(place: Path, checkpoint: str) -> None:
     lines = []
     for spec in specs:
         whole = every[spec.name]
-        beside = [whole.map, whole.combine + whole.combine_state]
+        beside = [whole.map, whole.combine + whole.combine_state]  # of the table, in the line of its first component
         for part in spec.components:
             use = uses[part.name]
-            sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, use.bytes_state, *beside)]
+            state = use.bytes_state - part.bytes_ids  # these are in the map
+            sizes = [f"{n / scale:,.1f}" if n else "" for n in (use.bytes_weight, state, *beside)]
             shares = [use.share_of_top(0.01), use.share_of_top(0.1), use.share_unlearnt]
             told_shares = [f"{100 * x:.1f}" for x in shares]
             lines.append([part.name, use.stored[0], f"{part.rows:,}", str(part.dim), *sizes, *told_shares])
             beside = [0, 0]
     header = ["component", "format", "rows", "dim", "weights", "state", "map", "combine"]
     header += ["top 1 %", "top 10 %", "never learnt"]
-    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    header, lines = elements.without_gaps(header, lines)
     title = f"tables of {place}; bytes in {unit}"
     table = _show.Table(title=title, title_justify="left", box=_show.SLIM, padding=(0, 1, 0, 0))
-    for i in kept:
-        table.add_column(header[i], justify="left" if i < 2 else "right", no_wrap=i == 0)
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
     for line in lines:
-        table.add_row(*(line[i] for i in kept))
+        table.add_row(*line)
     _show.out.print(table)
     train, serve = (in_units(sum(one.to(what) for one in every.values())) for what in ("train", "serve"))
     _show.out.print(f"all tables: {train} to train, {serve} to serve", soft_wrap=True)
@@ -183,7 +186,8 @@ def _show_proposal(found: Proposal) -> None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")
     if any(one.alternative.how == "trained" for one in plan.options):
-        told.append(f"factors, path, int4 and very few columns: {SEEDS} short trainings each, of {SHORT:g} of an epoch")
+        trainings = f"{SEEDS} short trainings each, of {SHORT:g} of an epoch"
+        told.append(f"factors, path, int4, blocks and very few columns: {trainings}")
     if found.unmeasured:
         told.append(f"{found.unmeasured} choices that only training can judge were left out; --trainings measures more")
     _show.notes(told)

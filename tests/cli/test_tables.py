@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sparrow.analysis.smaller.alternatives import Bytes
+from sparrow.analysis.smaller.budget import in_units
 from sparrow.cli import main
 from sparrow.cli.tables import parsed
 from sparrow.core import UserError
+from sparrow.embeddings import TableChoices
 from sparrow.embeddings.addressing.learned import Map
-from sparrow.trained.run import Run
+from sparrow.embeddings.choices import Override
+from sparrow.trained.build import tables_of
+from sparrow.trained.run import Loop, Run
+from sparrow.trained.scorer import restore
 from sparrow.training import train
+from sparrow.training.preflight import dense_state
 from tests.runs import small_run
 
 
@@ -28,6 +36,51 @@ def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str], mon
     said = capsys.readouterr().out
     for text in ("component", "never learnt", "user", "item", "fp32", "to train", "to serve"):
         assert text in said
+    assert "combine" not in said  # no table has such bytes
+
+
+def test_columns_sum_to_all_bytes(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["tables", str(prepared), "--fit", "tags", "--rows", "9", "--out", str(tmp_path / "tags.map")]) == 0
+    addressings: dict[str, dict[str, Any]] = {
+        "user": {"name": "dynamic", "rows": 30},
+        "item": {"name": "quotient_remainder", "operation": "mult"},
+        "cat_0": {"name": "path", "collisions": 4},
+        "cat_1": {"name": "mixed_dimension", "dims": [2]},
+        "tags": {"name": "learned", "file": str(tmp_path / "tags.map")},
+    }
+    overrides = tuple(Override(names=(name,), addressing=of) for name, of in addressings.items())
+    train(small_run(prepared, tmp_path / "run", tables=TableChoices(overrides=overrides), loop=Loop(max_steps=2)))
+    found = restore(tmp_path / "run")
+    specs = [spec for tables in tables_of(found.model) for spec in tables.specs]
+    counted = [Bytes.of(spec, dense_state(found.run)) for spec in specs]
+    capsys.readouterr()
+    assert main(["tables", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "bytes in B" in said  # so they are printed to the byte
+    header = next(line for line in said.splitlines() if "weights" in line)
+    lines = [line for part in spec_names(specs) for line in said.splitlines() if line.split()[:1] == [part]]
+    sums = {}
+    for name in ("weights", "state", "map", "combine"):
+        end = header.index(name) + len(name)  # numbers end where the name of their column does
+        cells = [line[:end].split()[-1] if line[end - 1] != " " else "0" for line in lines]
+        sums[name] = sum(float(cell.replace(",", "")) for cell in cells)
+    assert sums == {
+        "weights": sum(one.weights for one in counted),
+        "state": sum(one.state for one in counted),
+        "map": sum(one.map for one in counted),
+        "combine": sum(one.combine + one.combine_state for one in counted),
+    }
+    whole = sum(one.to("train") for one in counted)
+    assert sum(sums.values()) == whole and f"all tables: {in_units(whole)} to train" in said
+    assert min(sums.values()) > 0
+
+
+def spec_names(specs: list[Any]) -> list[str]:
+    """The names of all components."""
+    return [part.name for spec in specs for part in spec.components]
 
 
 def test_a_proposal_is_trained(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +98,7 @@ def test_a_proposal_is_trained(trained: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_map_is_fitted(prepared: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place, by in ((prepared, "both"), (trained, "counts")):
-        out = tmp_path / f"{by}.safetensors"
+        out = tmp_path / f"{by}.map"
         assert main(["tables", str(place), "--fit", "user", "--rows", "20", "--by", by, "--out", str(out)]) == 0
         assert 'addressing = { name = "learned", file = ' in capsys.readouterr().out
         assert Map.load(out).rows == 20
@@ -58,7 +111,7 @@ def test_budgets(text: str, count: int) -> None:
     assert parsed(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "MB", "5 apples", "-3MB", "1e6"])
+@pytest.mark.parametrize("text", ["", "MB", "5 apples", "-3MB", "1e6", "0", "0MB", "0.4B"])
 def test_no_budgets(text: str) -> None:
     with pytest.raises(UserError, match="is no number of bytes; write such as 200MB"):
         parsed(text)
@@ -69,7 +122,7 @@ def test_no_budgets(text: str) -> None:
     [
         (["--fit", "usr", "--rows", "9", "--out", "m"], "no table 'usr'; did you mean 'user'"),
         (["--fit", "user", "--out", "m"], "--fit: --rows is missing"),
-        (["--fit", "user", "--rows", "9"], "--fit: --out is missing"),
+        (["--fit", "user", "--rows", "9"], "--fit: --out is missing; give --rows N and --out FILE.map"),
         (["--budget", "1B"], "the smallest plan takes"),
         (["--budget", "1MB", "--keep", "nobody"], "--keep: no table 'nobody'"),
         (["--budget", "much"], "is no number of bytes"),

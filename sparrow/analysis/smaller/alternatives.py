@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from sparrow.embeddings import Direct, Hashed, Numbering, TableChoices, TableSpec
+from sparrow.embeddings import Direct, Hashed, LogTable, Numbering, TableChoices, TableSpec
+from sparrow.embeddings.addressing import mixed_dimension
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Schema
 from sparrow.trained.run import Run
@@ -22,10 +24,13 @@ FEW_BITS = "int4"
 SHARES = (1 / 2, 1 / 4, 1 / 10, 1 / 30)  # of the rows
 COLUMNS = (2, 4)  # divide the columns
 NARROW = 8  # and so does this
+BLOCKS = 8  # of a table, which are looked up equally often
+ALPHAS = (0.3, 0.6)  # how much shorter vectors of blocks are that have more rows
 COLLISIONS = (4, 16, 60)
 FACTORS: tuple[dict[str, Any], ...] = (
     {"name": "quotient_remainder", "operation": "mult"},
     {"name": "quotient_remainder", "operation": "add"},
+    {"name": "quotient_remainder", "operation": "concat"},
     {"name": "coprime", "operation": "mult"},
     {"name": "path"},
 )
@@ -84,7 +89,7 @@ class Alternative:
         spec: what the table then is.
         bytes: of it.
         how: how its damage is measured. "rebuilt": its rows are made of the trained ones. "trained": by short
-            trainings. Products of factors train far better than they are rebuilt, and rows of very few bits or columns
+            trainings. Factors and blocks train far better than they are rebuilt, and rows of very few bits or columns
             train worse. "kept": there is none.
     """
 
@@ -106,14 +111,21 @@ class Alternative:
             words.append(addressing.pop("name"))
             if "file" in addressing:  # its name says less than the rows
                 addressing = {"rows": self.spec.components[0].rows}
-            words += [f"{name} {_in_words(value)}" for name, value in addressing.items() if value is not True]
+            if edges := addressing.pop("edges", None):
+                words.append(f"{len(edges) + 1} blocks")
+            words += ["folded" if name == "fold" else f"{name} {_in_words(of)}" for name, of in addressing.items()]
         if stored := self.change.get("format"):
             words.append(stored["name"])
         return ", ".join(words) or "as it is"
 
 
 def alternatives(
-    run: Run, schema: Schema, spec: TableSpec, dense: tuple[int, int], maps: Sequence[Path] = ()
+    run: Run,
+    schema: Schema,
+    spec: TableSpec,
+    dense: tuple[int, int],
+    maps: Sequence[Path] = (),
+    hits_R: Tensor | None = None,
 ) -> list[Alternative]:
     """Returns the choices for a table, the present one first. None of the others takes more bytes of values.
 
@@ -125,6 +137,7 @@ def alternatives(
         spec: what the table is.
         dense: see `sparrow.training.preflight.dense_state`.
         maps: files with maps of its ids, see `mapped_rows`.
+        hits_R: how often the training part looks up each row. Without it the table is not cut into blocks.
     """
     ids = Numbering.of(schema.encodings[spec.name])
     now = Alternative(change={}, spec=spec, bytes=Bytes.of(spec, dense), how="kept")
@@ -151,7 +164,7 @@ def alternatives(
         plain = made("rebuilt", addressing=addressing)
         take(plain, now)
         take(made("rebuilt", addressing=addressing, format={"name": "int8"}), plain)
-    for change in _bold(spec, ids):
+    for change in _only_trained(spec, ids, hits_R):
         take(made("trained", **change), now)
     return found
 
@@ -197,14 +210,23 @@ def _smaller(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
             yield {"name": "mixed_dimension", "dims": [spec.dim // part]}
 
 
-def _bold(spec: TableSpec, ids: Numbering) -> Iterator[dict[str, Any]]:
+def _only_trained(spec: TableSpec, ids: Numbering, hits_R: Tensor | None) -> Iterator[dict[str, Any]]:
     """Yields changes whose damage trained rows do not tell: see `Alternative`."""
     yield {"format": {"name": FEW_BITS}}
-    if _is_whole(spec, ids):
-        for factors in FACTORS if ids.is_numbered else FACTORS_OF_HASHES:
+    if not _is_whole(spec, ids):
+        return
+    for factors in FACTORS if ids.is_numbered else FACTORS_OF_HASHES:
+        if factors.get("operation") != "concat" or spec.dim > 1:
             yield from ({"addressing": {**factors, "collisions": collisions}} for collisions in COLLISIONS)
-        if spec.dim >= NARROW:
-            yield {"addressing": {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}}
+    if spec.dim >= NARROW:
+        yield {"addressing": {"name": "mixed_dimension", "dims": [spec.dim // NARROW]}}
+    if hits_R is not None and ids.order == "frequency":
+        counted = LogTable(ids, spec.dim, lambda: hits_R)
+        for alpha in ALPHAS:
+            (blocks,) = mixed_dimension.Config(alpha=alpha, blocks=BLOCKS).settled([counted])
+            if blocks.edges:
+                dims, edges = list(blocks.dims), list(blocks.edges)
+                yield {"addressing": {"name": "mixed_dimension", "dims": dims, "edges": edges}}
 
 
 def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
@@ -213,7 +235,7 @@ def _is_whole(spec: TableSpec, ids: Numbering) -> bool:
 
 
 def _in_words(value: Any) -> str:
-    """Returns a setting as it is shown: counts with thousands marked, a list of one as its entry."""
-    if isinstance(value, list) and len(value) == 1:
-        return _in_words(value[0])
+    """Returns a setting as it is shown: counts with thousands marked, and all that is in a list."""
+    if isinstance(value, list):
+        return " ".join(map(_in_words, value))
     return f"{value:,}" if isinstance(value, int) else str(value)

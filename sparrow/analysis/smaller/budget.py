@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from torch import Tensor
 
 from sparrow import data
 from sparrow.analysis import picture
@@ -131,7 +135,8 @@ def propose(
         rows: of the valid part, by which to choose; as many others check the choice.
         trainings: choices that are measured by short trainings, at most.
         which: the checkpoint, see `restore`.
-        maps: a folder for learned maps of ids, in which those of the plan are left; None leaves learned hashing out.
+        maps: a folder for learned maps of ids, to which those of the plan come, in the place of an earlier plan's. Its
+            parent is there. None leaves learned hashing out.
         told: is told how far it is.
 
     Raises:
@@ -141,47 +146,50 @@ def propose(
     run, dataset = found.run, data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     chooses, checks = judges(dataset, rows)
-    known = _alternatives(found, dataset, keep, maps, told)
-    now = {of[0].table: of[0].bytes.to(purpose) for of in known}
-    share = budget / sum(now.values())
-
-    bold = sorted(  # the largest tables first, of these the choices that save as large a share as has to be saved
-        (one for of in known for one in of if one.how == "trained"),
-        key=lambda one: (-now[one.table], abs(math.log(one.bytes.to(purpose) / (share * now[one.table])))),
-    )
-    trained = bold[:trainings]
-    known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
-    least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
-    if least > budget:
-        _clear(maps, ())
-        room = f"the smallest plan takes {in_units(least)} to {purpose}"
-        raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
-    uses, _ = usage(found, dataset, (), told)
-    rebuilds = Rebuilt(in_floats(found), {use.name: use.hits_R for use in uses})
-    del found, uses  # a second model, with all that its rules keep
-    measured = _rebuilt(known, rebuilds, chooses, told)
-    if trained:
-        damages = by_training(run, _steps(run, dataset), trained, chooses, told)
-        for one, (damage, error) in zip(trained, damages, strict=True):
-            measured[one.table].append(Option(alternative=one, damage=damage, error=error))
-    options = list(measured.values())
-    before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), planned(options, budget, purpose)
-    _clear(maps, plan.options)
+    with _scratch(maps) as fresh:
+        known, hits = _alternatives(found, dataset, keep, fresh, told)
+        now = {of[0].table: of[0].bytes.to(purpose) for of in known}
+        share = budget / sum(now.values())
+        # the largest tables first, of these the choices that save as large a share as has to be saved
+        only_trained = sorted(
+            (one for of in known for one in of if one.how == "trained"),
+            key=lambda one: (-now[one.table], abs(math.log(one.bytes.to(purpose) / (share * now[one.table])))),
+        )
+        trained = only_trained[:trainings]
+        known = [[one for one in of if one.how != "trained" or one in trained] for of in known]
+        least = sum(min(one.bytes.to(purpose) for one in of) for of in known)
+        if least > budget:
+            room = f"the smallest plan takes {in_units(least)} to {purpose}"
+            raise UserError(f"--budget: {in_units(budget)} are too few, {room}; give more, or keep fewer tables")
+        rebuilds = Rebuilt(in_floats(found), hits)
+        del found  # a second model, with all that its rules keep
+        measured = _rebuilt(known, rebuilds, chooses, told)
+        if trained:
+            damages = by_training(run, _steps(run, dataset), trained, chooses, told)
+            for one, (damage, error) in zip(trained, damages, strict=True):
+                measured[one.table].append(Option(alternative=one, damage=damage, error=error))
+        options = list(measured.values())
+        before, plan = Plan(options=tuple(of[0] for of in options), purpose=purpose), planned(options, budget, purpose)
+        checked, curve = _checked(plan, rebuilds, checks), _curve(options, least, before)
+        plan = plan if maps is None else _placed(plan, maps)
     return Proposal(
         run=run,
         before=before,
         plan=plan,
-        curve=_curve(options, least, before),
+        curve=curve,
         budget=budget,
-        checked=_checked(plan, rebuilds, checks),
-        unmeasured=len(bold) - len(trained),
+        checked=checked,
+        unmeasured=len(only_trained) - len(trained),
     )
 
 
 def _alternatives(
     found: Restored, dataset: Dataset, keep: Collection[str], maps: Path | None, told: Progress
-) -> list[list[Alternative]]:
-    """Returns the choices for each table, the present one first. Tables that are kept, or small, have no other."""
+) -> tuple[list[list[Alternative]], dict[str, Tensor]]:
+    """Returns the choices for each table, the present one first, and how often training looks up each row.
+
+    Tables that are kept, or small, have no other choice.
+    """
     specs: list[TableSpec] = [spec for tables in tables_of(found.model) for spec in tables.specs]
     names = [spec.name for spec in specs]
     for name in keep:
@@ -193,8 +201,12 @@ def _alternatives(
     sizes = {spec.name: Bytes.of(spec, dense).weights for spec in specs}
     free = [n for n in names if sizes[n] >= LEAST_SHARE * sum(sizes.values()) and n not in keep]
     files = {} if maps is None else _mapped(dataset, [spec for spec in specs if spec.name in free], maps, told)
-    each = [alternatives(found.run, found.schema, spec, dense, files.get(spec.name, ())) for spec in specs]
-    return [of if of[0].table in free else of[:1] for of in each]
+    hits = {use.name: use.hits_R for use in usage(found, dataset, (), told)[0]}
+    each = [
+        alternatives(found.run, found.schema, spec, dense, files.get(spec.name, ()), hits.get(spec.name))
+        for spec in specs
+    ]
+    return [of if of[0].table in free else of[:1] for of in each], hits
 
 
 def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Progress) -> dict[str, list[Path]]:
@@ -204,7 +216,6 @@ def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Pr
     if not sizes:
         return {}
     found, files = early(dataset, sizes, told), dict[str, list[Path]]()
-    folder.mkdir(exist_ok=True)
     for name, of in sizes.items():
         files[name] = [folder / f"{quote(name, safe='')}-{rows}.map" for rows in of]
         for rows, path in zip(of, files[name], strict=True):
@@ -212,13 +223,32 @@ def _mapped(dataset: Dataset, specs: Sequence[TableSpec], folder: Path, told: Pr
     return files
 
 
-def _clear(folder: Path | None, options: Sequence[Option]) -> None:
-    """Delete the maps that these options do not use."""
+@contextmanager
+def _scratch(maps: Path | None) -> Iterator[Path | None]:
+    """Gives a folder beside that of the maps, for those that are tried. It goes, however the proposal ends."""
+    if maps is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=maps.parent, prefix=f".{maps.name}-") as folder:
+        yield Path(folder)
+
+
+def _placed(plan: Plan, folder: Path) -> Plan:
+    """Returns the plan with its maps in their folder, from which those of an earlier plan go."""
+    options = []
+    for one in plan.options:
+        change = one.alternative.change
+        if file := change.get("addressing", {}).get("file"):
+            folder.mkdir(exist_ok=True)
+            path = Path(file).replace(folder / Path(file).name)
+            change = {**change, "addressing": {**change["addressing"], "file": str(path)}}
+        options.append(replace(one, alternative=replace(one.alternative, change=change)))
     used = {one.alternative.change.get("addressing", {}).get("file") for one in options}
-    for path in folder.glob("*.map") if folder else ():
+    for path in folder.glob("*.map"):
         path.unlink() if str(path) not in used else None
-    if folder and folder.is_dir() and not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+    return replace(plan, options=tuple(options))
 
 
 def _rebuilt(

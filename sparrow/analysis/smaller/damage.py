@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparrow.analysis.scores import Rows
 from sparrow.analysis.smaller.alternatives import Alternative, changed
-from sparrow.core import Batch, UserError
+from sparrow.core import Batch, Chunk, UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, RowRecords, TableChoices
@@ -93,7 +93,10 @@ def judges(dataset: Dataset, rows: int) -> tuple[Judge, Judge]:
 
 
 def in_floats(found: Restored) -> Restored:
-    """Returns the same model with the rows of all tables in fp32 and without a cache: any values can be put there."""
+    """Returns the same model with the rows of all tables in fp32 and without a cache: any values can be put there.
+
+    Ids that have rows keep them.
+    """
     before = found.run.tables
     overrides = tuple(replace(o, format=None, rule=None, state=None, cache=None) for o in before.overrides)
     plain: TableChoices = replace(
@@ -101,11 +104,13 @@ def in_floats(found: Restored) -> Restored:
     )
     run = replace(found.run, tables=plain)
     model = build(run, found.schema)
-    model.load_state_dict(found.model.state_dict())
+    model.load_state_dict(found.model.state_dict())  # with the clock of ids that come and go
     theirs = {record.name: record for tables in tables_of(found.model) for record in tables.all_records()}
     for tables in tables_of(model):
         for record in tables.all_records():
-            record.store.write(slice(None), {"weight": theirs[record.name].weight})
+            held = theirs[record.name].fields | {"weight": theirs[record.name].weight}
+            fields = {name: held[name] for name in record.fields}
+            record.load_chunk(Chunk(table=record.name, rows=(0, record.rows), columns=record.columns, fields=fields))
         tables.changed()
     return replace(found, model=model.eval(), run=run)
 
@@ -150,8 +155,8 @@ def rebuilt(alternative: Alternative, weight_RD: Tensor, hits_R: Tensor) -> Tens
     """Returns the rows [R, D] as an alternative would give them, made of the trained ones.
 
     Rows that ids have to share become their mean, by lookups. Fewer columns keep the directions with the largest
-    squares, by lookups. Then rows are rounded as the format says. Of a table that is hashed already the rows share:
-    which ids are in them is not known.
+    squares, by lookups. Then rows are rounded as the format says. If the table is hashed already, its rows take the
+    place of ids: which ids share a row is not known.
 
     Args:
         alternative: what becomes of the table. Its `how` is "rebuilt".

@@ -24,7 +24,7 @@ from sparrow.embeddings.addressing.learned import Map
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Cache
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.kernels.formats import int8
+from sparrow.kernels.formats import RowFormat, fp32, int8
 from sparrow.trained.build import tables_of
 from sparrow.trained.run import Loop, Run
 from sparrow.trained.scorer import Restored, restore
@@ -48,7 +48,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
 
 def choices_of(found: Restored, table: str, maps: Mapping[str, list[Path]] = MappingProxyType({})) -> list[Alternative]:
     spec = next(spec for spec in all_specs(found) if spec.name == table)
-    return alternatives(found.run, found.schema, spec, dense_state(found.run), maps.get(table, []))
+    uses, _ = usage(found, data.open(found.run.data.path), (), quiet)
+    hits = {use.name: use.hits_R for use in uses}
+    return alternatives(found.run, found.schema, spec, dense_state(found.run), maps.get(table, []), hits.get(table))
 
 
 def rows_of(found: Restored) -> dict[str, Tensor]:
@@ -103,6 +105,17 @@ def test_bytes_promised_are_allocated(prepared: Path, tmp_path: Path) -> None:
         "cat_2": {"addressing": {"name": "path", "collisions": 4}},
     }
     allocate(found, wanted, {"item": [tmp_path / "item"]}, tmp_path / "two")
+    wanted |= {
+        "user": {"addressing": {"name": "quotient_remainder", "operation": "add", "collisions": 4}},
+        "item": {"format": {"name": "int4"}},
+    }
+    allocate(found, wanted, {}, tmp_path / "three")
+    (*_, blocks) = (one.change for one in choices_of(found, "cat_2") if "blocks" in one.told)
+    wanted |= {
+        "user": {"addressing": {"name": "quotient_remainder", "operation": "concat", "collisions": 4}},
+        "cat_2": blocks,
+    }
+    allocate(found, wanted, {}, tmp_path / "four")
 
 
 def allocate(found: Restored, wanted: dict[str, dict[str, Any]], maps: dict[str, list[Path]], place: Path) -> None:
@@ -139,6 +152,23 @@ def test_rows_are_as_before_when_all_was_measured(trained: Path) -> None:
     after = rows_of(found)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert judge.ne(found).value == base.value
+
+
+def test_blocks_of_a_table_are_looked_up_equally_often(trained: Path) -> None:
+    found = restore(trained)
+    uses, _ = usage(found, data.open(found.run.data.path), (), quiet)
+    hits_R = next(use.hits_R for use in uses if use.name == "cat_2")
+    choices = [one for one in choices_of(found, "cat_2") if "blocks" in one.told]
+    assert [one.how for one in choices] == ["trained", "trained"]
+    assert "mixed_dimension, 7 blocks, dims 4 4 3 2 2 1 1" in [one.told for one in choices]
+    for one in choices:
+        (edges, dims) = (one.change["addressing"][name] for name in ("edges", "dims"))
+        assert dims == sorted(dims, reverse=True)
+        marks = hits_R.sum() * torch.arange(1, 8) / 8  # two of which are in a row of one id
+        before, after = hits_R.cumsum(0)[torch.tensor(edges) - 2], hits_R.cumsum(0)[torch.tensor(edges) - 1]
+        for mark in marks:
+            assert ((before <= mark) & (mark <= after)).sum() == 1
+    assert not [one for one in choices_of(found, "user") if "blocks" in one.told]  # ids that do not fall in frequency
 
 
 def test_a_choice_is_what_the_run_file_makes_of_it(prepared: Path, tmp_path: Path) -> None:
@@ -204,6 +234,14 @@ def test_choices_of_a_table_of_hashes(log: Path, tmp_path: Path) -> None:
         "coprime",
     }  # hashes do not fall in frequency
     assert {one.change["addressing"]["fold"] for one in choices if "mult" in one.told} == {True}
+    assert "quotient_remainder, operation mult, folded, collisions 4" in {one.told for one in choices}
+    assert {", folded" in one.told for one in choices if "collisions" in one.told} == {True}
+    factors = {"operation": "mult", "fold": True, "collisions": 4}
+    wanted = {
+        "user": {"addressing": {"name": "quotient_remainder", **factors}},
+        "item": {"addressing": {"name": "coprime", **factors}},
+    }
+    allocate(found, wanted, {}, tmp_path / "folded")
     said = propose(tmp_path / "run", 3000, "train", rows=200, trainings=3, told=quiet)
     Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "small")), loop=Loop(max_steps=2))).fit()
     assert said.plan.bytes <= 3000 < said.before.bytes
@@ -223,6 +261,25 @@ def test_rows_in_few_bits_with_a_cache_are_judged_as_they_are_read(prepared: Pat
     told = {one.told for one in choices_of(found, "cat_2")}
     assert told >= {"as it is", "int4", f"cut, rows {half(found, 'cat_2')}"}
     assert not [one for one in told if one.endswith("int8")]  # it is that already
+
+
+@pytest.mark.parametrize("format", [fp32.Config(), int8.Config()])
+def test_ids_that_come_and_go_keep_their_rows_when_choices_are_judged(
+    prepared: Path, tmp_path: Path, format: RowFormat
+) -> None:
+    """Also those that expired: the clock goes on where training left it."""
+    addressing = {"name": "dynamic", "rows": 30, "ttl": 1500, "after": 2}
+    overrides = (Override(names=("user",), addressing=addressing),)
+    tables = TableChoices(format=format, cache=Cache(fraction=0.3), overrides=overrides)
+    train(small_run(prepared, tmp_path / "run", tables=tables))
+    found = restore(tmp_path / "run")
+    batch = data.open(prepared).first(300, "valid")
+    floats = in_floats(found)
+    torch.testing.assert_close(floats.scores(batch), found.scores(batch), rtol=1e-5, atol=1e-6)
+    of, was = (tables_of(one.model)[0].rows_of(batch.ids, "user") for one in (floats, found))
+    assert torch.equal(of["user"], was["user"]) and len(of["user"].unique()) > 10
+    said = propose(tmp_path / "run", 12_000, "train", rows=200, trainings=0, told=quiet)
+    assert next(one for one in said.plan.options if one.alternative.table == "user").alternative.told == "as it is"
 
 
 def test_a_training_of_the_same_costs_nothing(trained: Path) -> None:
@@ -258,8 +315,7 @@ def test_a_proposal(trained: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_says_why(trained: Path, log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--budget: 10 B are too few, the smallest plan takes .*B to train"):
-        propose(trained, 10, "train", rows=200, maps=tmp_path / "maps", told=quiet)
-    assert not (tmp_path / "maps").exists()
+        propose(trained, 10, "train", rows=200, told=quiet)
     with pytest.raises(UserError, match="--keep: no table 'itm'; did you mean 'item'"):
         propose(trained, 10**9, "serve", keep=("itm",), rows=200, told=quiet)
     columns = {"label": Column(kind="label"), "user": Column(kind="categorical", table="user")}
@@ -288,16 +344,17 @@ def test_labels_that_are_all_alike(tmp_path: Path) -> None:
 
 
 def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
-    """Choices with their bytes, and the knapsack; damages are given."""
+    """Choices with their bytes, and the knapsack, for a hundred million rows. Lookups and damages are given."""
     names = [f"t{number}" for number in range(1000)]
     columns = {"label": Column(kind="label"), **{name: Column(kind="categorical", table=name) for name in names}}
     kinds: tuple[Any, ...] = ("hash", "vocabulary")
-    encodings = {name: Encoding(kind=kinds[n % 2], rows=100 + 7 * n * n) for n, name in enumerate(names)}
+    encodings = {name: Encoding(kind=kinds[n % 2], rows=100 + n * n // 3) for n, name in enumerate(names)}
     schema, tables = Schema(columns=columns, encodings=encodings), TableChoices()
     run = Run.of("nowhere", {"tables.overrides": [{"where": "rows > 5000", "rule": {"lr": 0.02}}]})
     specs = [tables.spec(name, 16, Numbering.of(encodings[name])) for name in names]
     deadline = Deadline(10)
-    each = [alternatives(run, schema, spec, (2, 4)) for spec in specs]
+    counts = (torch.arange(spec.components[0].rows, 0, -1) for spec in specs)
+    each = [alternatives(run, schema, spec, (2, 4), (), hits_R) for spec, hits_R in zip(specs, counts, strict=True)]
     options = []
     for number, of in enumerate(each):
         whole = of[0].bytes.to("train")
@@ -306,20 +363,70 @@ def test_a_thousand_tables_are_chosen_in_ten_seconds() -> None:
     whole = sum(of[0].bytes.to("train") for of in each)
     plan = planned(options, whole // 8, "train")
     assert not deadline.over
-    assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 20_000
+    assert whole // 9 < plan.bytes <= whole // 8 and sum(map(len, each)) > 30_000
+    assert any("blocks" in one.told for one in each[999])
 
 
-def test_maps_are_fitted_and_those_of_the_plan_are_kept(trained: Path, tmp_path: Path) -> None:
-    found = restore(trained)
-    dataset, told = data.open(found.run.data.path), list[str]()
-    most = sum(Bytes.of(spec, dense_state(found.run)).to("serve") for spec in all_specs(found)) // 4
+def test_a_proposal_that_ends_early_leaves_maps_as_they_were(trained: Path, tmp_path: Path) -> None:
+    """Whatever ends it: an earlier plan needs its maps, and nobody needs the new ones."""
+    rows = half(restore(trained), "item")
     maps = tmp_path / "maps"
-    said = propose(
-        trained, most, "serve", rows=200, trainings=0, maps=maps, told=lambda what, done, total: told.append(what)
-    )
-    assert "read training" in told and said.plan.bytes <= most
-    files = [one.alternative.change.get("addressing", {}).get("file") for one in said.plan.options]
-    assert sorted(str(path) for path in maps.glob("*")) == sorted(filter(None, files))
+
+    def stopped(what: str, done: int, total: int) -> None:
+        if what == "scored smaller tables":
+            raise KeyboardInterrupt
+
+    for earlier in (False, True):
+        if earlier:
+            maps.mkdir()
+            (maps / f"item-{rows}.map").write_bytes(b"of an earlier plan")  # a new one would have this name
+            (maps / "user-9.map").write_bytes(b"another")
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match="are too few"):
+            propose(trained, 10, "train", rows=200, maps=maps, told=quiet)
+        with pytest.raises(KeyboardInterrupt):
+            propose(trained, 10**9, "train", rows=200, maps=maps, told=stopped)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert sorted(tmp_path.iterdir()) == [maps] * earlier
+    said = propose(trained, 10**9, "train", rows=200, trainings=0, maps=maps, told=quiet)
+    assert said.plan.options == said.before.options and not list(tmp_path.iterdir())  # it needs none
+
+
+def test_maps_are_fitted_and_those_of_the_plan_are_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan's maps take the place of an earlier plan's, and its run trains with them."""
+
+    def only_learned(*given: Any) -> list[Alternative]:
+        every = alternatives(*given)
+        return [one for one in every if one.change.get("addressing", {}).get("name", "learned") == "learned"]
+
+    monkeypatch.setattr("sparrow.analysis.smaller.budget.alternatives", only_learned)
+    found = restore(trained)
+    whole = sum(Bytes.of(spec, dense_state(found.run)).to("serve") for spec in all_specs(found))
+    maps, told, earlier = tmp_path / "maps", list[str](), list[str]()
+    for part in (3, 4):
+        said = propose(
+            trained,
+            whole // part,
+            "serve",
+            rows=200,
+            trainings=0,
+            maps=maps,
+            told=lambda what, done, total: told.append(what),
+        )
+        assert "read training" in told and said.plan.bytes <= whole // part
+        files = [one.alternative.change.get("addressing", {}).get("file") for one in said.plan.options]
+        assert sorted(str(path) for path in maps.glob("*")) == sorted(filter(None, files)) != earlier
+        assert list(tmp_path.iterdir()) == [maps]
+        earlier = sorted(filter(None, files))
+    assert earlier
+    Trainer(dataclasses.replace(said.plan.run(found.run, str(tmp_path / "run")), loop=Loop(max_steps=2))).fit()
+
+
+def test_rows_that_share_a_row_of_a_map_become_their_mean(trained: Path, tmp_path: Path) -> None:
+    found = restore(trained)
+    dataset = data.open(found.run.data.path)
     rows = half(found, "item")
     fit(dataset, "item", rows, quiet).save(tmp_path / "item.map")
     row_R = Map.load(tmp_path / "item.map").row_S.long()
