@@ -32,7 +32,7 @@ from sparrow.embeddings import (
     addressing,
     stored_in,
 )
-from sparrow.embeddings.addressing import coprime, cut, dynamic, mixed_dimension, path, quotient_remainder
+from sparrow.embeddings.addressing import coprime, cut, dynamic, learned, mixed_dimension, path, quotient_remainder
 from sparrow.embeddings.addressing.dynamic import Dynamic
 from sparrow.embeddings.addressing.mixed_dimension import MixedDimension
 from sparrow.embeddings.choices import Override
@@ -271,6 +271,7 @@ def each_block(leaves: dict[str, Tensor], ids_N: Tensor, tables: EmbeddingTables
 
 Each = Callable[[dict[str, Tensor], Tensor, EmbeddingTables], Tensor]
 NUMBERED = Numbering(ROWS)
+MAP = learned.Map(torch.arange(ROWS, dtype=torch.int32) * 5 % 7, 7, 2, 0, "")
 # an addressing, and the vector of each id of its table in plain torch
 MEMBERS: dict[str, tuple[Any, Each]] = {
     "a dense gain": (quotient.Quotient(ROWS, 4), each_product),
@@ -298,6 +299,11 @@ MEMBERS: dict[str, tuple[Any, Each]] = {
         quotient_remainder.Config(sizes=(6, 4), operation="concat").build(NUMBERED),
         lambda w, i, t: torch.cat([w["t.remainder"][i % 6], w["t.quotient"][i // 6]], 1),
     ),
+    "features": (
+        quotient_remainder.Config(sizes=(6, 4), operation="features").build(NUMBERED),
+        lambda w, i, t: torch.cat([w["t.remainder"][i % 6], w["t.quotient"][i // 6]], 1),
+    ),
+    "learned": (learned.Learned(ROWS, "", MAP), lambda w, i, t: w["t"][MAP.row_S.long()[i]]),
     "three digits": (
         quotient_remainder.Config(sizes=(4, 3, 2)).build(NUMBERED),
         lambda w, i, t: w["t.digit0"][i % 4] * w["t.digit1"][i // 4 % 3] * w["t.digit2"][i // 12],
@@ -533,7 +539,7 @@ def test_names_that_meet_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # where a program breaks in two, torch asks for it
 @pytest.mark.filterwarnings("ignore:.*lru_cache")
-@pytest.mark.parametrize("how", ["product", "sum", "mult", "blocks", "path", "cut", "hashed", "projection"])
+@pytest.mark.parametrize("how", ["product", "sum", "mult", "blocks", "path", "cut", "hashed", "projection", "learned"])
 def test_two_components_in_a_compiled_program(how: Any) -> None:
     addressing = MEMBERS[how][0] if how in MEMBERS else quotient.Quotient(ROWS, 4, how)
     plain, compiled = (make("fused", "sgd", addressing=addressing) for _ in range(2))

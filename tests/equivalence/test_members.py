@@ -46,6 +46,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "sum": {"addressing": quotient.Quotient(ROWS, 4, "sum")},
     "mult": {"addressing": quotient_remainder.Config(sizes=(6, 2, 2)).build(Numbering(ROWS))},
     "concat": {"addressing": coprime.Config(sizes=(6, 5), operation="concat").build(Numbering(ROWS))},
+    "features": {"addressing": quotient_remainder.Config(sizes=(6, 4), operation="features").build(Numbering(ROWS))},
     "path": {"addressing": path.Config(rows=7).build(Numbering(ROWS))},
     "projection": {"addressing": MixedDimension(ROWS, (2,))},
     "blocks": {"addressing": MixedDimension(ROWS, (6, 3, 2), (4, 11))},
