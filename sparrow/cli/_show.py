@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.table import Table
 from sparrow.core.progress import Progress
 
 err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # files get tables that are not cut
 
 SLIM = SIMPLE  # for tables of many columns
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration")

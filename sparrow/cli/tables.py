@@ -146,7 +146,7 @@ def _look(place: Path, checkpoint: str) -> None:
     title = f"tables of {place}; bytes in {unit}"
     table = _show.Table(title=title, title_justify="left", box=_show.SLIM, padding=(0, 1, 0, 0))
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0, overflow="fold")
     for line in lines:
         table.add_row(*line)
     _show.out.print(table)

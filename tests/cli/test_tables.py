@@ -30,8 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     return run_dir
 
 
-def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tables", str(trained)]) == 0
     said = capsys.readouterr().out
     for text in ("component", "never learnt", "user", "item", "fp32", "to train", "to serve"):
@@ -39,10 +38,7 @@ def test_what_tables_cost(trained: Path, capsys: pytest.CaptureFixture[str], mon
     assert "combine" not in said  # no table has such bytes
 
 
-def test_columns_sum_to_all_bytes(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_columns_sum_to_all_bytes(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tables", str(prepared), "--fit", "tags", "--rows", "9", "--out", str(tmp_path / "tags.map")]) == 0
     addressings: dict[str, dict[str, Any]] = {
         "user": {"name": "dynamic", "rows": 30},

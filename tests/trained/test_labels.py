@@ -103,7 +103,6 @@ def test_the_commands_say_whose_numbers_they_are(
     two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     titles, paint = [], picture.over_examples
     monkeypatch.setattr(picture, "over_examples", lambda *given: titles.append(given[-1]) or paint(*given))
     assert main(["train", str(two), "--run_dir", "run", "--model.name", "mmoe", "--data.batch_size", "100"]) == 0
