@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -32,9 +33,15 @@ def box() -> Iterator[Box]:
         yield made
 
 
+@functools.cache
+def pace() -> float:
+    """The slowness for which jobs and their limits are set."""
+    return slowness()
+
+
 def start(box: Box, training: Training, *arguments: str) -> None:
     """The training job as every rank."""
-    settings = {**SETTINGS, "sharding.timeout_s": round(TIMEOUT * slowness())}
+    settings = {**SETTINGS, "sharding.timeout_s": round(TIMEOUT * pace())}
     options = [text for name, value in settings.items() for text in (f"--{name}", json.dumps(value).strip('"'))]
     place = ["--run_dir", str(training.dir)]
     box.start([sys.executable, "-m", "sparrow", "train", str(training.prepared), *place, *options, *arguments])
@@ -51,7 +58,7 @@ def until(happened: Callable[[], bool], limit_s: float = 60) -> None:
 def ends_within(box: Box, seconds: float) -> Iterator[list[Outcome]]:
     """What happens in it ends the job so soon; gives how the ranks ended."""
     found: list[Outcome] = []
-    limit = Deadline(seconds)
+    limit = Deadline(seconds * pace())
     yield found
     found += box.wait(60 * slowness())
     assert not limit.over
