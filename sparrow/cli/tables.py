@@ -70,10 +70,7 @@ def tables(
 
     out, picture = out or place / "smaller.toml", picture or place / "tables.png"
     for path, suffix in ((picture, ".png"), (out, ".toml")):
-        if path.suffix != suffix:
-            raise UserError(f"{path}: not a name for this file; end it in {suffix}")
-        if path.parent != place and not path.resolve().parent.is_dir():
-            raise UserError(f"{path}: no folder {path.resolve().parent}; make it first")
+        _check_name(path, suffix, place)
     allowed, maps = parsed(budget), out.with_name(f"{out.stem}-maps")
     with _show.progress_bar() as told:
         found = propose(
@@ -102,6 +99,16 @@ def parsed(budget: str) -> int:
     if not count:
         raise UserError(f"--budget: {budget!r} is no number of bytes; write such as 200MB, 1.5GB or 800kB")
     return count
+
+
+def _check_name(path: Path, suffix: str, place: Path) -> None:
+    """Check where a file is to be written, before the work: its folder, and that no file of another kind is meant."""
+    from sparrow.core.errors import UserError
+
+    if path.suffix != suffix:
+        raise UserError(f"{path}: not a name for this file; end it in {suffix}")
+    if path.parent != place and not path.resolve().parent.is_dir():
+        raise UserError(f"{path}: no folder {path.resolve().parent}; make it first")
 
 
 def _look(place: Path, checkpoint: str) -> None:
@@ -152,12 +159,13 @@ def _look(place: Path, checkpoint: str) -> None:
     _show.out.print(table)
     train, serve = (in_units(sum(one.to(what) for one in every.values())) for what in ("train", "serve"))
     _show.out.print(f"all tables: {train} to train, {serve} to serve", soft_wrap=True)
-    _show.notes(
-        [
-            "top 1 %, top 10 %: per cent of training's lookups that go to the most used rows",
-            "never learnt: per cent of the rows that no update changed; they are what they began with",
-        ]
-    )
+    meanings = {
+        "top 1 %": "top 1 %, top 10 %: per cent of training's lookups that go to the most used rows",
+        "never learnt": "never learnt: per cent of the rows that no update changed; they are what they began with",
+        "map": "map: says which row an id has",
+        "combine": "combine: the module that makes one vector of several, and what its optimizer keeps",
+    }
+    _show.notes(line for name, line in meanings.items() if name in header)
 
 
 def _show_proposal(found: Proposal) -> None:
@@ -181,13 +189,13 @@ def _show_proposal(found: Proposal) -> None:
     table.add_section()
     table.add_row("all", "", in_units(found.before.bytes), in_units(plan.bytes), _rise(plan.damage, plan.error))
     _show.out.print(table)
-    told = ["rise of NE: on valid, each table alone, ± standard error; all: the sum of these"]
+    told = ["rise of NE: on valid, each table alone, ± standard error; below 0 is a gain, or noise; all: their sum"]
     if found.checked is not None:
         rise = _rise(found.checked.value, found.checked.error)
         told.append(f"all that is rebuilt put in at once, on other rows: {rise}")
     if any(one.alternative.how == "trained" for one in plan.options):
         trainings = f"{SEEDS} short trainings each, of {SHORT:g} of an epoch"
-        told.append(f"factors, path, int4, blocks and very few columns: {trainings}")
+        told.append(f"factors, path, int4, blocks and very few columns: judged by {trainings}")
     if found.unmeasured:
         told.append(f"{found.unmeasured} choices that only training can judge were left out; --trainings measures more")
     _show.notes(told)
@@ -211,11 +219,9 @@ def _fit(
     from sparrow import data
     from sparrow.analysis.smaller.learned_hash import fit
     from sparrow.cli import _show
-    from sparrow.core.errors import UserError
     from sparrow.trained.run import Run
 
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"--out: no folder {out.resolve().parent}; make it first")
+    _check_name(out, ".map", place)
     is_run = (place / "run.toml").is_file()
     dataset = data.open(Run.load(place / "run.toml").data.path if is_run else place)
     with _show.progress_bar() as told:

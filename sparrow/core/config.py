@@ -44,7 +44,7 @@ class Family:
             UserError: if there is no such member, or it has no `Config`.
         """
         if name not in self.names():
-            raise UserError(f"{place}: no member of {self.package} is named {name!r}{suggest(name, self.names())}")
+            raise UserError(f"{place}: there is no {name!r}{suggest(name, self.names())}")
         module = importlib.import_module(f"{self.package}.{name}")
         config: type | None = getattr(module, "Config", None)
         if not (config and dataclasses.is_dataclass(config)):
@@ -114,7 +114,8 @@ def _convert(kind: Any, value: Any, place: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{place}: expected {kind.__name__}, got {value!r}")
+        remedy = "; write it without quotes" if isinstance(value, str) and kind in (int, float) else ""
+        raise UserError(f"{place}: expected {kind.__name__}, got {value!r}{remedy}")
     return value
 
 

@@ -26,7 +26,10 @@ def whole(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode  # what the user's umask asks for; some writers make files for their owner alone
         yield partial
+        partial.chmod(mode)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -148,7 +148,7 @@ class TableChoices:
             UserError: when its ids cannot be addressed as chosen.
         """
         chosen, addressing = self.of(name, ids.rows), self.addressed(name, ids)
-        with _place(name):
+        with self._told(name, ids.rows):
             addressing.components(dim)
         return TableSpec(
             name=name,
@@ -171,9 +171,16 @@ class TableChoices:
         Raises:
             UserError: when its ids cannot be addressed as chosen.
         """
-        with _place(name):
-            config = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
-            return (config or _usual(ids)).build(ids)
+        with self._told(name, ids.rows):
+            return self._chosen(name, ids).build(ids)
+
+    def addressing_of(self, name: str, ids: Numbering) -> dict[str, Any]:
+        """Returns the settings of what `addressed` does."""
+        return _written(self._chosen(name, ids))
+
+    def _chosen(self, name: str, ids: Numbering) -> AddressingConfig:
+        config = self._settled(name) if name in self.sizes else self.of(name, ids.rows).addressing
+        return config or _usual(ids)
 
     def vectors(self, name: str, ids: Numbering) -> int:
         """Returns how many vectors of an id stand side by side, see `Addressing`."""
@@ -213,7 +220,7 @@ class TableChoices:
                 made = chosen.settled([tables[name] for name in names])
             except UserError:
                 for name in names:
-                    with _place(name):
+                    with self._told(name, tables[name].ids.rows):
                         chosen.settled([tables[name]])
                 raise
             sizes |= {name: _written(config) for name, config in zip(names, made, strict=True) if config != chosen}
@@ -226,8 +233,35 @@ class TableChoices:
             self, addressing=None, overrides=tuple(replace(o, addressing=None) for o in self.overrides), sizes={}
         )
 
+    def place(self, name: str, rows: int) -> str:
+        """Returns where a run says how a table is addressed.
+
+        Args:
+            name: the table's.
+            rows: as many as the log's encoding gives it.
+        """
+        found = [n for n, of in enumerate(self.overrides) if of.addressing is not None and of.is_for(name, rows)]
+        return f"tables.overrides[{found[-1]}].addressing" if found else "tables.addressing"
+
+    @contextmanager
+    def _told(self, name: str, rows: int) -> Iterator[None]:
+        """Errors say where the run addresses the table."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.place(name, rows)}, table {name!r}: {error}") from None
+
     def _settled(self, name: str) -> AddressingConfig:
         return from_dict(_Sized, {"addressing": self.sizes[name]}, f"sizes.{name}").addressing
+
+    def unused(self, tables: Mapping[str, int]) -> list[str]:
+        """Returns a line for each override that is for no table. tables: name -> rows that the log's encoding gives."""
+        largest = max(tables, key=lambda name: tables[name], default="")
+        return [
+            f"tables.overrides[{number}]: for no table; the largest is {largest}, of {tables[largest]:,} rows"
+            for number, override in enumerate(self.overrides)
+            if largest and not any(override.is_for(name, rows) for name, rows in tables.items())
+        ]
 
     def check_names(self, tables: list[str]) -> None:
         """Check the names in overrides and sizes. tables: the names of all tables.
@@ -254,14 +288,6 @@ def _written(config: AddressingConfig) -> dict[str, Any]:
 
 def _usual(ids: Numbering) -> AddressingConfig:
     return direct.Config() if ids.is_numbered else hashed.Config()
-
-
-@contextmanager
-def _place(name: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"tables.addressing, table {name!r}: {error}") from None
 
 
 def _legal(override: Override, before: list[TableChoices], number: int) -> TableChoices:

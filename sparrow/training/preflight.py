@@ -174,9 +174,11 @@ def resolved(
         run: its settings.
         dataset: the prepared log.
         before: the run that it goes on with, and how its log was prepared.
-        say: is told what takes long.
+        say: is told what takes long, and of overrides of tables that are for none.
     """
     schema = dataset.schema
+    for line in run.tables.unused({name: table.rows or 0 for name, table in schema.encodings.items()}):
+        say(line)
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))

@@ -139,7 +139,7 @@ def _moved_rows(spec: TableSpec, old: Run, then: Transforms, now: Transforms) ->
     weights, new_weights = _weights(before, spec.dim), _weights(after, spec.dim)
     was, policy = before.traits.policy, after.traits.policy
     if not same or weights != new_weights or (was is None) != (policy is None):
-        remedy = "keep that"
+        remedy = f"keep that: {old.tables.addressing_of(spec.name, Numbering.of(table))}"
         if same and weights != new_weights and weights.keys() == new_weights.keys():
             remedy += "; a path that needs another MLP must be trained anew"
         raise UserError(f"init_from: table {spec.name!r} is addressed otherwise than in the run before; {remedy}")

@@ -116,7 +116,7 @@ def test_no_budgets(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--fit", "usr", "--rows", "9", "--out", "m"], "no table 'usr'; did you mean 'user'"),
+        (["--fit", "usr", "--rows", "9", "--out", "m.map"], "no table 'usr'; did you mean 'user'"),
         (["--fit", "user", "--out", "m"], "--fit: --rows is missing"),
         (["--fit", "user", "--rows", "9"], "--fit: --out is missing; give --rows N and --out FILE.map"),
         (["--budget", "1B"], "the smallest plan takes"),

@@ -61,7 +61,7 @@ def test_family_members_are_files() -> None:
     assert {"sgd", "rowwise_adagrad"} <= set(RULES.names())
     config = RULES.config("sgd")()
     assert RULES.name_of(config) == "sgd"
-    with pytest.raises(UserError, match="no member of sparrow.kernels.rules is named 'sdg'; did you mean 'sgd'"):
+    with pytest.raises(UserError, match="there is no 'sdg'; did you mean 'sgd'"):
         RULES.config("sdg")
 
 

@@ -121,7 +121,11 @@ def test_sizes_of_partitions() -> None:
         (coprime.Config(sizes=(6, 9)), Numbering(20), "sizes: 6 and 9 have the divisor 3"),
         (coprime.Config(), Numbering(20, "hash"), "the log's ids are hashes; set fold = true"),
         (path.Config(), Numbering(20, "hash"), "path: the log's ids are hashes"),
-        (cut.Config(rows=5), Numbering(20, "value"), "cut: the log's ids are numbered by value, not by frequency"),
+        (
+            cut.Config(rows=5),
+            Numbering(20, "value"),
+            "cut: ids must be numbered by frequency, and the log's are numbered by value; prepare",
+        ),
     ],
 )
 def test_what_cannot_be_partitioned(config: Any, ids: Numbering, told: str) -> None:
@@ -148,7 +152,7 @@ def test_settings_out_of_range(member: Any, settings: dict[str, Any], told: str)
 
 
 def test_more_columns_than_vectors_beside_each_other_can_share() -> None:
-    with pytest.raises(UserError, match="dim: 1 is out of range; give a number of 2 or more"):
+    with pytest.raises(UserError, match="parts: 2 parts cannot share 1 columns; give 1 or fewer, or raise model.dim"):
         quotient_remainder.Config(operation="concat").build(Numbering(9)).components(1)
 
 
@@ -262,7 +266,7 @@ def test_a_budget_is_kept_where_tables_differ_in_dim() -> None:
 
 def test_blocks_need_ids_by_frequency() -> None:
     for order in ("value", "hash"):
-        with pytest.raises(UserError, match="not by frequency; prepare the log with a vocabulary"):
+        with pytest.raises(UserError, match="by frequency, and the log's .*; prepare it anew with kind"):
             mixed_dimension.Config(blocks=2).settled([LogTable(Numbering(9, order), 4, lambda: torch.ones(9))])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="dims: not settled"):
         mixed_dimension.Config().build(Numbering(9))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparrow.core import UserError
+from sparrow.core.config import from_dict
 from sparrow.embeddings import Direct, Hashed, Numbering, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Cache
@@ -77,7 +78,7 @@ def test_a_table_is_as_its_encoding_numbers_it() -> None:
     [
         ("[tables]\nlr = 0.1", r"run\.toml: tables\.lr: unknown key"),
         ("[tables.rule]\nfoo = 1", r"tables\.rule\.foo: unknown key"),
-        ("[tables.format]\nname = 'fp17'", r"tables\.format\.name: no member .* 'fp17'; did you mean 'fp16'"),
+        ("[tables.format]\nname = 'fp17'", r"tables\.format\.name: there is no 'fp17'; did you mean 'fp16'"),
         ("[[tables.overrides]]\nformat = { name = 'fp16' }", r"tables\.overrides\[0\]\.of which tables\?"),
         ("[[tables.overrides]]\nwhere = 'rows > many'", r"overrides\[0\]\.where: 'rows > many' is no test of rows"),
         ("[[tables.overrides]]\nwhere = 'rows > 100_'", r"overrides\[0\]\.where: 'rows > 100_' is no test of rows"),
@@ -98,7 +99,7 @@ def test_a_table_is_as_its_encoding_numbers_it() -> None:
             "[tables.sizes]\nuser = { name = 'learned', file = 3 }",
             r"sizes\.user\.addressing\.file: expected str, got 3",
         ),
-        ("[tables.sizes]\nuser = { name = 'hashd' }", r"sizes\.user\.addressing\.name: no member .* 'hashd'"),
+        ("[tables.sizes]\nuser = { name = 'hashd' }", r"sizes\.user\.addressing\.name: there is no 'hashd'"),
     ],
 )
 def test_mistakes_are_told_with_their_place(text: str, told: str, tmp_path: Path) -> None:
@@ -114,3 +115,17 @@ def test_direct_addressing_of_hashes_and_names_that_are_not_there() -> None:
         TableChoices(addressing=direct.Config()).spec("x", 4, Numbering(9, "hash"))
     with pytest.raises(UserError, match=r"tables\.overrides: no table 'itme'; did you mean 'item'"):
         TableChoices(overrides=(Override(names=("itme",), init_scale=0.1),)).check_names(["item", "user"])
+
+
+def test_an_error_names_the_place_that_addresses_the_table() -> None:
+    """The last override that does; and overrides that are for no table are told, with what they may have meant."""
+    cut = {"name": "cut", "rows": 5}
+    plain, ids = Override(names=("a",), format={"name": "fp16"}), Numbering(9, "value")
+    choices = TableChoices(overrides=(plain, Override(where="rows > 5", addressing=cut), plain))
+    with pytest.raises(UserError, match=r"^tables.overrides\[1\].addressing, table 'a': cut: ids must be numbered by"):
+        choices.spec("a", 4, ids)
+    with pytest.raises(UserError, match=r"^tables.addressing, table 'a': cut: "):
+        from_dict(TableChoices, {"addressing": cut}).spec("a", 4, ids)
+    assert choices.unused({"a": 9, "b": 3}) == []
+    (line,) = choices.unused({"a": 5, "b": 3})
+    assert line == "tables.overrides[1]: for no table; the largest is a, of 5 rows"

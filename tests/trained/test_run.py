@@ -35,7 +35,7 @@ def test_schedules(schedule: Schedule, wanted: list[float]) -> None:
         ({"loop": {"epochs": 0}}, "epochs: 0 is out of range"),
         ({"device": "gpu"}, "'gpu' is not one to train on"),
         ({"data": {"path": "x", "batch_size": -1}}, "batch_size: -1"),
-        ({"model": {"name": "dlmr"}}, "model.name: no member of sparrow.models is named 'dlmr'; did you mean 'dlrm'"),
+        ({"model": {"name": "dlmr"}}, "model.name: there is no 'dlmr'; did you mean 'dlrm'"),
         ({"modle": {}}, "modle: unknown key; did you mean 'model'"),
     ],
 )

@@ -89,7 +89,9 @@ class Partitions:
     def components(self, dim: int) -> tuple[Size, ...]:
         """Returns one component for each partition. Vectors that stand beside each other share the columns."""
         count, is_cut = len(self.sizes), self.operation in ("concat", "features")
-        require(least=count if is_cut else 1, dim=dim)
+        if is_cut and dim < count:
+            raise UserError(f"parts: {count} parts cannot share {dim} columns; give {dim} or fewer, or raise model.dim")
+        require(least=1, dim=dim)
         edges = [dim * i // count for i in range(count + 1)]
         begin = _IDENTITY[self.operation]
         return tuple(

@@ -41,6 +41,9 @@ class Traits(NamedTuple):
     policy: Policy | None = None
 
 
+_REMEDY = 'prepare it anew with kind = "vocabulary" for the table, in [encodings] of its schema'
+
+
 class Numbering(NamedTuple):
     """How the ids of a log's table are numbered.
 
@@ -63,6 +66,15 @@ class Numbering(NamedTuple):
         """Whether ids are 0 <= id < rows."""
         return self.order != "hash"
 
+    def check_numbered(self, addressing: str) -> None:
+        """Check that ids are numbered, as this `addressing` needs it.
+
+        Raises:
+            UserError: when they are hashes.
+        """
+        if not self.is_numbered:
+            raise UserError(f"{addressing}: the log's ids are hashes; choose hashed, or {_REMEDY}")
+
     def check_frequent_first(self, setting: str) -> None:
         """Check that ids are numbered by frequency, as `setting` needs it.
 
@@ -71,7 +83,7 @@ class Numbering(NamedTuple):
         """
         if self.order != "frequency":
             told = {"hash": "are hashes", "value": "are numbered by value"}[self.order]
-            raise UserError(f"{setting}: the log's ids {told}, not by frequency; prepare the log with a vocabulary")
+            raise UserError(f"{setting}: ids must be numbered by frequency, and the log's {told}; {_REMEDY}")
 
 
 class LogTable(NamedTuple):

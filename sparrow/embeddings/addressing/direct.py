@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparrow.core.errors import UserError, require
+from sparrow.core.errors import require
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 
 
@@ -42,8 +42,7 @@ class Config:
 
     def build(self, ids: Numbering) -> Direct:
         """Returns what `AddressingConfig.build` says."""
-        if not ids.is_numbered:
-            raise UserError("direct: the log's ids are hashes, which are no row numbers; use hashed, or prepare anew")
+        ids.check_numbered("direct")
         return Direct(ids.rows)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:

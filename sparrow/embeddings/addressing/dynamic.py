@@ -70,7 +70,7 @@ class Config:
     def build(self, ids: Numbering) -> Dynamic:
         """Returns what `AddressingConfig.build` says."""
         if not (self.rows or ids.rows):
-            raise UserError("rows: how many? The log's ids are hashes of any number; give tables.addressing.rows")
+            raise UserError("rows: how many? The log's ids are hashes of any number; give rows, such as 100_000")
         return Dynamic(self._policy(self.rows or ids.rows))
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:

@@ -63,7 +63,9 @@ class Map:
             numbers: dict[str, Any] = {name: int(told[name]) for name in ("rows", "private", "fitted")}
             found = cls(row_S, **numbers, vocabulary=told["vocabulary"], log=told.get("log", ""))
         except OSError as error:
-            raise UserError(f"file: {path}: {error.strerror or error}; fit a map with `sparrow tables --fit`") from None
+            reason = error.strerror or str(error).partition(":")[0]  # without the name once more
+            told = f"file: {path}: {reason}" + ("" if path.is_absolute() else f", in {Path.cwd()}")
+            raise UserError(f"{told}; check the path, or fit a map with `sparrow tables --fit`") from None
         except (SafetensorError, KeyError, ValueError):
             raise UserError(f"file: {path} is no map of ids; fit one with `sparrow tables --fit`") from None
         is_map = found.row_S.dtype in (torch.int16, torch.int32) and found.row_S.dim() == 1
@@ -122,7 +124,7 @@ class Learned:
 class Config:
     """Alike ids share a row, as a map says that was made before, by `sparrow tables --fit`.
 
-    file: the map. digest: of it, which a run writes down.
+    file: the map, from the working directory on. digest: of it, which a run writes down.
     """
 
     file: str
@@ -130,8 +132,7 @@ class Config:
 
     def build(self, ids: Numbering) -> Learned:
         """Returns what `AddressingConfig.build` says."""
-        if not ids.is_numbered:
-            raise UserError("learned: the log's ids are hashes, which no map can list; use hashed, or prepare anew")
+        ids.check_numbered("learned")
         found = Map.load(Path(self.file))
         if self.digest and found.digest != self.digest:
             raise UserError(f"file: {self.file} is another map than the run began with; put that one back")

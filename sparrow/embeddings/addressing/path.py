@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparrow.core.errors import UserError, require
+from sparrow.core.errors import require
 from sparrow.embeddings.addressing._size import LogTable, Numbering, Size, Traits
 from sparrow.kernels.expand import expand
 
@@ -92,8 +92,7 @@ class Config:
 
     def build(self, ids: Numbering) -> Path:
         """Returns what `AddressingConfig.build` says."""
-        if not ids.is_numbered:
-            raise UserError("path: the log's ids are hashes, which have no bucket; use hashed, or prepare anew")
+        ids.check_numbered("path")
         return Path(ids.rows, min(self.rows or -(-ids.rows // self.collisions), ids.rows), self.hidden)
 
     def settled(self, tables: Sequence[LogTable]) -> list[Config]:

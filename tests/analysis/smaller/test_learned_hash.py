@@ -238,7 +238,9 @@ def test_a_run_keeps_its_map_and_judges_no_row_of_the_fit(log: Path, tmp_path: P
     (tmp_path / "moved" / "maps" / "item").unlink()
     with pytest.raises(UserError, match="maps/item: No such file"):
         restore(tmp_path / "moved")
-    with pytest.raises(UserError, match="^tables.addressing, table 'item': file: .*maps/item: No such file"):
+    with pytest.raises(
+        UserError, match="^tables.overrides.0..addressing, table 'item': file: .*maps/item: No such file"
+    ):
         train(dataclasses.replace(warm, run_dir=str(tmp_path / "plain"), tables=run.tables.unaddressed))
 
 
@@ -280,7 +282,7 @@ def test_a_map_of_another_vocabulary_is_refused(log: Path, tmp_path: Path) -> No
         ({"row_S": torch.cat([found.row_S, found.row_S])}, "maps .* ids, and the log has"),
     ):
         dataclasses.replace(found, **change).save(tmp_path / "item.map")  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=f"tables.addressing, table 'item': file: .*item.map {told}"):
+        with pytest.raises(UserError, match=f"overrides.0..addressing, table 'item': file: .*item.map {told}"):
             train(run_with(log, tmp_path / "item.map", tmp_path / "run"))
     with pytest.raises(UserError, match="learned: the log's ids are hashes"):
         learned.Config(file=str(tmp_path / "item.map")).build(Numbering(9, "hash"))
