@@ -8,7 +8,7 @@ from setuptools import setup
 
 LIBTORCH_STABLE = "0x020b000000000000"  # the stable ABI of torch 2.11: one build serves every later torch
 FLAGS = ["-O2", "-g0", "-std=c++20", "-fvisibility=hidden", f"-DTORCH_TARGET_VERSION={LIBTORCH_STABLE}"]
-FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+FLAGS += ["-DPy_LIMITED_API=0x030b0000", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 
 
 def kernels() -> dict[str, Any]:

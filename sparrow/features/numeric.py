@@ -112,12 +112,12 @@ def untamed(z_N: Float64s) -> Float64s:
 def transform(
     x_N: Float64s,
     kind: str | None,
-    mean: float | None,
-    std: float | None,
-    low: float | None = None,
-    high: float | None = None,
+    mean: float | Float64s | None,
+    std: float | Float64s | None,
+    low: float | Float64s | None = None,
+    high: float | Float64s | None = None,
 ) -> Float32s:
-    """Returns float32 [N] for the model.
+    """Returns float32 [N] for the model, or [C, N] for some columns of one kind.
 
     Numbers are clipped to low..high, squashed, and become (x - mean) / std unless the kind is "none". The tails of
     "standard" numbers are tamed; the logarithm has tamed those of "log" ones. A missing number (NaN) becomes 0.
@@ -125,8 +125,8 @@ def transform(
     Args:
         x_N: the numbers, NaN where missing.
         kind: see `Column.transform`. "missing" gives 1 for a missing number, else 0.
-        mean, std: of the squashed numbers of training.
-        low, high: the range of training's numbers.
+        mean, std: of the squashed numbers of training, for columns float64 [C, 1].
+        low, high: the range of training's numbers, for columns float64 [C, 1].
     """
     if kind == "missing":
         return np.isnan(x_N).astype(np.float32)

@@ -16,6 +16,7 @@ from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._counts import BEFORE, FIRST, MIN_COUNT, MISSING, UNKNOWN, Counts
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.schema import KINDS, Encoding
+from sparrow.kernels.encode import Lookup
 
 
 class Known(Protocol):
@@ -70,6 +71,10 @@ class Kind(Protocol):
 
     def rows_of(self, known: Any, distinct: pa.Array) -> Int64s:
         """Returns the numbers of distinct ids, int64 [U]. The ids are int64 or, hashed, uint64."""
+        ...
+
+    def lookup(self, known: Any) -> Lookup:
+        """Returns how a request's ids are numbered by compiled code; of kind "refused" where only `rows_of` can."""
         ...
 
     def moved(self, old: Encoding, new: Encoding, then: Any, now: Any) -> Int64s | None:

@@ -11,6 +11,7 @@ from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
+from sparrow.kernels.encode import Lookup
 
 
 class Kind:
@@ -31,6 +32,10 @@ class Kind:
     def rows_of(self, known: None, distinct: pa.Array) -> Int64s:
         """See `Kind.rows_of`: the hashes."""
         return hashes_of(distinct)
+
+    def lookup(self, known: None) -> Lookup:
+        """See `Kind.lookup`."""
+        return Lookup("hash")
 
     def moved(self, old: Encoding, new: Encoding, then: None, now: None) -> None:
         """A hash does not tell its id."""

@@ -16,6 +16,7 @@ from sparrow.features.encodings._files import read, row_groups, write
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hash_ids
 from sparrow.features.schema import Encoding
+from sparrow.kernels.encode import Lookup
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +138,10 @@ class Kind:
     def rows_of(self, known: Range, distinct: pa.Array) -> Int64s:
         """See `Kind.rows_of`."""
         return known.rows_of(distinct.to_numpy(zero_copy_only=False))
+
+    def lookup(self, known: Range) -> Lookup:
+        """See `Kind.lookup`."""
+        return Lookup("range", known.counts_I, low=known.low)
 
     def moved(self, old: Encoding, new: Encoding, then: Range | None, now: Range | None) -> Int64s | None:
         """See `Kind.moved`: by how far the ranges' ends lie apart."""

@@ -18,6 +18,7 @@ from sparrow.features.encodings._files import read, row_groups, write
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
+from sparrow.kernels.encode import Lookup
 
 MOST = 5_000_000  # rows; a larger one is made only for tables that ask for it
 
@@ -44,13 +45,14 @@ class Vocabulary:
         return len(self.hashes_V) + FIRST
 
     @cached_property
-    def _sorted(self) -> tuple[Int64s, Int64s]:
+    def by_hash(self) -> tuple[Int64s, Int64s]:
+        """The hashes in ascending order, and the row of each, int64 [V] each."""
         order = np.argsort(self.hashes_V)
         return self.hashes_V[order], order + FIRST
 
     def rows_of(self, hashes_U: Int64s) -> Int64s:
         """Returns the table row of each hash, int64 [U]; 0 for missing ids, whose hash is 0, and 1 for unknown ids."""
-        hashes, rows = self._sorted
+        hashes, rows = self.by_hash
         if not len(hashes):
             return np.where(hashes_U == 0, MISSING, UNKNOWN)
         at = np.minimum(np.searchsorted(hashes, hashes_U), len(hashes) - 1)
@@ -151,6 +153,10 @@ class Kind:
     def rows_of(self, known: Vocabulary, distinct: pa.Array) -> Int64s:
         """See `Kind.rows_of`."""
         return known.rows_of(hashes_of(distinct))
+
+    def lookup(self, known: Vocabulary) -> Lookup:
+        """See `Kind.lookup`."""
+        return Lookup("vocabulary", *known.by_hash)
 
     def moved(self, old: Encoding, new: Encoding, then: Vocabulary | None, now: Vocabulary | None) -> Int64s | None:
         """See `Kind.moved`: by the ids."""

@@ -1,0 +1,1 @@
+"""Answers requests with a trained model."""

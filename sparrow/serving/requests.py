@@ -1,0 +1,388 @@
+"""A request's Python values -> a batch: what the transforms of a log make of them.
+
+Compiled code encodes what it knows (`sparrow.kernels.encode`). The transforms, which define it all, encode the other
+columns, and say what is wrong with a value. Each value is what it would be in a column of its own: that of a row does
+not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from sparrow.core import Batch, KeyedJagged
+from sparrow.core.arrays import Float32s, Float64s, Int64s
+from sparrow.core.errors import UserError, suggest
+from sparrow.features.encodings import kind_of
+from sparrow.features.numeric import transform
+from sparrow.features.schema import Schema, missing_of
+from sparrow.features.transforms import Transforms, typed, weights_of
+from sparrow.kernels import Impl
+from sparrow.kernels.encode import Column, Encoded, Lookup, Rows, planned
+
+_TYPES = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
+_TYPES |= {"text": pa.string(), "bytes": pa.binary()}
+
+
+class _Part(NamedTuple):
+    """A column's values in a request: ids [N] with the lengths of rows and weights, or numbers, float64 [rows]."""
+
+    values: Int64s
+    lengths: Int64s
+    weights: Float32s | None = None
+    numbers: Float64s | None = None
+
+
+class Encoder:
+    """Makes batches of requests. Threads may share it.
+
+    Args:
+        transforms: those of the model. Labels, weights, times and groups are not read.
+        impl: see `sparrow.kernels`.
+    """
+
+    def __init__(self, transforms: Transforms, impl: Impl = "auto") -> None:
+        self._transforms, self._schema = transforms, transforms.schema
+        schema = transforms.schema
+        self._names = (*schema.sparse, *schema.dense)
+        self._columns = [_column(transforms, name) for name in self._names]
+        self._plan = planned(self._columns, impl)
+        self._alone: dict[int, Transforms] = {}
+        kinds: dict[tuple[str | None, bool], list[int]] = {}
+        for number, name in enumerate(schema.dense):
+            column = schema.columns[name]
+            kinds.setdefault((column.transform, column.low is not None and column.high is not None), []).append(number)
+        self._kinds = [(kind, at, self._fitted(at)) for (kind, _), at in kinds.items()]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that a request has to have."""
+        named = itertools.chain.from_iterable((column.source, column.weights) for column in self._columns)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def by_definition(self) -> tuple[str, ...]:
+        """The columns that are always encoded by the transforms, which takes longer."""
+        slow = [column.lookup.kind == "refused" or self._plan is None for column in self._columns]
+        return tuple(itertools.compress(self._names, slow))
+
+    def batch(self, rows: Rows) -> Batch:
+        """Returns the batch of a request.
+
+        Args:
+            rows: a list of dicts, or a dict of lists of one length. A value is None, a bool, an integer, a float, text
+                or a list of these.
+
+        Raises:
+            UserError: for an absent column, and for a value that does not fit its kind. It names column and row.
+        """
+        return self._made(rows, [], None)
+
+    def crossed(self, users: Sequence[Mapping[str, Any]], rows: Rows, user_B: Int64s) -> Batch:
+        """Returns the batch of candidates of some users, in which a user's columns are stored once (RecD's IKJT).
+
+        Args:
+            users: their columns, the same ones for all.
+            rows: the other columns of the candidates, as for `batch`.
+            user_B: which user's each candidate is.
+
+        Raises:
+            UserError: as `batch`, and for a column that both have.
+        """
+        return self._made(rows, users, user_B)
+
+    def _made(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None) -> Batch:
+        rows = _as_lists(rows)
+        given = users[0].keys() if users else ()
+        of_users = [column.source in given for column in self._columns]
+        count = _count(rows, len(users) if user_B is None else len(user_B))
+        if user_B is not None and len(user_B) != count:
+            raise UserError(f"candidates: {count} where users are named for {len(user_B)}; name one for each")
+        users, marks = list(users), bytes(of_users)
+        found = None if self._plan is None else self._plan.encode(rows, count, users, len(users), marks)
+        if found is None or found.refused:
+            found = self._mended(found, rows, count, users, of_users)
+        ids = len(self._schema.sparse)
+        inverse, stored = {}, (count,) * ids
+        if user_B is not None:
+            group = tuple(name for name, is_user in zip(self._schema.sparse, of_users, strict=False) if is_user)
+            inverse = {group: torch.from_numpy(user_B)} if group else {}
+            stored = tuple(len(users) if is_user else count for is_user in of_users[:ids])
+        keyed = KeyedJagged(
+            keys=self._schema.sparse,
+            values_N=found.values_N,
+            lengths=found.lengths,
+            offsets=found.offsets,
+            weights_N=found.weights_N,
+            inverse_B=inverse,
+            rows=stored,
+            _bounds=found.bounds,
+        )
+        return Batch(dense_BC=self._standardised(found.numbers, count, of_users[ids:], user_B), ids=keyed)
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _fitted(self, at: list[int]) -> list[Float64s | None]:
+        """Mean, std, low and high of numeric columns of one kind, [C, 1] each."""
+        columns = [self._schema.columns[self._schema.dense[c]] for c in at]
+        each = [[getattr(column, name) for column in columns] for name in ("mean", "std", "low", "high")]
+        return [None if None in one else np.array(one, np.float64)[:, None] for one in each]
+
+    def _standardised(
+        self, numbers: Float64s, count: int, of_users: Sequence[bool], user_B: Int64s | None
+    ) -> torch.Tensor:
+        """Returns float32 [B, C]. numbers: column by column, those of users once for each of them."""
+        if user_B is None or not any(of_users):
+            x_CN = numbers.reshape(len(of_users), count)
+        else:
+            x_CN, at, users = np.empty((len(of_users), count)), 0, int(user_B.max(initial=-1)) + 1
+            for c, is_user in enumerate(of_users):
+                of_column = numbers[at : at + (users if is_user else count)]
+                x_CN[c], at = of_column[user_B] if is_user else of_column, at + len(of_column)
+        out_BC = np.empty((count, len(of_users)), np.float32)
+        for kind, at_K, fitted in self._kinds:
+            out_BC[:, at_K] = transform(x_CN[at_K], kind, *fitted).T
+        return torch.from_numpy(out_BC)
+
+    # -- by the definition ----------------------------------------------------------------------------------------
+
+    def _mended(
+        self, found: Encoded | None, rows: Rows, count: int, users: Sequence[Mapping[str, Any]], of_users: list[bool]
+    ) -> Encoded:
+        """Returns what compiled code made of a request, with the columns that it refused."""
+        refused = range(len(self._columns)) if found is None else found.refused
+        parts: list[_Part] = []
+        ids, at_row, at_number = len(self._schema.sparse), 0, 0
+        for c, is_user in enumerate(of_users):
+            size = len(users) if is_user else count
+            if c in refused:
+                parts.append(self._defined(c, users if is_user else rows, size))
+                continue
+            assert found is not None
+            if c < ids:
+                low, high = found.bounds[c : c + 2]
+                weights = None if found.weights_N is None else found.weights_N[low:high].numpy()
+                lengths = found.lengths[at_row : at_row + size].numpy()
+                parts.append(_Part(found.values_N[low:high].numpy(), lengths, weights))
+                at_row += size
+            else:
+                numbers = found.numbers[at_number : at_number + size]
+                parts.append(_Part(_NONE, _NONE, None, numbers))
+                at_number += size
+        of_ids = parts[:ids]
+        offsets = np.cumsum(np.concatenate([_NONE[:1], np.zeros(1, np.int64), *(part.lengths for part in of_ids)]))
+        weights_N = None
+        if any(column.weights for column in self._columns) or any(part.weights is not None for part in of_ids):
+            each = [np.ones(len(p.values), np.float32) if p.weights is None else p.weights for p in of_ids]
+            weights_N = torch.from_numpy(np.concatenate(each))
+        return Encoded(
+            values_N=torch.from_numpy(np.concatenate([_NONE, *(part.values for part in of_ids)])),
+            offsets=torch.from_numpy(offsets),
+            lengths=torch.from_numpy(np.diff(offsets)),
+            bounds=(0, *itertools.accumulate(len(part.values) for part in of_ids)),
+            numbers=np.concatenate([_NONE.astype(np.float64), *(p.numbers for p in parts if p.numbers is not None)]),
+            weights_N=weights_N,
+            refused=[],
+        )
+
+    def _defined(self, c: int, rows: Rows, count: int) -> _Part:
+        """Returns what the transforms make of a column."""
+        column, name = self._columns[c], self._names[c]
+        values = _values(rows, column.source, count)
+        weights = _values(rows, column.weights, count) if column.weights else None
+        groups: dict[tuple[str, str], list[int]] = {}
+        for row, value in enumerate(values):
+            kinds = (_kind(value, name, row), "" if weights is None else _kind(weights[row], name, row))
+            groups.setdefault(kinds, []).append(row)
+        each: list[_Part] = [_Part(_NONE, _NONE)] * count
+        for (kind, theirs), at in groups.items():
+            arrays = {column.source: _array([values[row] for row in at], kind)}
+            if weights is not None and column.weights:
+                arrays[column.weights] = _array([weights[row] for row in at], theirs)
+            try:
+                made = self._transformed(c, pa.table(arrays))
+            except UserError:
+                for place, row in enumerate(at):  # to name the row
+                    self._transformed(c, pa.table(arrays).slice(place, 1), row)
+                raise
+            for place, row in enumerate(at):
+                each[row] = made[place]
+        if name in self._schema.dense:
+            numbers = [one.numbers for one in each if one.numbers is not None]
+            return _Part(_NONE, _NONE, None, np.concatenate([_NONE.astype(np.float64), *numbers]))
+        listed = [one.weights for one in each if one.weights is not None]
+        return _Part(
+            np.concatenate([_NONE, *(one.values for one in each)]),
+            np.array([len(one.values) for one in each], np.int64),
+            np.concatenate(listed) if listed else None,
+        )
+
+    def _transformed(self, c: int, table: pa.Table, row0: int = 0) -> list[_Part]:
+        """Returns what the transforms make of a column, a part for each row."""
+        name = self._names[c]
+        if c not in self._alone:
+            self._alone[c] = _alone(self._transforms, name)
+        alone = self._alone[c]
+        if name in self._schema.dense:
+            (base,) = alone.schema.dense
+            numbers = typed(alone.schema, table, training=False, row0=row0)[base].to_numpy(zero_copy_only=False)
+            return [_Part(_NONE, _NONE, None, numbers[i : i + 1]) for i in range(len(numbers))]
+        made = alone.transform(table, training=False, row0=row0)
+        column = made[name].combine_chunks()
+        if self._schema.columns[name].kind != "list":
+            ids = column.to_numpy(zero_copy_only=False).astype(np.int64)
+            return [_Part(ids[i : i + 1], _NONE) for i in range(len(ids))]
+        values = pc.list_flatten(column).to_numpy(zero_copy_only=False).astype(np.int64)
+        ends = np.cumsum(pc.list_value_length(column).to_numpy(zero_copy_only=False))
+        pairs = list(itertools.pairwise([0, *ends.tolist()]))
+        if weights_of(name) not in made.column_names:
+            return [_Part(values[low:high], _NONE) for low, high in pairs]
+        weights = pc.list_flatten(made[weights_of(name)]).to_numpy()
+        return [_Part(values[low:high], _NONE, weights[low:high]) for low, high in pairs]
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _column(transforms: Transforms, name: str) -> Column:
+    """Returns how a column is encoded by compiled code."""
+    schema = transforms.schema
+    column, base = schema.columns[name], name
+    if column.kind == "numeric":
+        if column.transform == "missing":
+            base = next(n for n in schema.dense if missing_of(n) == name)
+        lookup = Lookup("number")
+    elif column.quantiles:
+        lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
+    elif column.weights == ":":
+        lookup = Lookup("refused")
+    else:
+        lookup = kind_of(schema.encodings[str(column.table)]).lookup(transforms.vocabularies.get(str(column.table)))
+    read = schema.columns[base]
+    return Column(
+        source=read.source or base,
+        lookup=lookup,
+        is_list=column.kind == "list",
+        weights=None if column.weights == ":" else column.weights,
+        max_length=column.max_length,
+        separator="" if column.separator == "json" else column.separator,
+        missing=read.missing or (),
+        missing_numbers=tuple(x for text in read.missing or () for x in _as_written(text)),
+    )
+
+
+def _as_written(text: str) -> list[float]:
+    """Returns the float that Arrow writes so, if there is one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return []
+    return [number] if pa.scalar(number, pa.float64()).cast(pa.large_string()).as_py() == text else []
+
+
+def _alone(transforms: Transforms, name: str) -> Transforms:
+    """Returns the transforms of one column."""
+    schema = transforms.schema
+    column = schema.columns[name]
+    if column.transform == "missing":
+        name = next(n for n in schema.dense if missing_of(n) == name)
+        column = schema.columns[name]
+    tables = {str(column.table)} & schema.encodings.keys()
+    alone = Schema(columns={name: column}, encodings={table: schema.encodings[table] for table in tables})
+    return replace(
+        transforms,
+        schema=alone,
+        vocabularies={t: transforms.vocabularies[t] for t in tables & transforms.vocabularies.keys()},
+    )
+
+
+# -- Python's values ------------------------------------------------------------------------------------------------
+
+
+def _as_lists(rows: Rows) -> Rows:
+    """Returns a request as a list of dicts or a dict of lists."""
+    if not isinstance(rows, Mapping):
+        return rows if isinstance(rows, list) else list(rows)
+    if isinstance(rows, dict) and all(isinstance(values, list) for values in rows.values()):
+        return rows
+    return {name: v.tolist() if isinstance(v, np.ndarray) else list(v) for name, v in rows.items()}
+
+
+def _count(rows: Rows, least: int) -> int:
+    """Returns how many rows a request has."""
+    if isinstance(rows, Mapping):
+        lengths = {name: len(values) for name, values in rows.items()}
+        if not lengths:
+            return least
+        name, count = next(iter(lengths.items()))
+        for other, length in lengths.items():
+            if length != count:
+                raise UserError(f"column {other!r}: {length} values where {name!r} has {count}; give as many")
+        return count
+    return len(rows)
+
+
+def _values(rows: Rows, source: str, count: int) -> list[Any]:
+    """Returns a column of a request."""
+    if isinstance(rows, Mapping):
+        if source not in rows:
+            raise UserError(f"no column {source!r} in the request{suggest(source, rows)}")
+        values = rows[source]
+        return list(values)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise UserError(f"row {number}: {row!r} is no object with columns; write it as name: value")
+        if source not in row:
+            raise UserError(f"row {number}: no {source!r}; give null where there is none{suggest(source, row)}")
+    return [row[source] for row in rows]
+
+
+def _kind(value: Any, name: str, row: int, *, nested: bool = True) -> str:
+    """Returns of what kind a value is; of a list, "list:" and that of its elements."""
+    if value is None:
+        return "null"
+    if isinstance(value, (bool, np.bool_)):
+        return "bool"
+    if isinstance(value, (int, np.integer)):
+        return "int" if -(2**63) <= int(value) < 2**63 else "text"
+    for kinds, found in (((float, np.floating), "float"), (str, "text"), (bytes, "bytes")):
+        if isinstance(value, kinds):
+            return found
+    if isinstance(value, (list, tuple, np.ndarray)) and nested:
+        of = sorted({_kind(one, name, row, nested=False) for one in value} - {"null"})
+        if of == ["float", "int"] and all(abs(one) <= 2**53 for one in value if one is not None and one == one):
+            of = ["float"]
+        return "list:" + (of[0] if len(of) == 1 else "text" if of else "null")
+    raise UserError(f"column {name!r}, row {row}: {value!r} is no value; give a number, text, a list of them, or null")
+
+
+def _array(values: list[Any], kind: str) -> pa.Array:
+    """Returns values of one kind as an array."""
+    if kind.startswith("list:"):
+        of = kind.removeprefix("list:")
+        return pa.array([[_plain(one, of) for one in value] for value in values], pa.list_(_TYPES[of]))
+    return pa.array([_plain(value, kind) for value in values], _TYPES[kind])
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """Returns a value as Arrow takes it. Numbers among texts are written out, as they are hashed."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind != "text" or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        if value != value:
+            return None
+        if not (value.is_integer() and abs(value) <= 2**53):
+            raise UserError(f"{value!r} is not an id; write ids as integers or strings")
+        return str(int(value))
+    if isinstance(value, bytes):
+        return value.decode()
+    return str(value).lower() if isinstance(value, bool) else str(value)
