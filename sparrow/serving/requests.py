@@ -306,6 +306,21 @@ def _alone(transforms: Transforms, name: str) -> Transforms:
 # -- Python's values ------------------------------------------------------------------------------------------------
 
 
+def stacked(parts: Sequence[Rows]) -> tuple[Rows, list[int]]:
+    """Returns the rows of several requests as those of one, and how many each has."""
+    lists = [_as_lists(rows) for rows in parts]
+    counts = [_count(rows, 0) for rows in lists]
+    if len(lists) == 1:
+        return lists[0], counts
+    each = [_turned(rows) if isinstance(rows, Mapping) else rows for rows in lists]
+    return list(itertools.chain.from_iterable(each)), counts
+
+
+def _turned(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns a dict of lists as a list of dicts."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _as_lists(rows: Rows) -> Rows:
     """Returns a request as a list of dicts or a dict of lists."""
     if not isinstance(rows, Mapping):

@@ -495,7 +495,7 @@ def test_a_killed_prepare_leaves_nothing_that_reads_as_whole(here: Path, after: 
     finished = stopped(signal.SIGKILL, None, "--overwrite")
     assert finished.returncode == 0, finished.stderr
     assert rows_of_new() == 200_000
-    assert not left or "left by a preparation that was killed; deleted" in finished.stdout
+    assert not left or "left by a program that was killed; deleted" in finished.stdout
     assert not list(Path().glob(".new.*"))
 
 
@@ -506,7 +506,7 @@ def test_a_preparation_after_a_killed_one_cleans_up(here: Path, capsys: pytest.C
     assert list(Path().glob(".new.*"))
     raw(x=[1.0] * 50)
     assert main(["prepare", "raw.parquet", "--out", "new"]) == 0
-    assert "left by a preparation that was killed; deleted" in capsys.readouterr().out
+    assert "left by a program that was killed; deleted" in capsys.readouterr().out
     assert not list(Path().glob(".new.*"))
     assert rows_of_new() == 50
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 from sparrow.core.errors import UserError
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
+from sparrow.core.workplace import workplace
 from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, pays, sha256
 from sparrow.data.logs.files import find
 from sparrow.data.logs.inference import OUTCOME, infer_log
 from sparrow.data.logs.read import Log, Repairs, open_log
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
-from sparrow.data.preparation.workplace import workplace
 from sparrow.features.clipped import Clipped
 from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.quantile import Ordered

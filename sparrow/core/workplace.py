@@ -58,12 +58,12 @@ def _clean(out: Path) -> list[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                continue  # it is being prepared by somebody else
+                continue  # somebody else is making it
             if (work / "old").exists() and not out.exists():
                 (work / "old").rename(out)
-                notes.append(f"{out}: put back where it was before a preparation was killed")
+                notes.append(f"{out}: put back where it was before its replacement was killed")
             _remove(work)
-            notes.append(f"{work}: left by a preparation that was killed; deleted")
+            notes.append(f"{work}: left by a program that was killed; deleted")
     for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
         if work.is_dir() and not any(work.iterdir()) and time.time() - work.stat().st_mtime > 60:
             work.rmdir()

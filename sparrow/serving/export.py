@@ -1,0 +1,326 @@
+"""A run -> a model folder that serves, and that proves itself when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+
+from sparrow import data
+from sparrow.core.config import to_dict, write_toml
+from sparrow.core.errors import UserError
+from sparrow.core.files import to_json, write_text
+from sparrow.core.progress import Progress
+from sparrow.data.logs.read import open_log, types_for
+from sparrow.embeddings import RowRecords, TableChoices
+from sparrow.embeddings.choices import Override
+from sparrow.embeddings.spec import OF_IDS, Cache
+from sparrow.features.encodings import MISSING, UNKNOWN
+from sparrow.features.encodings.vocabulary import Vocabulary
+from sparrow.features.ids import is_text
+from sparrow.features.rows import batches
+from sparrow.features.schema import missing_of
+from sparrow.features.transforms import Transforms
+from sparrow.kernels.rules import sgd
+from sparrow.metrics.intervals import estimates
+from sparrow.serving.folder import Folder, new_folder
+from sparrow.serving.requests import Encoder
+from sparrow.serving.scorer import CHECK, IDS, NUMBER, SCORE, load, table_file
+from sparrow.trained.build import check_schema, tables_of
+from sparrow.trained.run import Data, Run
+from sparrow.trained.scorer import Restored, restore
+
+ROWS = 256  # that are kept with the model
+MOST = 1_000_000  # rows of a part that the card is made of
+BINS = 50
+
+Check = Literal["rows", "made"]
+
+
+def export(
+    run_dir: str | Path,
+    out: str | Path,
+    log: Sequence[str | Path],
+    *,
+    which: str = "best",
+    check: Check = "rows",
+    told: Progress | None = None,
+) -> Folder:
+    """Write a trained model as a folder that serves. Returns it, after it has been loaded and has scored its rows.
+
+    The folder holds weights, table rows as they are stored, what raw rows pass through, a card, and some raw rows with
+    their scores. It holds no optimizer state, no time and no path: the same run makes the same folder.
+
+    Args:
+        run_dir: the run.
+        out: the folder, which must not exist.
+        log: files of a raw log, as `sparrow prepare` takes them, whose first rows are kept with the model.
+        which: the checkpoint, see `restore`.
+        check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
+        told: is told how far it is.
+
+    Raises:
+        UserError: when the run or the log cannot be read, or `out` exists.
+    """
+    out, told = Path(out), told or (lambda what, done, total: None)
+    found = restore(run_dir, which=which, device="cpu")
+    run = _served(found)
+    kept = checked_rows(found, log, check)
+    dataset = data.open(found.run.data.path)
+    check_schema(found.schema, dataset.schema, dataset.path)
+    about = {"model": found.name, "step": found.step, "parent": None, "number": 0}
+    with new_folder(out, about) as made:
+        transforms = _without_rare(found.transforms)
+        transforms.save(made)
+        settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
+        write_text(
+            made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`.")
+        )
+        safetensors.torch.save_file(_plain(found.model.state_dict()), made / "dense.safetensors")
+        (made / "tables").mkdir()
+        for tables in tables_of(found.model):
+            for record in tables.all_records():
+                safetensors.torch.save_file(_rows(record, run), made / table_file(record.component.name))
+        pq.write_table(_with_scores(found, kept), made / CHECK)
+        write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
+    return load(out).folder
+
+
+# -- what is written ------------------------------------------------------------------------------------------------
+
+
+def _served(found: Restored) -> Run:
+    """Returns the settings of a run that its model needs. Tables learn no more; a cache's exact rows become fp32 rows.
+
+    So a table with a cache, whose values are rows in few bits and exact ones, takes the bytes of fp32.
+    """
+    tables, run = found.run.tables, found.run
+    plain = [replace(o, rule=None, cache=None, state=None) for o in tables.overrides]
+    overrides = [o for o in plain if o.addressing or o.format or o.init_scale is not None]
+    cached = tuple(
+        name for name, encoding in found.schema.encodings.items() if tables.of(name, encoding.rows or 0).cache.is_on
+    )
+    if cached:
+        overrides.append(Override(names=cached, format={"name": "fp32"}))
+    choices = TableChoices(
+        addressing=tables.addressing,
+        format=tables.format,
+        rule=sgd.Config(),
+        cache=Cache(),
+        init_scale=tables.init_scale,
+        seed=run.seed if tables.seed is None else tables.seed,
+        overrides=tuple(overrides),
+        sizes=tables.sizes,
+    )
+    return Run(run_dir="none", data=Data(path="none"), model=run.model, tables=choices, precision=run.precision)
+
+
+def _with_maps(run: Run, made: Path) -> Run:
+    """Returns the run with the maps of learned addressings copied into the folder."""
+    sizes = {}
+    for table, of in run.tables.sizes.items():
+        if "file" in of:
+            (made / "maps").mkdir(exist_ok=True)
+            mine = f"maps/{list(run.tables.sizes).index(table):03d}.safetensors"
+            (made / mine).write_bytes(Path(of["file"]).read_bytes())
+            of = {**of, "file": mine}  # `Run.load` looks for it beside its file
+        sizes[table] = of
+    return replace(run, tables=replace(run.tables, sizes=sizes))
+
+
+def _without_rare(transforms: Transforms) -> Transforms:
+    """Returns the transforms without the ids that are not yet known, which only `prepare --grow` reads."""
+    known = {
+        name: Vocabulary(of.hashes_V, of.counts_V) if isinstance(of, Vocabulary) else of
+        for name, of in transforms.vocabularies.items()
+    }
+    return replace(transforms, vocabularies=known)
+
+
+def _plain(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.contiguous().clone() for name, tensor in state.items()}
+
+
+def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
+    """Returns the fields of a component's rows that serving reads."""
+    component = record.component
+    if component.cache.is_on:
+        return {"weight": record.weight.contiguous()}
+    names = {*component.format.fields(component.dim), *(OF_IDS if component.policy else ())}
+    return {name: tensor.contiguous() for name, tensor in record.fields.items() if name in names}
+
+
+# -- rows that are kept ---------------------------------------------------------------------------------------------
+
+
+def checked_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows") -> pa.Table:
+    """Returns raw rows of a log to keep with a model: of each column a missing value, an unknown one, an empty list.
+
+    Args:
+        found: the model.
+        log: files of a raw log.
+        check: see `export`.
+
+    Raises:
+        UserError: when the log cannot be read, or has no rows.
+    """
+    schema = found.schema
+    raw = open_log(log, replace(schema.source, bad_rows="repair"))
+    features = {name: schema.columns[name] for name in (*schema.dense, *schema.sparse)}
+    read = types_for(replace(schema, columns=features, groups={}, cluster=None), raw)
+    first = next(iter(raw.batches(read)), None)
+    if first is None or not first.num_rows:
+        raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
+    table = pa.Table.from_batches([first]).select(list(Encoder(found.transforms, "reference").sources))
+    if check == "made":
+        generator = np.random.default_rng(0)
+        weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}
+        orders = {name: pa.array(generator.permutation(table.num_rows)) for name in table.column_names}
+        orders |= {of: orders[name] for name, of in weights.items() if of}  # a list and its weights are one thing
+        table = pa.table({name: table[name].take(orders[name]) for name in table.column_names})
+    chosen = _telling(found, table)
+    made = pa.Table.from_pylist(list(_odd(found, table.slice(0, 1).to_pylist()[0], table)), schema=table.schema)
+    left = ROWS - len(chosen) - made.num_rows
+    spread = np.linspace(0, table.num_rows - 1, max(left, 0)).astype(np.int64)
+    return pa.concat_tables([made, table.take(pa.array([*chosen, *spread.tolist()]))]).slice(0, ROWS)
+
+
+def _telling(found: Restored, table: pa.Table) -> list[int]:
+    """Returns rows that have what others do not: a missing and an unknown value of a column, its longest list."""
+    (batch,) = batches(found.schema, found.transforms.transform(table, training=False), table.num_rows)
+    rows: dict[int, None] = {}
+    for name in found.schema.sparse:
+        ids = batch.ids[name]
+        lengths = ids.lengths_B
+        if found.schema.columns[name].kind == "list":
+            rows |= {int(lengths.argmax()): None, int(lengths.argmin()): None}
+        row_N = torch.arange(len(lengths)).repeat_interleave(lengths)
+        for number in (MISSING, UNKNOWN):
+            rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
+    for c in range(len(found.schema.dense)):
+        x_B = batch.dense_BC[:, c]
+        rows |= {int(x_B.argmax()): None, int(x_B.argmin()): None}
+    return list(rows)
+
+
+def _odd(found: Restored, row: dict[str, Any], table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yields a row with one column changed: missing, an id that nobody knows, an empty list, a long one."""
+    for name in (*found.schema.dense, *found.schema.sparse):
+        column = found.schema.columns[name]
+        source = column.source or name
+        if source not in row:  # it tells of another column
+            continue
+        kind = table.schema.field(source).type
+        beside = {} if column.weights in (None, ":") else {column.weights: None}
+        yield row | beside | {source: None}
+        if column.kind == "list" and not column.weights:
+            longest = max(table[source].to_pylist(), key=lambda value: len(value or ()))
+            if isinstance(longest, list):
+                yield from (row | {source: []}, row | {source: longest * 4})
+            elif isinstance(longest, str) and column.separator != "json":
+                yield from (row | {source: ""}, row | {source: (column.separator or " ").join([longest] * 4)})
+        if column.kind == "categorical" and not column.quantiles:
+            if is_text(kind) and found.schema.encodings[str(column.table)].kind != "range":
+                yield row | {source: "an id that nobody knows"}
+            elif pa.types.is_signed_integer(kind):
+                yield row | {source: (1 << (kind.bit_width - 1)) - 1}
+
+
+def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
+    """Returns raw rows with the ids, numbers and scores that the run makes of them."""
+    (batch,) = batches(found.schema, found.transforms.transform(rows, training=False), rows.num_rows)
+    beside: dict[str, Any] = {}
+    for name in found.schema.sparse:
+        ids = batch.ids[name]
+        beside[IDS + name] = pa.LargeListArray.from_arrays(ids.offsets_B1.numpy(), ids.values_N.numpy())
+    for c, name in enumerate(found.schema.dense):
+        beside[NUMBER + name] = batch.dense_BC[:, c].contiguous().numpy()
+    for label, scores_B in zip(found.schema.labels or ("score",), found.scores(batch).numpy().T, strict=True):
+        beside[SCORE + label] = np.ascontiguousarray(scores_B)
+    return pa.table({**{name: rows[name] for name in rows.column_names}, **beside})
+
+
+# -- the card -------------------------------------------------------------------------------------------------------
+
+
+def card(found: Restored, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+    """Returns what a model folder says about its model: how well it ranks, and what its training rows were like.
+
+    A service compares what it is asked with that. At most MOST rows of a part are read.
+
+    Args:
+        found: the model.
+        dataset: the log that it was trained on.
+        told: is told how far it is.
+    """
+    labels = found.schema.labels
+    parts: dict[str, Any] = {}
+    for split in ("valid", "test"):
+        if not dataset.rows(split) or not labels:
+            continue
+        judged = list(_scored(found, dataset, split, told))
+        scores, truth, weights, groups = ([one[i] for one in judged] for i in range(4))
+        of_labels = {}
+        for t, label in enumerate(labels):
+            made = estimates(
+                torch.cat(scores)[:, t],
+                torch.cat(truth)[:, t],
+                None if weights[0] is None else torch.cat(weights),
+                None if groups[0] is None else torch.cat(groups),
+            )
+            of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
+        parts[split] = {"rows": sum(map(len, scores)), "labels": of_labels}
+    return {
+        "model": found.name,
+        "step": found.step,
+        "labels": list(labels),
+        "metrics": parts,
+        "training": _training(found, dataset, told),
+    }
+
+
+def _scored(found: Restored, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
+    loader, done = dataset.loader(8192, split=split, dedup="off"), 0
+    total = min(dataset.rows(split), MOST)
+    for batch in loader:
+        yield found.scores(batch), batch.labels_BT, batch.weights_B, batch.session_B, batch
+        done += batch.batch_size
+        told(f"{split} rows scored", min(done, total), total)
+        if done >= MOST:
+            return
+
+
+def _training(found: Restored, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+    """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
+    schema, rows = found.schema, 0
+    counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
+    histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
+    for scores_BT, _, _, _, batch in _scored(found, dataset, "train", told):
+        rows += batch.batch_size
+        for name in schema.sparse:
+            ids = batch.ids[name]
+            is_numbered = schema.encodings[str(schema.columns[name].table)].is_numbered
+            told_N = (ids.values_N == UNKNOWN) & is_numbered, ids.values_N == MISSING, ids.lengths_B == 0
+            counts[name] += [len(ids.values_N), *(int(one.sum()) for one in told_N)]
+        for c, name in enumerate(schema.dense):
+            if missing_of(name) in schema.dense:
+                at = schema.dense.index(missing_of(name))
+                counts[name][2] += float(batch.dense_BC[:, at].sum())
+            counts[name][0] += len(batch.dense_BC[:, c])
+        for t, scores_B in enumerate(scores_BT.numpy().T):
+            histogram[t] += np.histogram(scores_B, BINS, (0, 1))[0]
+    shares = {}
+    for name, (values, unknown, missing, empty) in counts.items():
+        of = schema.columns[name]
+        shares[name] = {"missing": (empty if of.kind == "list" else missing) / max(rows, 1)}
+        if of.kind != "numeric":
+            shares[name]["unknown"] = unknown / max(values, 1)
+    names = schema.labels or ("score",)
+    return {"rows": rows, "features": shares, "scores": dict(zip(names, histogram.tolist(), strict=True))}

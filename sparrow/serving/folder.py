@@ -1,0 +1,143 @@
+"""A folder that appears whole or not at all, and that is not opened when a byte of it has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparrow.core.errors import UserError
+from sparrow.core.files import cannot_write
+from sparrow.core.workplace import workplace
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder whose files are those of its manifest, to the byte.
+
+    path: the folder. manifest: plain data: "format", "files" (name -> "bytes" and "sha256"), and what `new_folder` was
+    told.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """What tells it from others: SHA-256 of the manifest."""
+        return hashlib.sha256(_text(self.manifest).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(of["bytes"] for of in self.manifest["files"].values())
+
+
+@contextmanager
+def new_folder(out: Path, told: Mapping[str, Any]) -> Iterator[Path]:
+    """Gives a hidden folder for files. It gets a manifest and the name `out` when the block ends without an error.
+
+    Args:
+        out: what must not be there yet.
+        told: plain data for the manifest. It should hold no time and no path, so that equal files make equal folders.
+
+    Raises:
+        UserError: when `out` exists, or when something cannot be written.
+    """
+    if out.exists():
+        raise UserError(f"{out}: exists; choose another name, so that who reads the folder never sees it change")
+    with workplace(out) as (work, _):
+        made = work / "new"
+        try:
+            made.mkdir()
+            yield made
+            names = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
+            with ThreadPoolExecutor() as pool:
+                files = dict(zip(names, pool.map(lambda name: _entry(made / name, settle=True), names), strict=True))
+            (made / MANIFEST).write_text(_text({**told, "format": FORMAT, "files": files}), encoding="utf-8")
+            for path in (made / MANIFEST, *(p for p in made.rglob("*") if p.is_dir()), made):
+                _settle(path)
+            made.rename(out)
+            _settle(out.parent)
+        except OSError as error:
+            raise cannot_write(out, error) from error
+
+
+def open_folder(path: str | Path) -> Folder:
+    """Returns a folder all of whose files are as they were written.
+
+    Raises:
+        UserError: when it is none, is of a newer format, or a byte of it has changed.
+    """
+    path = Path(path)
+    remedy = "copy the folder again, or export it again"
+    try:
+        text = (path / MANIFEST).read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: not a model folder (no {MANIFEST}); make one with `sparrow export`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path / MANIFEST}: damaged ({error}); {remedy}") from None
+    try:
+        manifest = json.loads(text)
+        known = int(manifest["format"])
+        if known > FORMAT:
+            raise UserError(f"{path}: format {known}, this Sparrow reads {FORMAT}; install a newer one")
+        files = {str(name): (int(of["bytes"]), str(of["sha256"])) for name, of in manifest["files"].items()}
+        if text != _text({name: value for name, value in manifest.items() if name != "seal"}):
+            raise ValueError("its seal differs")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path / MANIFEST}: damaged ({error}); {remedy}") from None
+    with ThreadPoolExecutor() as pool:
+        for name, why in zip(files, pool.map(lambda name: _unlike(path / name, *files[name]), files), strict=True):
+            if why:
+                raise UserError(f"{path / name}: {why}; {remedy}")
+    return Folder(path=path, manifest=manifest)
+
+
+def _unlike(path: Path, size: int, digest: str) -> str:
+    """Returns why a file is not as it was written, or ""."""
+    try:
+        if path.stat().st_size != size:
+            return f"damaged ({path.stat().st_size} bytes where {size} were written)"
+        return "" if _entry(path)["sha256"] == digest else "damaged (its checksum differs)"
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _entry(path: Path, settle: bool = False) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+        if settle:
+            os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _settle(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as it is written, with a seal: the digest of all else, so that a changed byte of it shows."""
+    plain = {name: value for name, value in manifest.items() if name != "seal"}
+    seal = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**plain, "seal": seal}, indent=1, sort_keys=True) + "\n"
