@@ -1,1 +1,5 @@
-"""Answers requests with a trained model."""
+"""Answers requests with a trained model: `sparrow export` writes its folder, and `load` makes a `Scorer` of it."""
+
+from sparrow.serving.scorer import Scorer, load
+
+__all__ = ["Scorer", "load"]

@@ -15,7 +15,7 @@ import torch
 
 from sparrow import data
 from sparrow.core.config import to_dict, write_toml
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.data.logs.read import open_log, types_for
@@ -26,7 +26,7 @@ from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.ids import is_text
 from sparrow.features.rows import batches
-from sparrow.features.schema import missing_of
+from sparrow.features.schema import Encoding, missing_of
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import estimates
@@ -80,9 +80,7 @@ def export(
         transforms = _without_rare(found.transforms)
         transforms.save(made)
         settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
-        write_text(
-            made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`.")
-        )
+        write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
         safetensors.torch.save_file(_plain(found.model.state_dict()), made / "dense.safetensors")
         (made / "tables").mkdir()
         for tables in tables_of(found.model):
@@ -151,10 +149,9 @@ def _plain(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
     """Returns the fields of a component's rows that serving reads."""
     component = record.component
-    if component.cache.is_on:
-        return {"weight": record.weight.contiguous()}
-    names = {*component.format.fields(component.dim), *(OF_IDS if component.policy else ())}
-    return {name: tensor.contiguous() for name, tensor in record.fields.items() if name in names}
+    exact = {"weight": record.weight} if component.cache.is_on else {}
+    names = {*(exact or component.format.fields(component.dim)), *(OF_IDS if component.policy else ())}
+    return {name: tensor.contiguous() for name, tensor in (record.fields | exact).items() if name in names}
 
 
 # -- rows that are kept ---------------------------------------------------------------------------------------------
@@ -178,7 +175,11 @@ def checked_rows(found: Restored, log: Sequence[str | Path], check: Check = "row
     first = next(iter(raw.batches(read)), None)
     if first is None or not first.num_rows:
         raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
-    table = pa.Table.from_batches([first]).select(list(Encoder(found.transforms, "reference").sources))
+    sources = Encoder(found.transforms, "reference").sources
+    for name in sources:
+        if name not in first.schema.names:
+            raise UserError(f"{raw.name}: no column {name!r}, which the model reads{suggest(name, first.schema.names)}")
+    table = pa.Table.from_batches([first]).select(list(sources))
     if check == "made":
         generator = np.random.default_rng(0)
         weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}
@@ -218,19 +219,25 @@ def _odd(found: Restored, row: dict[str, Any], table: pa.Table) -> Iterator[dict
         if source not in row:  # it tells of another column
             continue
         kind = table.schema.field(source).type
+        is_list = not is_text(kind) and column.kind == "list"
+        nobody = _nobody(kind.value_type if is_list else kind, found.schema.encodings.get(str(column.table)))
         beside = {} if column.weights in (None, ":") else {column.weights: None}
         yield row | beside | {source: None}
         if column.kind == "list" and not column.weights:
             longest = max(table[source].to_pylist(), key=lambda value: len(value or ()))
             if isinstance(longest, list):
-                yield from (row | {source: []}, row | {source: longest * 4})
+                yield from ({**row, source: of} for of in ([], longest * 4, [nobody, *longest[:1]]))
             elif isinstance(longest, str) and column.separator != "json":
                 yield from (row | {source: ""}, row | {source: (column.separator or " ").join([longest] * 4)})
         if column.kind == "categorical" and not column.quantiles:
-            if is_text(kind) and found.schema.encodings[str(column.table)].kind != "range":
-                yield row | {source: "an id that nobody knows"}
-            elif pa.types.is_signed_integer(kind):
-                yield row | {source: (1 << (kind.bit_width - 1)) - 1}
+            yield row | {source: nobody}
+
+
+def _nobody(kind: pa.DataType, encoding: Encoding | None) -> Any:
+    """Returns an id that hardly any log has, of a type; None where there is none."""
+    if is_text(kind) and encoding is not None and encoding.kind != "range":
+        return "an id that nobody knows"
+    return (1 << (kind.bit_width - 1)) - 1 if pa.types.is_signed_integer(kind) else None
 
 
 def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:

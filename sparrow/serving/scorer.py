@@ -182,7 +182,7 @@ class Scorer:
             UserError: when ids, numbers or scores differ from those that were kept.
         """
         path = self.folder.path / CHECK
-        kept = pq.read_table(path)
+        kept = pq.ParquetFile(path).read()  # `read_table` would import pandas
         rows = kept.select(list(self.encoder.sources)).to_pylist()
         batch = self.encoder.batch(rows)
 

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sparrow import data
+from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.features.schema import missing_of
+from sparrow.metrics import evaluate
+from sparrow.serving import load
+from sparrow.serving.export import ROWS, export
+from sparrow.serving.scorer import CHECK, IDS
+from sparrow.trained.run import Loop
+from sparrow.trained.scorer import restore
+from sparrow.training import train
+from tests.runs import small_run
+
+
+@pytest.fixture(scope="module")
+def run_dir(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("export") / "run"
+    train(small_run(prepared, place, loop=Loop(max_steps=4)))
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(run_dir: Path, log: Path) -> Path:
+    export(run_dir, run_dir.parent / "model", [log])
+    return run_dir.parent / "model"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_run_makes_the_same_folder(run_dir: Path, model: Path, log: Path, tmp_path: Path) -> None:
+    """Wherever it is, and whenever: no path and no time is in it."""
+    shutil.copytree(run_dir, tmp_path / "elsewhere")
+    export(tmp_path / "elsewhere", tmp_path / "again", [log])
+    assert contents(tmp_path / "again") == contents(model)
+    for name, held in contents(model).items():
+        assert str(run_dir).encode() not in held and str(log).encode() not in held, name
+
+
+def test_rows_that_are_kept_are_telling(model: Path) -> None:
+    """A missing value of every column, an unknown id, an empty list and a long one are among them."""
+    kept, schema = pq.read_table(model / CHECK), load(model).schema
+    assert kept.num_rows == ROWS
+    for name in (*schema.dense, *schema.sparse):
+        source = schema.columns[name].source or name
+        if source not in kept.column_names:  # it tells of another column
+            assert any(missing_of(other) == name for other in schema.dense)
+            continue
+        assert kept[source].null_count, name
+        if name in schema.sparse:
+            ids = kept[IDS + name].to_pylist()
+            if schema.encodings[str(schema.columns[name].table)].is_numbered:
+                assert any(1 in of for of in ids), name
+            if schema.columns[name].kind == "list":
+                lengths = [len(of) for of in ids]
+                assert min(lengths) == 0 and max(lengths) > 10
+
+
+def test_made_rows_are_no_persons(run_dir: Path, model: Path, log: Path, tmp_path: Path) -> None:
+    export(run_dir, tmp_path / "made", [log], check="made")
+    load(tmp_path / "made")
+    names = list(load(model).encoder.sources)
+    plain = pq.read_table(log).select(names).to_pylist()
+    kept = pq.read_table(tmp_path / "made" / CHECK).select(names).to_pylist()
+    assert len(kept) == ROWS and not any(row in plain for row in kept)
+    known = [row["user"] for row in plain]
+    assert sum(row["user"] in known for row in kept) > ROWS / 2  # each column is drawn from the log
+
+
+def test_the_card_says_what_the_model_is(run_dir: Path, model: Path, prepared: Path) -> None:
+    card, found, dataset = json.loads((model / "card.json").read_text()), restore(run_dir), data.open(prepared)
+    for split in ("valid", "test"):
+        expected = evaluate(found.scores, dataset.loader(500, split=split))
+        told = card["metrics"][split]["labels"]["label"]
+        for name in ("auc", "gauc", "ne", "calibration"):
+            assert told[name]["value"] == pytest.approx(expected[name], rel=1e-6) and told[name]["error"] > 0
+    training = card["training"]
+    assert training["rows"] == sum(training["scores"]["label"]) == dataset.rows()
+    for name, (unknown, ids) in dataset.manifest["unknown_ids"]["train"].items():
+        if found.schema.columns[name].kind == "list":
+            assert training["features"][name]["unknown"] == pytest.approx(unknown / ids)
+    raw = pq.read_table(prepared / "train" / "part-00000.parquet") if (prepared / "train").is_dir() else None
+    assert raw is not None
+    shares = {name: training["features"][name]["missing"] for name in found.schema.dense}
+    assert 0 < shares["num_0"] == pytest.approx(np.mean(raw["num_0:missing"].to_numpy()))
+
+
+def test_the_command(run_dir: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    assert main(["export", str(run_dir), str(out), "--log", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "tables" in said
+        and f"{sum(map(len, contents(out).values())) - (out / 'manifest.json').stat().st_size:,}" in said
+    )
+    assert main(["export", str(run_dir), str(out), "--log", str(log)]) == 2
+    assert "model: exists; choose another name" in capsys.readouterr().err
+    assert main(["export", str(run_dir), str(tmp_path / "other"), "--log", str(tmp_path / "no.parquet")]) == 2
+    assert main(["export", str(tmp_path), str(tmp_path / "other"), "--log", str(log)]) == 2
+    assert not (tmp_path / "other").exists()
+
+
+def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: Path) -> None:
+    table = pq.read_table(log)
+    pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    with pytest.raises(UserError, match="empty"):
+        export(run_dir, tmp_path / "out", [tmp_path / "empty.parquet"])
+    pq.write_table(table.drop_columns(["item"]), tmp_path / "without.parquet")
+    with pytest.raises(UserError, match="item"):
+        export(run_dir, tmp_path / "out", [tmp_path / "without.parquet"])
+    assert not (tmp_path / "out").exists()
+
+
+KILLED = """
+import os, signal, sys
+from sparrow.serving.export import export
+
+run, out, log, last = *sys.argv[1:4], int(sys.argv[4])
+seen = 0
+
+def count(event, arguments):
+    global seen
+    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
+        if any(str(a).startswith(os.path.dirname(out)) for a in arguments):
+            seen += 1
+            if seen == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+export(run, out, [log])
+print(seen)
+"""
+
+
+def killed(run_dir: Path, out: Path, log: Path, last: int) -> subprocess.CompletedProcess[str]:
+    command: list[Any] = [sys.executable, "-c", KILLED, run_dir, out, log, str(last)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("points", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_is_there_or_not(points: int, run_dir: Path, log: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    whole = killed(run_dir, place / "model", log, 0)
+    moments = int(whole.stdout)
+    expected = contents(place / "model")
+    for last in np.linspace(1, moments, points).astype(int):
+        shutil.rmtree(place / "model", ignore_errors=True)
+        done = killed(run_dir, place / "model", log, last)
+        assert done.returncode == -signal.SIGKILL
+        if (place / "model").exists():
+            load(place / "model")
+            assert contents(place / "model") == expected
+        else:
+            export(run_dir, place / "model", [log])  # takes away what was left
+        assert [path.name for path in place.iterdir()] == ["model"], last

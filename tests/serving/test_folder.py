@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sparrow.core import UserError
+from sparrow.serving.folder import new_folder, open_folder
+
+
+def made(out: Path, **files: str) -> None:
+    with new_folder(out, {"model": "m", "step": 3}) as place:
+        for name, text in files.items():
+            path = place / name.replace("_", "/")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+
+
+def test_a_folder_is_what_its_manifest_says(tmp_path: Path) -> None:
+    made(tmp_path / "one", a="x", b_c="yy", empty="")
+    found = open_folder(tmp_path / "one")
+    assert {name: of["bytes"] for name, of in found.manifest["files"].items()} == {"a": 1, "b/c": 2, "empty": 0}
+    assert found.bytes == 3 and found.manifest["step"] == 3
+    made(tmp_path / "two", empty="", b_c="yy", a="x")
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()
+    assert open_folder(tmp_path / "two").digest == found.digest
+    made(tmp_path / "three", a="y", b_c="yy", empty="")
+    assert open_folder(tmp_path / "three").digest != found.digest
+    (tmp_path / "one" / "more").write_text("of somebody else")
+    open_folder(tmp_path / "one")
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "out", {}) as place:
+        (place / "a").write_text("x")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_stays(tmp_path: Path) -> None:
+    made(tmp_path / "out", a="x")
+    with pytest.raises(UserError, match="out: exists; choose another name"):
+        made(tmp_path / "out", a="y")
+    with pytest.raises(UserError, match="cannot be written"), new_folder(tmp_path / "late", {}) as place:
+        (place / "a").write_text("y")
+        made(tmp_path / "late", a="x")  # somebody else was quicker
+    for name in ("out", "late"):
+        assert (tmp_path / name / "a").read_text() == "x"
+        open_folder(tmp_path / name)
+
+
+def test_a_manifest_is_sealed(tmp_path: Path) -> None:
+    """Also against changes that leave it JSON."""
+    made(tmp_path / "out", a="x")
+    path = tmp_path / "out" / "manifest.json"
+    text = path.read_text()
+    for changed in (text.replace('"step": 3', '"step": 4'), text + " ", text.replace(" ", "", 1), "{}", "[]", "7", ""):
+        path.write_text(changed)
+        with pytest.raises(UserError, match=r"manifest.json: damaged"):
+            open_folder(tmp_path / "out")
+    manifest = json.loads(text)
+    path.write_text(json.dumps({**manifest, "files": {}}))
+    with pytest.raises(UserError, match=r"manifest.json: damaged"):
+        open_folder(tmp_path / "out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    made(tmp_path / "out", a="x")
+    (tmp_path / "out" / "a").chmod(0)
+    with pytest.raises(UserError, match=r"a: cannot be read \(Permission denied\)"):
+        open_folder(tmp_path / "out")
