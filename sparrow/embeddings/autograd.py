@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sparrow.core.functions import applied
 from sparrow.kernels.embedding_bag import Bags, Lookups
 
 _live: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -77,7 +78,7 @@ class Door:
                 list(bags.moment),
             )
             return outputs
-        return list(_Lookup.apply(self.anchor, bags.weights_N, bags, self, self.rows))
+        return list(applied(_Lookup, self.anchor, bags.weights_N, bags, self, self.rows))
 
 
 class Ids(Protocol):

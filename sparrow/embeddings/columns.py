@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from sparrow.core.functions import applied
 from sparrow.embeddings.spec import Feature, TableSpec
 from sparrow.kernels import Impl
 from sparrow.kernels.project import Part, project, project_backward
@@ -71,7 +72,7 @@ class Columns:
             return x_BE
         found = [combine.parts(dims) for combine, dims in self._combines if combine.is_linear]
         weights = [weight for of in found for _, weight in of if weight is not None]
-        out: Tensor = _Project.apply(x_BE, self.parts, self.width, "auto" if impl == "triton" else impl, *weights)
+        out: Tensor = applied(_Project, x_BE, self.parts, self.width, "auto" if impl == "triton" else impl, *weights)
         return out
 
 

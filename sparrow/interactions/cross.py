@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sparrow.core.functions import applied
 from sparrow.kernels import dense
 from sparrow.layers import Fold, to_compute
 
@@ -32,7 +33,7 @@ class CrossNet(nn.Module):
         x0 = to_compute(x0)
         x, weight = (x0, self.weights[0]) if narrow is None or fold is None else (narrow, fold(self.weights[0]))
         weights = [to_compute(w) for w in (weight, *list(self.weights)[1:])]
-        out: Tensor = _Cross.apply(x0, to_compute(x), len(weights), *weights, *self.biases)
+        out: Tensor = applied(_Cross, x0, to_compute(x), len(weights), *weights, *self.biases)
         return out
 
 

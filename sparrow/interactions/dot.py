@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from sparrow.core.functions import applied
+
 
 class DotInteraction(nn.Module):
     """Dot products of all pairs of vectors: [B, F, D] -> [B, F (F - 1) / 2].
@@ -16,7 +18,7 @@ class DotInteraction(nn.Module):
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Returns the pairs in row-major order of the triangle: (1,0), (2,0), (2,1), ..."""
-        out: Tensor = _Pairs.apply(vectors_BFD)
+        out: Tensor = applied(_Pairs, vectors_BFD)
         return out
 
     @staticmethod

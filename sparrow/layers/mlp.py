@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.errors import require
+from sparrow.core.functions import applied
 from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
 
@@ -46,7 +47,7 @@ class Linear(nn.Module):
         y: Tensor | None = self.bias
         for part, weight in zip(parts, weights, strict=True):
             x = to_compute(part)
-            product: Tensor = _Product.apply(x, weight.to(x.dtype))
+            product: Tensor = applied(_Product, x, weight.to(x.dtype))
             y = product if y is None else y + product
         assert y is not None
         return y
@@ -110,7 +111,7 @@ class MLP(nn.Module):
         """Returns the last layer's output. fold: fits the first layer's weight to x (see `NumericEmbedding.fold`)."""
         for layer in self.layers:
             weight: Any = layer.weight if fold is None else fold(layer.weight)  # type: ignore[arg-type]
-            x, fold = _ReluLinear.apply(to_compute(x), to_compute(weight), layer.bias), None
+            x, fold = applied(_ReluLinear, to_compute(x), to_compute(weight), layer.bias), None
         return x
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from sparrow.core.functions import applied
 from sparrow.kernels import dense
 from sparrow.layers.precision import compute_dtype
 
@@ -38,7 +39,7 @@ class NumericEmbedding(nn.Module):
             dense_BC: the numbers.
             rest_BR: further inputs.
         """
-        found: tuple[Tensor, Tensor] = _Beside.apply(dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
+        found: tuple[Tensor, Tensor] = applied(_Beside, dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
         return found
 
     def fold(self, weight: Tensor) -> Tensor:
