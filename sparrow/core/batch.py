@@ -187,7 +187,9 @@ class KeyedJagged:
     def batch_size(self) -> int:
         """B, the number of samples (not of stored rows); UserError when the features differ in it."""
         assert self.rows is not None
-        sizes = {self._group_size(key, n) for key, n in zip(self.keys, self.rows, strict=True)}
+        sizes = set(self.rows)
+        if self.inverse_B:
+            sizes = {self._group_size(key, n) for key, n in zip(self.keys, self.rows, strict=True)}
         if len(sizes) > 1:
             raise UserError("KeyedJagged.inverse_B: groups and features differ in their number of samples")
         return next(iter(sizes), 0)

@@ -422,8 +422,9 @@ class ComponentTables(nn.Module):
                 record.store.settle()
 
     def _lookups(self, ids: KeyedJagged, features: tuple[Feature, ...]) -> Lookups:
-        samples = [(f.pooling, ids.samples(f.name)) for f in features]
-        uniform = len({count for pooling, count in samples if pooling != "none"}) <= 1
+        uniform = not ids.inverse_B and len(set(ids.rows or ())) <= 1
+        if not uniform:
+            uniform = len({ids.samples(f.name) for f in features if f.pooling != "none"}) <= 1
         shape = (ids.keys, tuple(ids.inverse_B), uniform)
         if torch.compiler.is_compiling():
             return self._make_lookups(*shape, features)
@@ -440,6 +441,9 @@ class ComponentTables(nn.Module):
         features: tuple[Feature, ...],
     ) -> Lookups:
         """Pooled features stand side by side in one output if they have as many samples; others have their own."""
+        for f in features:
+            if f.name not in keys:
+                raise UserError(f"KeyedJagged: no feature {f.name!r}{suggest(f.name, keys)}")
         tables = [record.component.name for record in self.all_records()]
         table_of = {f.name: tables.index(f.table) for f in self.features}
         lookups: list[Lookup] = []

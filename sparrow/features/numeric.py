@@ -99,7 +99,7 @@ def tamed(z_N: Float64s) -> Float64s:
     Few rows of training are there. A model continues along the slope that it learned from the others, and errs when
     more come to be there, as they do when a log's numbers drift.
     """
-    near_N = np.clip(z_N, -TAIL, TAIL)
+    near_N = z_N.clip(-TAIL, TAIL)
     return near_N + np.sign(z_N) * np.log1p(np.abs(z_N - near_N))
 
 
@@ -131,13 +131,13 @@ def transform(
     if kind == "missing":
         return np.isnan(x_N).astype(np.float32)
     if low is not None and high is not None:
-        x_N = np.clip(x_N, low, high)
+        x_N = x_N.clip(low, high)
     if kind != "none":
         assert mean is not None
         assert std is not None
         x_N = (squash(x_N, kind) - mean) / std
         x_N = tamed(x_N) if kind == "standard" else x_N
-    return np.where(np.isnan(x_N), 0.0, np.clip(x_N, -_LARGEST, _LARGEST)).astype(np.float32)
+    return np.where(np.isnan(x_N), 0.0, x_N.clip(-_LARGEST, _LARGEST)).astype(np.float32)
 
 
 @dataclass

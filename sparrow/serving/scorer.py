@@ -165,9 +165,8 @@ class Scorer:
             torch.set_num_threads(self.threads)
         with torch.inference_mode():
             scores_BT: Tensor = self._score(batch)
-            bad_B = (~torch.isfinite(scores_BT)).any(1)
-            if bool(bad_B.any()):
-                row = int(bad_B.nonzero()[0])
+            if not torch.isfinite(scores_BT).all():
+                row = int((~torch.isfinite(scores_BT)).any(1).nonzero()[0])
                 raise UserError(f"row {row}: its score is not finite; a number in it is far from those of training")
         return scores_BT
 

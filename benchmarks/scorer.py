@@ -1,0 +1,230 @@
+"""From a raw request to scores: a model folder's scorer beside `Restored.score_rows`, which goes through Arrow.
+
+    SPARROW_DATA=folder-of-real-sets python benchmarks/scorer.py    # about six minutes
+    python benchmarks/scorer.py --quick                             # the generated log's DLRM, under a minute
+
+Each model is trained for some steps, exported and loaded; what it weighs does not matter for time. Before anything is
+timed, scores of both ways are compared. Then the ways take turns of some milliseconds, with the same rows: `score_rows` of a
+table, `score` of a list of dicts, `rank` of a user with her candidates. What of `score` is encoding, lookup and the
+rest is timed apart. Printed are medians in microseconds with their quartiles, and the median ratio of neighbouring
+turns. Last, a model with 1 GB of tables is loaded by fresh processes: the time to the first answer, and the memory of
+four of them at once (PSS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from row_formats import processor
+
+from sparrow import data
+from sparrow.embeddings import TableChoices
+from sparrow.embeddings.choices import Override
+from sparrow.models import History, dcnv2, din, dlrm
+from sparrow.serving import Scorer, load
+from sparrow.serving.export import export
+from sparrow.trained.run import Data, Log, Loop, Run
+from sparrow.trained.scorer import Restored, restore
+from sparrow.training import train
+
+SIZES = (1, 100, 500)
+OF_USER = {"user", "history", "num_0", "num_1", "num_2", "cat_0", "cat_1", "cat_2", "cat_3"}  # half of the columns
+MODELS: dict[str, Any] = {
+    "dlrm (demo)": dlrm.Config(dim=16, bottom=(64,), top=(128, 64)),
+    "dcnv2 (vs_fuxictr)": dcnv2.Config(dim=16, cross_layers=3, deep=(512, 256)),
+    "din": din.Config(dim=16),
+    "dlrm, history read": dlrm.Config(dim=16, bottom=(64,), top=(128, 64), history=History(lists=("history",))),
+}
+CLOSE = 1e-6
+TURN_S = 0.01
+BIG_ROWS = 15_600_000  # of 16 numbers: 1 GB
+
+
+def made(
+    folder: Path, name: str, config: Any, rows: int, tables: TableChoices | None = None
+) -> tuple[Restored, Scorer]:
+    """A model of the generated log, as its run and as its folder."""
+    log, prepared = folder / "log.parquet", folder / "prepared"
+    if not log.exists():
+        data.generate(log, rows=rows, seed=7)
+        data.prepare([log], prepared)
+    place = folder / name.replace(" ", "_")
+    run = Run(
+        run_dir=str(place / "run"), data=Data(path=str(prepared), batch_size=1024), model=config, threads=1,
+        tables=tables or TableChoices(), loop=Loop(max_steps=30), log=Log(tensorboard=False),
+    )  # fmt: skip
+    train(run)
+    export(place / "run", place / "model", [log])
+    return restore(place / "run"), load(place / "model")
+
+
+def turns(ways: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """Microseconds of a call, of ways that take turns. A turn is some calls in a row, as in a server that is asked."""
+    calls = {}
+    for name, way in ways.items():
+        way()
+        begun = time.perf_counter()
+        way()
+        calls[name] = max(1, round(TURN_S / (time.perf_counter() - begun)))
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < 5:
+        for name, way in ways.items():
+            way()  # brings its code and tables back into the processor's caches
+            begun = time.perf_counter()
+            for _ in range(calls[name]):
+                way()
+            taken[name].append(1e6 * (time.perf_counter() - begun) / calls[name])
+    return taken
+
+
+def told(values: Sequence[float]) -> str:
+    """Median and quartiles."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"{middle:7,.0f} ({low:,.0f}-{high:,.0f})"
+
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """The median of neighbouring turns."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def measure(name: str, run: Restored, scorer: Scorer, table: Any, seconds: float) -> dict[tuple[int, str], float]:
+    """One model: compare, then time. Returns ratios and nanoseconds a value."""
+    sources = list(scorer.encoder.sources)
+    rows = table.select(sources).to_pylist()
+    values = sum(len(v) if isinstance(v, list) else 1 for row in rows for v in row.values()) / len(rows)
+    of_user = {column for column in sources if column in OF_USER}
+    user = {column: rows[0][column] for column in of_user}
+    found = {}
+    for size in SIZES:
+        some = rows[:size]
+        candidates = [{column: v for column, v in row.items() if column not in of_user} for row in some]
+        crossed = [user | row for row in candidates]
+        assert np.abs(scorer.score(some) - run.score_rows(table.slice(0, size))).max() <= CLOSE
+        assert np.abs(scorer.rank(user, candidates) - scorer.score(crossed)).max() <= CLOSE
+        raw, batch = table.slice(0, size), scorer.encoder.batch(some)
+        model = scorer.model.model
+        ids = getattr(model, "ids", None) or getattr(getattr(model, "vectors", None), "ids", None)
+        tables = getattr(ids, "tables", None)
+        ways: dict[str, Callable[[], Any]] = {
+            "score_rows": lambda raw=raw: run.score_rows(raw),
+            "score": lambda some=some: scorer.score(some),
+            "rank": lambda candidates=candidates: scorer.rank(user, candidates),
+            "encode": lambda some=some: scorer.encoder.batch(some),
+            "scores": lambda batch=batch: scorer.scores(batch),
+        }
+        if tables is not None:
+            ways["lookup"] = torch.no_grad()(lambda batch=batch, tables=tables: tables(batch.ids))
+        taken = turns(ways, seconds)
+        cells = "  ".join(f"{way} {told(times)}" for way, times in taken.items())
+        print(f"{name:20} 1 x {size:<4} {cells}")
+        for way in ("score", "rank"):
+            found[size, way] = ratio(taken["score_rows"], taken[way])
+        found[size, "ns"] = 1e3 * statistics.median(taken["encode"]) / (size * values)
+        print(
+            f"{'':20} {'':8} score_rows / score {found[size, 'score']:.1f}, / rank {found[size, 'rank']:.1f}; "
+            f"encoding {found[size, 'ns']:.0f} ns a value"
+        )
+    return found
+
+
+FIRST = """
+import sys, time
+import torch
+begun = time.perf_counter()
+from sparrow.serving import load
+scorer = load(sys.argv[1])
+rows = [dict.fromkeys(scorer.encoder.sources)]
+scorer.score(rows)
+print(time.perf_counter() - begun, flush=True)
+scorer.score(rows)
+sys.stdin.readline()
+"""
+
+
+def pss(pid: int) -> tuple[int, int]:
+    """Bytes of a process's proportional share of memory, and of what it alone has."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines[1:]}
+    return sizes["Pss"], sizes["Private_Dirty"] + sizes["Private_Clean"]
+
+
+def large(folder: Path, rows: int) -> tuple[float, float, float]:
+    """Seconds from `import torch` to the first answer; bytes of tables; bytes that four processes have together."""
+    choices = TableChoices(overrides=(Override(names=("user",), addressing={"name": "hashed", "rows": BIG_ROWS}),))
+    _, scorer = made(folder, "large", MODELS["dlrm (demo)"], rows, choices)
+    path, size = scorer.folder.path, scorer.folder.bytes
+    del scorer
+    command = [sys.executable, "-c", FIRST, str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    firsts = []
+    for _ in range(3):
+        done = subprocess.run(command, input="\n", capture_output=True, text=True, check=True, env=environment)
+        firsts.append(float(done.stdout))
+    four = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(4)
+    ]
+    try:
+        for one in four:
+            assert one.stdout is not None
+            one.stdout.readline()
+        together = sum(pss(one.pid)[0] for one in four)
+    finally:
+        for one in four:
+            one.communicate("\n")
+    print(
+        f"1 GB of tables ({size / 1e9:.2f} GB on disk): first answer {min(firsts):.2f} to {max(firsts):.2f} s after "
+        f"import torch; four processes have {together / 1e9:.2f} GB together"
+    )
+    return statistics.median(firsts), size, together
+
+
+def main() -> None:
+    """Measure, and say which goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the DLRM alone, and no large tables")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    arguments = parser.parse_args()
+    rows, seconds = (20_000, 1.0) if arguments.quick else (200_000, 12.0)
+    print(f"{processor()}; torch {torch.__version__}, {arguments.threads} threads; microseconds, median (quartiles)")
+    found = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in list(MODELS)[: 1 if arguments.quick else None]:
+            run, scorer = made(folder, name, MODELS[name], rows)
+            scorer = replace(scorer, threads=arguments.threads)
+            torch.set_num_threads(arguments.threads)
+            table = pq.read_table(folder / "log.parquet").slice(rows - 500)
+            found[name] = measure(name, run, scorer, table, seconds)
+        first, size, together = large(folder, rows) if not arguments.quick else (0.0, 0, 0)
+    demo = found["dlrm (demo)"]
+    one, many = demo[1, "score"], max(demo[500, "score"], demo[500, "rank"])
+    ns = max(of[500, "ns"] for of in found.values())
+    print(f"TARGET 1 x 1, score_rows over score: {one:.1f} (goal 10) {'met' if one >= 10 else 'missed'}")
+    print(f"TARGET 1 x 500, score_rows over rank: {many:.1f} (goal 4) {'met' if many >= 4 else 'missed'}")
+    print(f"TARGET encoding 500 rows: {ns:.0f} ns a value (goal: under 100) {'met' if ns < 100 else 'missed'}")
+    if first:
+        print(f"TARGET first answer of 1 GB: {first:.2f} s (goal 2) {'met' if first <= 2 else 'missed'}")
+        shares = together / size
+        print(
+            f"TARGET four processes hold one copy: {shares:.2f} of the folder (goal: below 2) {'met' if shares < 2 else 'missed'}"
+        )
+
+
+if __name__ == "__main__":
+    main()
