@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from sparrow.core.errors import require
 from sparrow.core.functions import applied
 from sparrow.kernels import dense
-from sparrow.layers.precision import to_compute
+from sparrow.layers.precision import computing, to_compute
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product."""
@@ -75,7 +75,7 @@ class Head(Linear):
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Returns logits [B, labels]. parts: as for `Linear`."""
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with computing("fp32", self.weight.device):
             return super().forward(*(part.float() for part in parts))
 
 
