@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
 from sparrow.kernels import dense
-from sparrow.layers import Fold, to_compute
+from sparrow.layers import Fold, Product, to_compute
 
 
 class CrossNet(nn.Module):
@@ -27,14 +27,24 @@ class CrossNet(nn.Module):
             for shape in shapes:
                 self.weights.append(nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(features)) for _ in range(layers))
+        self.products = nn.ModuleList(Product() for _ in self.weights)
 
     def forward(self, x0: Tensor, narrow: Tensor | None = None, fold: Fold | None = None) -> Tensor:
         """Returns the last layer's output. narrow, fold: replace x0 in the first product (see `NumericEmbedding`)."""
         x0 = to_compute(x0)
-        x, weight = (x0, self.weights[0]) if narrow is None or fold is None else (narrow, fold(self.weights[0]))
-        weights = [to_compute(w) for w in (weight, *list(self.weights)[1:])]
-        out: Tensor = applied(_Cross, x0, to_compute(x), len(weights), *weights, *self.biases)
-        return out
+        x, fold = (x0, None) if narrow is None or fold is None else (to_compute(narrow), fold)
+        if torch.is_grad_enabled():
+            first = self.weights[0] if fold is None else fold(self.weights[0])
+            weights = [to_compute(w) for w in (first, *list(self.weights)[1:])]
+            out: Tensor = applied(_Cross, x0, x, len(weights), *weights, *self.biases)
+            return out
+        factors, y = len(self.weights) // len(self.biases), x0
+        for layer, bias in enumerate(self.biases):
+            product = y if layer else x
+            for place in range(layer * factors, (layer + 1) * factors):
+                product, fold = self.products[place]((product,), self.weights[place], fold=fold), None
+            y = dense.cross(x0, y, product, bias)
+        return y
 
 
 class _Cross(torch.autograd.Function):

@@ -11,7 +11,7 @@ from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
-from sparrow.layers import MLP, Head, Linear, require_sizes, to_compute
+from sparrow.layers import MLP, Head, Linear, Product, require_sizes, to_compute
 from sparrow.models._inputs import History, Ids, tasks
 
 
@@ -134,9 +134,11 @@ class _Across(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.weight = nn.Parameter(torch.randn(sum(sizes), n) / n**0.5)
+        self.product = Product()
 
     def forward(self, x_NBD: Tensor) -> tuple[Tensor, ...]:
-        return (self.weight.to(x_NBD.dtype) @ x_NBD.flatten(1)).unflatten(1, x_NBD.shape[1:]).split(self.sizes)
+        y: Tensor = self.product((x_NBD.flatten(1),), self.weight, across=True)
+        return y.unflatten(1, x_NBD.shape[1:]).split(self.sizes)
 
 
 class _FactorizationBlock(nn.Module):

@@ -1,0 +1,132 @@
+"""x W^T, named: every product of a model with a weight is a module, and so has a path that settings can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sparrow.core.functions import applied
+from sparrow.kernels import dense
+from sparrow.layers.precision import to_compute
+
+Fold = Callable[[Tensor], Tensor]
+"""Makes of a weight one for narrower inputs, with the same product. Of a weight that does not train it is called once."""
+
+
+class Instead(Protocol):
+    """Does a product in another way, without gradients: x W^T + b, then perhaps a ReLU."""
+
+    def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
+        """Returns [B, out]. parts: x, as for `Product`."""
+        ...
+
+
+class Product(nn.Module):
+    """The product of inputs with one weight, [B, in] x [out, in] -> [B, out].
+
+    It has no parameters of its own: the layer around it keeps the weight. Its path in the model names it: a *site*.
+
+    instead: does the product where a model that was trained is served in fewer bits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instead: Instead | None = None
+        self._kept: tuple[Any, tuple[Tensor, ...]] = (None, ())
+
+    def forward(
+        self,
+        parts: Sequence[Tensor],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        relu: bool = False,
+        fold: Fold | None = None,
+        across: bool = False,
+    ) -> Tensor:
+        """Returns x W^T + b [B, out], or max(x W^T + b, 0).
+
+        Args:
+            parts: x [B, in], or several matrices that are x when they stand side by side.
+            weight: W [out, in].
+            bias: b [out].
+            relu: whether a ReLU follows. Then there are one part and a bias.
+            fold: fits the weight to x (see `NumericEmbedding.fold`).
+            across: whether the one part is x^T [in, B] and the result is W x^T [out, B]. Then there is no bias.
+        """
+        if self.instead is not None:
+            return self.instead([parts[0].t()], bias, relu).t() if across else self.instead(parts, bias, relu)
+        parts = [to_compute(part) for part in parts]
+        if across:
+            return self.weights(weight, [parts[0].t()])[0] @ parts[0]
+        weights = self.weights(weight, parts, fold)
+        if relu:
+            out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
+            return out
+        y = bias
+        for part, one in zip(parts, weights, strict=True):
+            product: Tensor = applied(_Product, part, one)
+            y = product if y is None else y + product
+        assert y is not None
+        return y
+
+    def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
+        """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
+        sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
+        if weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return _cut(weight, sizes, dtype, fold)
+        made_for = (weight.data_ptr(), weight._version, sizes, dtype)
+        if self._kept[0] != made_for:
+            self._kept = made_for, _cut(weight, sizes, dtype, fold)
+        return self._kept[1]
+
+
+def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:
+    weight = weight if fold is None else fold(weight)
+    if len(sizes) == 1:
+        return (weight.to(dtype),)
+    return tuple(one.to(dtype) for one in weight.split(sizes, 1))
+
+
+def sites(model: nn.Module) -> dict[str, Product]:
+    """Returns the products of a model by their paths, without the last name."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Product)}
+    return {name.removesuffix(".product"): module for name, module in found.items()}
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. The gradient of x is in memory that the next step uses again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, dense.weight_gradient(grad, x)
+
+
+class _ReluLinear(torch.autograd.Function):
+    """max(x W^T + b, 0). The bias and the ReLU take one pass, and so do their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = dense.product(x, weight.t())
+        dense.bias_relu_(y, bias)
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        flowing, grad_bias = dense.relu_backward(grad, y)
+        grad_x = dense.product(flowing, weight) if ctx.needs_input_grad[0] else None
+        return grad_x, dense.weight_gradient(flowing, x), grad_bias
