@@ -14,7 +14,7 @@ from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
 
 Fold = Callable[[Tensor], Tensor]
-"""Makes of a weight one for narrower inputs, with the same product. Of a weight that does not train it is called once."""
+"""Makes of a weight one for narrower inputs, with the same product. It runs once for a weight that does not train."""
 
 
 class Instead(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import pyarrow as pa
 
@@ -16,7 +16,9 @@ from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._counts import BEFORE, FIRST, MIN_COUNT, MISSING, UNKNOWN, Counts
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.schema import KINDS, Encoding
-from sparrow.kernels.encode import Lookup
+
+if TYPE_CHECKING:
+    from sparrow.kernels.encode import Lookup
 
 
 class Known(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -11,7 +12,9 @@ from sparrow.core.arrays import Int64s
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
-from sparrow.kernels.encode import Lookup
+
+if TYPE_CHECKING:
+    from sparrow.kernels.encode import Lookup
 
 
 class Kind:
@@ -35,6 +38,8 @@ class Kind:
 
     def lookup(self, known: None) -> Lookup:
         """See `Kind.lookup`."""
+        from sparrow.kernels.encode import Lookup  # torch, which preparing does without
+
         return Lookup("hash")
 
     def moved(self, old: Encoding, new: Encoding, then: None, now: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,9 @@ from sparrow.features.encodings._files import read, row_groups, write
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hash_ids
 from sparrow.features.schema import Encoding
-from sparrow.kernels.encode import Lookup
+
+if TYPE_CHECKING:
+    from sparrow.kernels.encode import Lookup
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +144,8 @@ class Kind:
 
     def lookup(self, known: Range) -> Lookup:
         """See `Kind.lookup`."""
+        from sparrow.kernels.encode import Lookup  # torch, which preparing does without
+
         return Lookup("range", known.counts_I, low=known.low)
 
     def moved(self, old: Encoding, new: Encoding, then: Range | None, now: Range | None) -> Int64s | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,9 @@ from sparrow.features.encodings._files import read, row_groups, write
 from sparrow.features.encodings._ids import SeenIds
 from sparrow.features.hashing import hashes_of
 from sparrow.features.schema import Encoding
-from sparrow.kernels.encode import Lookup
+
+if TYPE_CHECKING:
+    from sparrow.kernels.encode import Lookup
 
 MOST = 5_000_000  # rows; a larger one is made only for tables that ask for it
 
@@ -156,6 +159,8 @@ class Kind:
 
     def lookup(self, known: Vocabulary) -> Lookup:
         """See `Kind.lookup`."""
+        from sparrow.kernels.encode import Lookup  # torch, which preparing does without
+
         return Lookup("vocabulary", *known.by_hash)
 
     def moved(self, old: Encoding, new: Encoding, then: Vocabulary | None, now: Vocabulary | None) -> Int64s | None:
