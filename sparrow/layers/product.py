@@ -28,7 +28,8 @@ class Instead(Protocol):
 class Product(nn.Module):
     """The product of inputs with one weight, [B, in] x [out, in] -> [B, out].
 
-    It has no parameters of its own: the layer around it keeps the weight. Its path in the model names it: a *site*.
+    It has no parameters of its own: the layer around it keeps the weight. The name of that weight in the model is also
+    the name of this *site*.
 
     instead: does the product where a model that was trained is served in fewer bits.
     """
@@ -93,9 +94,16 @@ def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None
 
 
 def sites(model: nn.Module) -> dict[str, Product]:
-    """Returns the products of a model by their paths, without the last name."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Product)}
-    return {name.removesuffix(".product"): module for name, module in found.items()}
+    """Returns the products of a model by the names that their weights have in it.
+
+    A `Product` stands as `product` beside a `weight`, or among `products` beside `weights`.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Product):
+            layer, _, number = name.rpartition("product")
+            found[f"{layer}weight{number}"] = module
+    return found
 
 
 class _Product(torch.autograd.Function):

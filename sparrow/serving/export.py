@@ -32,7 +32,7 @@ from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import estimates
 from sparrow.serving.folder import Folder, new_folder
 from sparrow.serving.requests import Encoder
-from sparrow.serving.scorer import CHECK, IDS, NUMBER, SCORE, load, table_file
+from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, load, table_file
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
@@ -81,7 +81,7 @@ def export(
         transforms.save(made)
         settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
-        safetensors.torch.save_file(_plain(found.model.state_dict()), made / "dense.safetensors")
+        safetensors.torch.save_file(_plain(found.model.state_dict()), made / DENSE)
         (made / "tables").mkdir()
         for tables in tables_of(found.model):
             for record in tables.all_records():

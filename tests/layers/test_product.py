@@ -24,10 +24,11 @@ class _Doubled:
         return y.relu() if relu else y
 
 
-def test_sites_are_named_by_their_path() -> None:
+def test_sites_have_the_names_of_their_weights() -> None:
     model = nn.ModuleDict({"mlp": MLP(4, (3, 2)), "head": Head(2, 1), "cross": CrossNet(4, 2, rank=1)})
-    named = ["mlp.layers.0", "mlp.layers.1", "head", *(f"cross.products.{i}" for i in range(4))]
-    assert list(sites(model)) == named
+    named = [f"{layer}.weight" for layer in ("mlp.layers.0", "mlp.layers.1", "head")]
+    assert list(sites(model)) == [*named, *(f"cross.weights.{i}" for i in range(4))]
+    assert sites(model).keys() <= dict(model.named_parameters()).keys()
 
 
 @torch.no_grad()

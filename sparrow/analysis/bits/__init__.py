@@ -1,0 +1,1 @@
+"""A served model in fewer bits, within a stated loss."""

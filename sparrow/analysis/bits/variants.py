@@ -1,0 +1,160 @@
+"""Models that differ from a served one in the formats of their tables and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from sparrow.analysis.bits.calibrate import Seen
+from sparrow.core import Batch
+from sparrow.core.config import Family
+from sparrow.core.errors import UserError
+from sparrow.embeddings import TableChoices
+from sparrow.embeddings.choices import Override
+from sparrow.embeddings.spec import Component
+from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.serving import Scorer
+from sparrow.serving.products import FORMATS, format_of, named
+from sparrow.serving.scorer import DENSE, assembled, table_file, tensors, weights
+from sparrow.trained.build import scoring, tables_of
+from sparrow.trained.run import Run
+
+EXACT = "fp32"
+TABLES: dict[str, dict[str, Any]] = {  # formats of rows, narrowest first
+    "int4": {"name": "int4", "rounding": "nearest"},
+    "int8": {"name": "int8", "rounding": "nearest"},
+    "fp16": {"name": "fp16", "rounding": "nearest"},
+}
+BLOCK = 1 << 16  # rows that are converted at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A part of a model that can have fewer bits: a product, or the rows of a table.
+
+    name: of the site, or of the table. steps: formats that it may have, narrowest first and "fp32" last.
+    """
+
+    kind: Literal["product", "table"]
+    name: str
+    steps: tuple[str, ...]
+
+
+Choice = Mapping[Unit, str]
+"""Format of each unit; "fp32" where none is said."""
+
+
+class Variants:
+    """Makes models of other formats from one in fp32.
+
+    Args:
+        scorer: the model.
+        seen: what its products do, see `calibrated`.
+        place: a folder for converted rows.
+    """
+
+    def __init__(self, scorer: Scorer, seen: Mapping[str, Seen], place: Path) -> None:
+        self.scorer, self.seen, self._place = scorer, seen, place
+        self._dense = weights(scorer.folder, DENSE)
+        specs = [spec for tables in tables_of(scorer.model) for spec in tables.specs]
+        self._tables = {spec.name: spec.components for spec in specs}
+        self._formats = {c.name: c.format for of in self._tables.values() for c in of}
+
+    def units(self, tables: str, products: str) -> list[Unit]:
+        """Returns the parts of the model that can have fewer bits, and would take fewer bytes.
+
+        Tables that are not in fp32 stay as they are, and so do those whose ids come and go.
+
+        Args:
+            tables: the narrowest format of rows.
+            products: the narrowest format of products.
+        """
+        found = []
+        formats = _from(tables, list(TABLES))
+        for name, of in self._tables.items():
+            plain = all(isinstance(c.format, fp32.Config) and not c.policy for c in of)
+            smaller = [format for format in formats if all(_row(c, format) < _row(c, EXACT) for c in of)]
+            if plain and smaller:
+                found.append(Unit(kind="table", name=name, steps=(*smaller, EXACT)))
+        native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
+        for site in self.seen if native else ():
+            found.append(Unit(kind="product", name=site, steps=(*native, EXACT)))
+        return found
+
+    def score(self, choice: Choice) -> Callable[[Batch], Tensor]:
+        """Returns the scores of the model with some formats."""
+        return scoring(self.model(choice), self.scorer.run, self.scorer.schema)
+
+    def model(self, choice: Choice) -> Any:
+        """Returns the model with some formats."""
+        dense, few_bits = self.stored(choice)
+        return assembled(self.run(choice), self.scorer.schema, self.rows, dense, few_bits)
+
+    def stored(self, choice: Choice) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns the dense weights that stay, and the products in other formats, see `products.put`."""
+        dense, few_bits = dict(self._dense), dict[str, Tensor]()
+        for unit, name in choice.items():
+            if unit.kind == "product" and name != EXACT:
+                seen = self.seen[unit.name]
+                del dense[unit.name]
+                few_bits |= named(unit.name, name, format_of(name).encoded(seen.weight_OI, seen.range))
+        return dense, few_bits
+
+    def run(self, choice: Choice) -> Run:
+        """Returns the settings of the model with some formats."""
+        tables = self.scorer.run.tables
+        made: dict[str, list[str]] = {}
+        for unit, name in choice.items():
+            if unit.kind == "table" and name != EXACT:
+                made.setdefault(name, []).append(unit.name)
+        overrides = [Override(names=tuple(sorted(names)), format=TABLES[name]) for name, names in sorted(made.items())]
+        return replace(self.scorer.run, tables=replace(tables, overrides=(*tables.overrides, *overrides)))
+
+    def rows(self, component: Component) -> dict[str, Tensor]:
+        """Returns the fields of a component's rows in its format. They are converted once, and mapped from then on."""
+        before = tensors(self.scorer.folder.path / table_file(component.name))
+        if self._formats[component.name] == component.format:
+            return before
+        name = Family("sparrow.kernels.formats").name_of(component.format)
+        path = self._place / f"{name}-{quote(component.name, safe='')}"
+        if not path.exists():
+            blocks = [component.format.encode(block_RD, None) for block_RD in before["weight"].split(BLOCK)]
+            fields = {field: torch.cat([block[field] for block in blocks]) for field in blocks[0]}
+            safetensors.torch.save_file(fields, path)
+        return tensors(path)
+
+    def bytes_of(self, unit: Unit, name: str) -> int:
+        """Returns the bytes of a unit in a format."""
+        if unit.kind == "product":
+            seen = self.seen[unit.name]
+            fields = {} if name == EXACT else format_of(name).encoded(seen.weight_OI, seen.range)
+            return sum(of.nbytes for of in fields.values()) or self._dense[unit.name].nbytes
+        return sum(c.rows * _row(c, name) for c in self._tables[unit.name])
+
+
+def _from(narrowest: str, formats: list[str]) -> list[str]:
+    """Returns a format and the wider ones; none for "fp32"."""
+    if narrowest == EXACT:
+        return []
+    if narrowest not in formats:
+        raise UserError(f"{narrowest!r} is no format here; choose one of {', '.join((*formats, EXACT))}")
+    return formats[formats.index(narrowest) :]
+
+
+def _row(component: Component, name: str) -> int:
+    """Returns the bytes of the values of a row in a format."""
+    if name == EXACT:
+        return component.dim * 4
+    fields = _format(name).fields(component.dim)
+    return sum(field.bytes_row for field in fields.values())
+
+
+def _format(name: str) -> RowFormat:
+    return Override(names=(), format=TABLES[name]).on(TableChoices()).format
