@@ -38,9 +38,10 @@ from _peers.cells import kept
 from _peers.stats import paired
 
 from sparrow import data
+from sparrow.analysis.judge import judges
 from sparrow.analysis.smaller.alternatives import Alternative, Bytes, alternatives
 from sparrow.analysis.smaller.budget import LEAST_SHARE, Option, planned, propose
-from sparrow.analysis.smaller.damage import Rebuilt, by_training, in_floats, judges
+from sparrow.analysis.smaller.damage import Rebuilt, by_training, in_floats
 from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.analysis.usage import usage
 from sparrow.core.memory import keep_freed_memory

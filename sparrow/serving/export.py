@@ -32,7 +32,7 @@ from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import estimates
 from sparrow.serving.folder import Folder, new_folder
 from sparrow.serving.requests import Encoder
-from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, load, table_file
+from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
@@ -257,7 +257,7 @@ def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
 # -- the card -------------------------------------------------------------------------------------------------------
 
 
-def card(found: Restored, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+def card(found: Restored | Scorer, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
     """Returns what a model folder says about its model: how well it ranks, and what its training rows were like.
 
     A service compares what it is asked with that. At most MOST rows of a part are read.
@@ -293,7 +293,7 @@ def card(found: Restored, dataset: data.Dataset, told: Progress) -> dict[str, An
     }
 
 
-def _scored(found: Restored, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
+def _scored(found: Restored | Scorer, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
     loader, done = dataset.loader(8192, split=split, dedup="off"), 0
     total = min(dataset.rows(split), MOST)
     for batch in loader:
@@ -304,7 +304,7 @@ def _scored(found: Restored, dataset: data.Dataset, split: str, told: Progress) 
             return
 
 
-def _training(found: Restored, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+def _training(found: Restored | Scorer, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
     """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
     schema, rows = found.schema, 0
     counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists

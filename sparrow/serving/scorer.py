@@ -107,6 +107,21 @@ class Scorer:
         """What is predicted, in the order of the scores' columns."""
         return self.schema.labels or ("score",)
 
+    @property
+    def name(self) -> str:
+        """The model's name in a run file."""
+        return str(self.folder.manifest["model"])
+
+    @property
+    def step(self) -> int:
+        """The step of the training run after which it was exported."""
+        return int(self.folder.manifest["step"])
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether inputs of products are rounded."""
+        return self.run.precision != "fp32" or products.FILE in self.folder.manifest["files"]
+
     @cached_property
     def encoder(self) -> Encoder:
         """Makes batches of requests."""
@@ -198,8 +213,7 @@ class Scorer:
             x_B, were_B = batch.dense_BC[:, c].numpy(), np.array(kept[NUMBER + name].to_pylist(), np.float32)
             for row in np.flatnonzero(np.abs(x_B - were_B) > np.spacing(np.abs(were_B)))[:1]:  # libraries' logarithms
                 raise differs(f"the number of {name!r}", int(row), x_B[row], were_B[row])
-        is_rounded = self.run.precision != "fp32" or products.FILE in self.folder.manifest["files"]
-        close = CLOSE_ROUNDED if is_rounded else CLOSE  # a last bit of a sum may move an input to the next code
+        close = CLOSE_ROUNDED if self.is_rounded else CLOSE  # a last bit of a sum may move an input to the next code
         for t, scores_B in enumerate(self.scores(batch).numpy().T):
             were_B = np.array(kept[SCORE + self.labels[t]].to_pylist(), np.float32)
             for row in np.flatnonzero(~(np.abs(scores_B - were_B) <= close))[:1]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import safetensors.torch
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparrow.analysis.bits.calibrate import Seen
+from sparrow.analysis.bits.search import Choice, Part
 from sparrow.core import Batch
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
@@ -35,22 +36,6 @@ TABLES: dict[str, dict[str, Any]] = {  # formats of rows, narrowest first
 BLOCK = 1 << 16  # rows that are converted at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A part of a model that can have fewer bits: a product, or the rows of a table.
-
-    name: of the site, or of the table. steps: formats that it may have, narrowest first and "fp32" last.
-    """
-
-    kind: Literal["product", "table"]
-    name: str
-    steps: tuple[str, ...]
-
-
-Choice = Mapping[Unit, str]
-"""Format of each unit; "fp32" where none is said."""
-
-
 class Variants:
     """Makes models of other formats from one in fp32.
 
@@ -67,7 +52,7 @@ class Variants:
         self._tables = {spec.name: spec.components for spec in specs}
         self._formats = {c.name: c.format for of in self._tables.values() for c in of}
 
-    def units(self, tables: str, products: str) -> list[Unit]:
+    def parts(self, tables: str, products: str) -> list[Part]:
         """Returns the parts of the model that can have fewer bits, and would take fewer bytes.
 
         Tables that are not in fp32 stay as they are, and so do those whose ids come and go.
@@ -82,10 +67,10 @@ class Variants:
             plain = all(isinstance(c.format, fp32.Config) and not c.policy for c in of)
             smaller = [format for format in formats if all(_row(c, format) < _row(c, EXACT) for c in of)]
             if plain and smaller:
-                found.append(Unit(kind="table", name=name, steps=(*smaller, EXACT)))
+                found.append(Part(kind="table", name=name, steps=(*smaller, EXACT)))
         native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
         for site in self.seen if native else ():
-            found.append(Unit(kind="product", name=site, steps=(*native, EXACT)))
+            found.append(Part(kind="product", name=site, steps=(*native, EXACT)))
         return found
 
     def score(self, choice: Choice) -> Callable[[Batch], Tensor]:
@@ -100,43 +85,64 @@ class Variants:
     def stored(self, choice: Choice) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns the dense weights that stay, and the products in other formats, see `products.put`."""
         dense, few_bits = dict(self._dense), dict[str, Tensor]()
-        for unit, name in choice.items():
-            if unit.kind == "product" and name != EXACT:
-                seen = self.seen[unit.name]
-                del dense[unit.name]
-                few_bits |= named(unit.name, name, format_of(name).encoded(seen.weight_OI, seen.range))
+        for part, name in choice.items():
+            if part.kind == "product" and name != EXACT:
+                seen = self.seen[part.name]
+                del dense[part.name]
+                few_bits |= named(part.name, name, format_of(name).encoded(seen.weight_OI, seen.range))
         return dense, few_bits
 
     def run(self, choice: Choice) -> Run:
         """Returns the settings of the model with some formats."""
         tables = self.scorer.run.tables
         made: dict[str, list[str]] = {}
-        for unit, name in choice.items():
-            if unit.kind == "table" and name != EXACT:
-                made.setdefault(name, []).append(unit.name)
+        for part, name in choice.items():
+            if part.kind == "table" and name != EXACT:
+                made.setdefault(name, []).append(part.name)
         overrides = [Override(names=tuple(sorted(names)), format=TABLES[name]) for name, names in sorted(made.items())]
         return replace(self.scorer.run, tables=replace(tables, overrides=(*tables.overrides, *overrides)))
 
     def rows(self, component: Component) -> dict[str, Tensor]:
-        """Returns the fields of a component's rows in its format. They are converted once, and mapped from then on."""
-        before = tensors(self.scorer.folder.path / table_file(component.name))
+        """Returns the fields of a component's rows in its format, mapped."""
+        return tensors(self.file(component))
+
+    def file(self, component: Component) -> Path:
+        """Returns the file with a component's rows in its format. They are converted once."""
+        before = self.scorer.folder.path / table_file(component.name)
         if self._formats[component.name] == component.format:
             return before
         name = Family("sparrow.kernels.formats").name_of(component.format)
         path = self._place / f"{name}-{quote(component.name, safe='')}"
         if not path.exists():
-            blocks = [component.format.encode(block_RD, None) for block_RD in before["weight"].split(BLOCK)]
+            blocks = [component.format.encode(block_RD, None) for block_RD in tensors(before)["weight"].split(BLOCK)]
             fields = {field: torch.cat([block[field] for block in blocks]) for field in blocks[0]}
             safetensors.torch.save_file(fields, path)
-        return tensors(path)
+        return path
 
-    def bytes_of(self, unit: Unit, name: str) -> int:
-        """Returns the bytes of a unit in a format."""
-        if unit.kind == "product":
-            seen = self.seen[unit.name]
+    def error(self, part: Part, name: str) -> float:
+        """Returns the relative error of a table's values in a format, |w' - w| / |w|, of its first rows."""
+        wrong = whole = 0.0
+        for component in self._tables[part.name]:
+            weight_RD = self.rows(component)["weight"][:BLOCK]
+            format = _format(name)
+            wrong += float((format.decode(format.encode(weight_RD, None), component.dim) - weight_RD).square().sum())
+            whole += float(weight_RD.square().sum())
+        return (wrong / whole) ** 0.5 if whole else 0.0
+
+    def shape(self, part: Part) -> list[int]:
+        """Returns the outputs and inputs of a product, or the rows and columns of a table's components together."""
+        if part.kind == "product":
+            return list(self.seen[part.name].weight_OI.shape)
+        of = self._tables[part.name]
+        return [sum(component.rows for component in of), max(component.dim for component in of)]
+
+    def bytes_of(self, part: Part, name: str) -> int:
+        """Returns the bytes of a part in a format."""
+        if part.kind == "product":
+            seen = self.seen[part.name]
             fields = {} if name == EXACT else format_of(name).encoded(seen.weight_OI, seen.range)
-            return sum(of.nbytes for of in fields.values()) or self._dense[unit.name].nbytes
-        return sum(c.rows * _row(c, name) for c in self._tables[unit.name])
+            return sum(of.nbytes for of in fields.values()) or self._dense[part.name].nbytes
+        return sum(c.rows * _row(c, name) for c in self._tables[part.name])
 
 
 def _from(narrowest: str, formats: list[str]) -> list[str]:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sparrow import data
 from sparrow.analysis import picture
+from sparrow.analysis.judge import Judge, judges
 from sparrow.analysis.smaller import knapsack
 from sparrow.analysis.smaller.alternatives import Alternative, Bytes, Purpose, alternatives, changed, mapped_rows
-from sparrow.analysis.smaller.damage import SHORT, Judge, Rebuilt, by_training, in_floats, judges
+from sparrow.analysis.smaller.damage import SHORT, Rebuilt, by_training, in_floats
 from sparrow.analysis.smaller.learned_hash import early
 from sparrow.analysis.usage import usage
 from sparrow.core.errors import UserError, suggest

@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparrow.analysis.scores import Rows
+from sparrow.analysis.judge import Judge
 from sparrow.analysis.smaller.alternatives import Alternative, changed
-from sparrow.core import Batch, Chunk, UserError
+from sparrow.core import Chunk
 from sparrow.core.progress import Progress
-from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, EmbeddingTables, RowRecords, TableChoices
 from sparrow.embeddings.spec import Cache
 from sparrow.kernels import philox
@@ -33,63 +32,6 @@ from sparrow.training import train
 SEEDS = 2  # short trainings of each choice
 SHORT = 0.25  # of an epoch
 BLOCK = 1 << 16  # rows that are rounded at a time
-
-
-class Judge:
-    """Scores the same rows again and again.
-
-    Args:
-        batch: the rows, with labels.
-        place: of the log, for errors.
-    """
-
-    def __init__(self, batch: Batch, place: Path) -> None:
-        self.batch = batch
-        self.place = place
-
-    def ne(self, found: Restored) -> Estimate:
-        """Returns the normalised entropy of a model's scores, for the first label.
-
-        Raises:
-            UserError: when the labels are all alike.
-        """
-        size, batch = found.run.data.batch_size, self.batch
-        spans = [(low, min(low + size, batch.batch_size)) for low in range(0, batch.batch_size, size)]
-        scores_N = torch.cat([found.scores(batch.part(low, high), low)[:, 0] for low, high in spans])
-        assert batch.labels_BT is not None
-        rows = Rows(
-            scores_N=scores_N,
-            labels_N=batch.labels_BT[:, 0],
-            weights_N=batch.weights_B,
-            sessions_N=batch.session_B,
-        )
-        ne = rows.estimates()["ne"]
-        if math.isnan(ne.value):
-            raise UserError(
-                f"{self.place}: the labels of its valid part are all alike, so NE is not defined; prepare a larger one"
-            )
-        return ne
-
-
-def judges(dataset: Dataset, rows: int) -> tuple[Judge, Judge]:
-    """Returns two judges with different rows of the valid part, drawn at random: to choose by, and to check a choice.
-
-    Args:
-        dataset: the prepared log.
-        rows: of each, where there are so many.
-
-    Raises:
-        UserError: when there is no valid part.
-    """
-    there = dataset.rows("valid")
-    if there < 2:
-        raise UserError(
-            f"{dataset.path}: its valid part is empty, and damage is measured there; prepare with --valid 0.1"
-        )
-    count = min(2 * rows, there)
-    whole = next(iter(dataset.loader(count, split="valid", shuffle=True)))
-    half = count // 2
-    return Judge(whole.part(0, half), dataset.path), Judge(whole.part(half, count), dataset.path)
 
 
 def in_floats(found: Restored) -> Restored:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sparrow import data
+from sparrow.analysis.judge import judges
 from sparrow.analysis.smaller.alternatives import Alternative, Bytes, alternatives, changed
 from sparrow.analysis.smaller.budget import Option, Plan, planned, propose
-from sparrow.analysis.smaller.damage import Rebuilt, by_training, in_floats, judges, means, rebuilt
+from sparrow.analysis.smaller.damage import Rebuilt, by_training, in_floats, means, rebuilt
 from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.analysis.usage import usage
 from sparrow.core import UserError
