@@ -75,7 +75,7 @@ class Variants:
 
     def score(self, choice: Choice) -> Callable[[Batch], Tensor]:
         """Returns the scores of the model with some formats."""
-        return scoring(self.model(choice), self.scorer.run, self.scorer.schema)
+        return torch.inference_mode()(scoring(self.model(choice), self.scorer.run, self.scorer.schema))
 
     def model(self, choice: Choice) -> Any:
         """Returns the model with some formats."""
