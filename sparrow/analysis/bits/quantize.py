@@ -51,6 +51,11 @@ class Quantized:
     ms_before: float
     ms_after: float
 
+    def bytes_of(self, choice: Choice) -> int:
+        """Returns the bytes of all parts with some formats."""
+        names = {(part.kind, part.name): name for part, name in choice.items()}
+        return sum(part["bytes"][names.get((part["kind"], part["name"]), EXACT)] for part in self.parts)
+
     @property
     def needed(self) -> int | None:
         """How many rows or sessions would show that the narrowest formats keep to the budget; None when they do not."""
