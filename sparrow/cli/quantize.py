@@ -126,8 +126,9 @@ def _cells(part: dict[str, Any]) -> list[str]:
 def _compare(model: Path, other: Path) -> None:
     from sparrow.analysis.bits.compare import PARTED, partings
     from sparrow.cli import _show
+    from sparrow.serving import load
 
-    found = partings(model, other)
+    found = partings(load(model), load(other))
     table = _show.Table(title="relative difference", title_justify="left", box=_show.SLIM)
     for name in ("product", "inputs", "outputs"):
         table.add_column(name, justify="left" if name == "product" else "right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def estimates(
     return result
 
 
+@functools.cache
 def t_quantile(level: float, degrees: float) -> float:
     """Returns half the width, in standard errors, of an interval that holds `level` of the mass of Student's t.
 

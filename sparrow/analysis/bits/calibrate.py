@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Seen:
         """Floating-point operations an example; a multiply-add counts as two."""
         return 2.0 * self.weight_OI.numel() * self.inputs / max(self.examples, 1)
 
-    @property
+    @cached_property
     def range(self) -> Range:
         """The range whose 8-bit codes are nearest to the inputs, see `least_squares`."""
         return least_squares(self.counts_H, self.low, self.high)

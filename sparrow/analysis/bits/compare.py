@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from sparrow.analysis.bits.calibrate import watched
 from sparrow.core.errors import UserError
-from sparrow.serving import Scorer, load
+from sparrow.serving import Scorer
 from sparrow.serving.products import joined
 from sparrow.serving.scorer import CHECK
 
@@ -48,17 +47,18 @@ class Partings:
         return next((one for one in self.products if max(one.inputs, one.outputs) > PARTED), None)
 
 
-def partings(model: str | Path, other: str | Path) -> Partings:
-    """Run two model folders on the rows that are kept with the first. Returns where their values part.
+def partings(a: Scorer, b: Scorer) -> Partings:
+    """Run two models on the rows that are kept with the first. Returns where their values part.
 
     Raises:
-        UserError: when a folder cannot be read, or the models are not of one kind.
+        UserError: when the models are not of one kind.
     """
-    a, b = load(model), load(other)
     rows = pq.ParquetFile(a.folder.path / CHECK).read().select(list(a.encoder.sources)).to_pylist()
     (ours, scores), (theirs, others) = _run(a, rows), _run(b, rows)
     if list(ours) != list(theirs) or any(x.shape != theirs[site][0].shape for site, (x, _) in ours.items()):
-        raise UserError(f"{other}: not a model of the same kind as {model}; compare models of one architecture")
+        raise UserError(
+            f"{b.folder.path}: not a model of the same kind as {a.folder.path}; compare models of one architecture"
+        )
     found = [
         Parting(site=site, inputs=_apart(x, theirs[site][0]), outputs=_apart(y, theirs[site][1]))
         for site, (x, y) in ours.items()

@@ -79,13 +79,17 @@ class Found:
     """What a search found.
 
     ne: of the model as it is, for each label. alone: part -> format -> what it does to NE alone. tried: what was tried
-    of all parts together, in that order, the narrowest first. best: the one that is taken.
+    of all parts together, the narrowest first. The last one is taken.
     """
 
     ne: list[float]
     alone: dict[Part, dict[str, Rise]]
     tried: list[Tried]
-    best: Tried
+
+    @property
+    def best(self) -> Tried:
+        """The one that is taken."""
+        return self.tried[-1]
 
 
 def rises(before: Sequence[Estimate], after: Sequence[Estimate]) -> Rise:
@@ -132,43 +136,28 @@ def search(
 ) -> Found:
     """Returns the narrowest formats of which the rise of NE is shown to be within a budget.
 
-    Choices are ordered from the narrowest to the model as it is (`fallbacks`), and the order is halved again and again,
-    as if the rise fell along it. The one that is taken was measured.
+    Choices are tried from the narrowest to the model as it is (`fallbacks`). The first one that keeps to the budget is
+    taken.
 
     Args:
         parts: what can have fewer bits.
         scores: see `damages`.
         judge: has the rows.
-        budget: how much NE may rise, as a share of it.
+        budget: how much NE may rise, as a share of it, >= 0.
         told: is told how far it is.
         size: rows of a batch.
     """
     before, alone = damages(parts, scores, judge, told, size)
     order = fallbacks(parts, {part: {step: rise.value for step, rise in of.items()} for part, of in alone.items()})
-    tried: dict[int, Tried] = {}
-
-    def fits(place: int) -> bool:
-        told("all together", len(tried), 2 + math.ceil(math.log2(len(order))))
-        after = judge.ne_of(_numbered(scores(order[place])), size)
-        tried[place] = Tried(choice=order[place], rise=rises(before, after))
-        return tried[place].rise.upper <= budget
-
-    low, high = -1, len(order) - 1  # the last one is the model as it is
-    place = 0
-    while high - low > 1 or high not in tried:
-        if fits(place):
-            high = place
-        elif place == high:
-            break  # a budget that no model keeps to; the model as it is
-        else:
-            low = place
-        place = (low + high + 1) // 2
-    return Found(
-        ne=[one.value for one in before],
-        alone=alone,
-        tried=[tried[place] for place in sorted(tried)],
-        best=tried[high],
-    )
+    tried: list[Tried] = []
+    for choice in order:
+        told("all together", len(tried), len(order))
+        rise = rises(before, judge.ne_of(_numbered(scores(choice)), size))
+        tried.append(Tried(choice=choice, rise=rise))
+        if rise.upper <= budget:
+            break  # the model as it is, the last one, does not rise at all
+    told("all together", len(order), len(order))
+    return Found(ne=[one.value for one in before], alone=alone, tried=tried)
 
 
 def fallbacks(parts: Sequence[Part], damage: Mapping[Part, Mapping[str, float]]) -> list[Choice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -43,11 +44,19 @@ class Variants:
         scorer: the model.
         seen: what its products do, see `calibrated`.
         place: a folder for converted rows.
+        of_rows: formats of rows by names, narrowest first, as an `Override` says them.
     """
 
-    def __init__(self, scorer: Scorer, seen: Mapping[str, Seen], place: Path) -> None:
-        self.scorer, self.seen, self._place = scorer, seen, place
+    def __init__(
+        self,
+        scorer: Scorer,
+        seen: Mapping[str, Seen],
+        place: Path,
+        of_rows: Mapping[str, dict[str, Any]] = MappingProxyType(TABLES),
+    ) -> None:
+        self.scorer, self.seen, self._place, self._of_rows = scorer, seen, place, dict(of_rows)
         self._dense = weights(scorer.folder, DENSE)
+        self._encoded: dict[tuple[str, str], dict[str, Tensor]] = {}
         specs = [spec for tables in tables_of(scorer.model) for spec in tables.specs]
         self._tables = {spec.name: spec.components for spec in specs}
         self._formats = {c.name: c.format for of in self._tables.values() for c in of}
@@ -62,10 +71,10 @@ class Variants:
             products: the narrowest format of products.
         """
         found = []
-        formats = _from(tables, list(TABLES))
+        formats = _from(tables, list(self._of_rows))
         for name, of in self._tables.items():
             plain = all(isinstance(c.format, fp32.Config) and not c.policy for c in of)
-            smaller = [format for format in formats if all(_row(c, format) < _row(c, EXACT) for c in of)]
+            smaller = [format for format in formats if all(self._row(c, format) < self._row(c, EXACT) for c in of)]
             if plain and smaller:
                 found.append(Part(kind="table", name=name, steps=(*smaller, EXACT)))
         native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
@@ -87,10 +96,16 @@ class Variants:
         dense, few_bits = dict(self._dense), dict[str, Tensor]()
         for part, name in choice.items():
             if part.kind == "product" and name != EXACT:
-                seen = self.seen[part.name]
                 del dense[part.name]
-                few_bits |= named(part.name, name, format_of(name).encoded(seen.weight_OI, seen.range))
+                few_bits |= named(part.name, name, self.encoded(part.name, name))
         return dense, few_bits
+
+    def encoded(self, site: str, name: str) -> dict[str, Tensor]:
+        """Returns the fields of a product in a format. They are made once."""
+        if (site, name) not in self._encoded:
+            seen = self.seen[site]
+            self._encoded[site, name] = format_of(name).encoded(seen.weight_OI, seen.range)
+        return self._encoded[site, name]
 
     def run(self, choice: Choice) -> Run:
         """Returns the settings of the model with some formats."""
@@ -99,7 +114,9 @@ class Variants:
         for part, name in choice.items():
             if part.kind == "table" and name != EXACT:
                 made.setdefault(name, []).append(part.name)
-        overrides = [Override(names=tuple(sorted(names)), format=TABLES[name]) for name, names in sorted(made.items())]
+        overrides = [
+            Override(names=tuple(sorted(names)), format=self._of_rows[name]) for name, names in sorted(made.items())
+        ]
         return replace(self.scorer.run, tables=replace(tables, overrides=(*tables.overrides, *overrides)))
 
     def rows(self, component: Component) -> dict[str, Tensor]:
@@ -112,7 +129,7 @@ class Variants:
         if self._formats[component.name] == component.format:
             return before
         name = Family("sparrow.kernels.formats").name_of(component.format)
-        path = self._place / f"{name}-{quote(component.name, safe='')}"
+        path = self._place / quote(f"{name} {component.format} {component.name}", safe="")
         if not path.exists():
             blocks = [component.format.encode(block_RD, None) for block_RD in tensors(before)["weight"].split(BLOCK)]
             fields = {field: torch.cat([block[field] for block in blocks]) for field in blocks[0]}
@@ -124,7 +141,7 @@ class Variants:
         wrong = whole = 0.0
         for component in self._tables[part.name]:
             weight_RD = self.rows(component)["weight"][:BLOCK]
-            format = _format(name)
+            format = self._format(name)
             wrong += float((format.decode(format.encode(weight_RD, None), component.dim) - weight_RD).square().sum())
             whole += float(weight_RD.square().sum())
         return (wrong / whole) ** 0.5 if whole else 0.0
@@ -139,10 +156,20 @@ class Variants:
     def bytes_of(self, part: Part, name: str) -> int:
         """Returns the bytes of a part in a format."""
         if part.kind == "product":
-            seen = self.seen[part.name]
-            fields = {} if name == EXACT else format_of(name).encoded(seen.weight_OI, seen.range)
-            return sum(of.nbytes for of in fields.values()) or self._dense[part.name].nbytes
-        return sum(c.rows * _row(c, name) for c in self._tables[part.name])
+            if name == EXACT:
+                return self._dense[part.name].nbytes
+            return sum(of.nbytes for of in self.encoded(part.name, name).values())
+        return sum(c.rows * self._row(c, name) for c in self._tables[part.name])
+
+    def _row(self, component: Component, name: str) -> int:
+        """Returns the bytes of the values of a row in a format."""
+        if name == EXACT:
+            return component.dim * 4
+        fields = self._format(name).fields(component.dim)
+        return sum(field.bytes_row for field in fields.values())
+
+    def _format(self, name: str) -> RowFormat:
+        return Override(names=(), format=self._of_rows[name]).on(TableChoices()).format
 
 
 def _from(narrowest: str, formats: list[str]) -> list[str]:
@@ -152,15 +179,3 @@ def _from(narrowest: str, formats: list[str]) -> list[str]:
     if narrowest not in formats:
         raise UserError(f"{narrowest!r} is no format here; choose one of {', '.join((*formats, EXACT))}")
     return formats[formats.index(narrowest) :]
-
-
-def _row(component: Component, name: str) -> int:
-    """Returns the bytes of the values of a row in a format."""
-    if name == EXACT:
-        return component.dim * 4
-    fields = _format(name).fields(component.dim)
-    return sum(field.bytes_row for field in fields.values())
-
-
-def _format(name: str) -> RowFormat:
-    return Override(names=(), format=TABLES[name]).on(TableChoices()).format

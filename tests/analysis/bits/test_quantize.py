@@ -1,0 +1,164 @@
+"""A model folder in fewer bits: what it holds, how it scores, and what it was chosen by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+
+from sparrow import data
+from sparrow.analysis.bits import quantize as module
+from sparrow.analysis.bits.quantize import REPORT, Quantized, quantize
+from sparrow.analysis.bits.search import rises
+from sparrow.analysis.judge import judges
+from sparrow.cli import main
+from sparrow.data.batches.dataset import Dataset
+from sparrow.serving import Scorer, load, products
+from sparrow.serving.scorer import table_file
+from tests.serving.test_export import contents
+
+
+@pytest.fixture(scope="module")
+def narrow(exported: Path, prepared: Path) -> Quantized:
+    """All in the narrowest formats."""
+    return quantize(exported, exported.parent / "narrow", prepared, budget=float("inf"))
+
+
+@pytest.fixture(scope="module")
+def rows(log: Path, served: Scorer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(log).slice(5900).select(list(served.encoder.sources)).to_pylist()
+    return found
+
+
+def test_bytes_are_those_of_the_formats(served: Scorer, narrow: Quantized) -> None:
+    """D/2 + 4 bytes a row, a byte a weight with a scale a channel; and no weight is there twice."""
+    folder = narrow.scorer.folder.path
+    for part in narrow.parts:
+        if part["kind"] == "table":
+            (rows, dim) = part["shape"]
+            assert part["format"] == "int4"
+            with safe_open(folder / table_file(part["name"]), "pt") as file:
+                assert [file.get_tensor(name).nbytes for name in file.keys()] == [rows * (-(-dim // 2) + 4)]  # noqa: SIM118
+            each = {"int4": -(-dim // 2) + 4, "int8": dim + 8, "fp16": 2 * dim, "fp32": 4 * dim}
+            assert part["bytes"] == {name: rows * size for name, size in each.items()}
+    sites = [part for part in narrow.parts if part["kind"] == "product"]
+    assert len(sites) == 5
+    with safe_open(folder / products.FILE, "pt") as file:
+        for part in sites:
+            out, inputs = part["shape"]
+            assert file.get_tensor(f"{part['name']}/int8/codes").shape == (out, inputs)
+            assert part["bytes"]["int8"] == out * inputs + 4 * out + 8
+    with safe_open(folder / "dense.safetensors", "pt") as file:
+        assert not {part["name"] for part in sites} & set(file.keys())
+    assert narrow.scorer.folder.bytes < served.folder.bytes
+
+
+def test_a_row_has_the_same_score_alone_and_beside_others(narrow: Quantized, rows: list[dict[str, Any]]) -> None:
+    """To the bit: all products are whole numbers, and what stands between them is of one row."""
+    scorer = narrow.scorer
+    whole = scorer.score(rows)
+    assert np.isfinite(whole).all()
+    for row in (0, 7, 99):
+        assert np.array_equal(scorer.score(rows[row : row + 1])[0], whole[row])
+    assert np.array_equal(scorer.score(rows[50:]), whole[50:])
+    stacked = scorer.rank_all([({}, rows[:30]), ({}, rows[30:])])
+    assert np.array_equal(np.concatenate(stacked), whole)
+
+
+def test_scores_are_near_and_the_folder_proves_itself(
+    served: Scorer, narrow: Quantized, rows: list[dict[str, Any]]
+) -> None:
+    apart = np.abs(narrow.scorer.score(rows) - served.score(rows))
+    assert 0 < apart.max() < 0.1
+    again = load(narrow.scorer.folder.path)
+    assert np.array_equal(again.score(rows), narrow.scorer.score(rows))
+
+
+def test_the_same_model_and_log_make_the_same_folder(
+    exported: Path, prepared: Path, narrow: Quantized, tmp_path: Path
+) -> None:
+    quantize(exported, tmp_path / "again", prepared, budget=float("inf"))
+    assert contents(tmp_path / "again") == contents(narrow.scorer.folder.path)
+
+
+def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: Path, tmp_path: Path) -> None:
+    done = quantize(exported, tmp_path / "out", prepared, budget=1e-3)
+    best = done.found.best
+    assert best.rise.upper <= 1e-3
+    report = json.loads((tmp_path / "out" / REPORT).read_text())
+    assert report["rise"]["upper"] == best.rise.upper
+    assert [part["name"] for part in report["parts"]] == [part["name"] for part in done.parts]
+    dataset = data.open(prepared)
+    (judge,) = judges(dataset, 50_000, parts=1)
+    before, after = (judge.ne_of(lambda batch, row, s=s: s.scores(batch), 1024) for s in (load(exported), done.scorer))
+    assert rises(before, after).upper == pytest.approx(best.rise.upper, abs=1e-9)  # what was chosen is what is served
+
+
+def test_nothing_to_spend_leaves_the_model_as_it_is(
+    exported: Path, served: Scorer, prepared: Path, tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    done = quantize(exported, tmp_path / "out", prepared, budget=0.0)
+    assert done.found.best.rise.upper <= 0
+    if not done.found.best.choice:
+        assert np.array_equal(done.scorer.score(rows), served.score(rows))
+
+
+def test_the_test_part_chooses_nothing(
+    exported: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the card, which tells how good the model is, reads it."""
+    read: list[str] = []
+    before = Dataset.loader
+
+    def loader(self: Dataset, size: int, split: str = "train", **others: Any) -> Iterator[Any]:
+        read.append(split)
+        return before(self, size, split, **others)  # type: ignore[return-value]
+
+    monkeypatch.setattr(Dataset, "loader", loader)
+    monkeypatch.setattr(module, "card", lambda *of: {})
+    quantize(exported, tmp_path / "out", prepared, budget=1e-3)
+    assert set(read) == {"train", "valid"}
+
+
+def test_formats_that_may_not_be_narrower(exported: Path, prepared: Path, tmp_path: Path) -> None:
+    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", layers="fp32")
+    assert {(part["kind"], part["format"]) for part in done.parts} <= {("table", "int8"), ("table", "fp16")}
+    assert not (tmp_path / "rows" / products.FILE).exists()
+    assert not done.scorer.is_rounded
+
+
+def test_mistakes_are_one_line(
+    exported: Path, narrow: Quantized, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, out = narrow.scorer.folder.path, tmp_path / "out"
+    for arguments, remedy in (
+        ([exported, out], "--data is missing"),
+        ([exported, "--data", prepared], "OUT is missing"),
+        ([few, out, "--data", prepared], "the folder that it was made of"),
+        ([exported, few, "--data", prepared], "choose another name"),
+        ([exported, out, "--data", prepared, "--ne-budget", "few"], "such as 0.02%"),
+        ([exported, out, "--data", prepared, "--ne-budget", "-1%"], "such as 0.02%"),
+        ([exported, out, "--data", tmp_path], "sparrow prepare"),
+        ([tmp_path, out, "--data", prepared], "sparrow export"),
+    ):
+        assert main(["quantize", *map(str, arguments)]) == 2, arguments
+        told = capsys.readouterr().err
+        assert remedy in told and told.count("\n") == 1, told
+        assert not out.exists()
+
+
+def test_the_command_shows_and_draws(
+    exported: Path, narrow: Quantized, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(exported), str(tmp_path / "out"), "--data", str(prepared), "--ne-budget", "inf"]) == 0
+    told = capsys.readouterr().out
+    assert "cross.weights.0" in told and "times fewer" in told and "NE 0." in told
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+    assert main(["quantize", str(exported), "--compare", str(narrow.scorer.folder.path)]) == 0
+    assert "they part" in capsys.readouterr().out

@@ -1,0 +1,90 @@
+"""Products of a served model in other formats: what they compute, and what a file of them must have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparrow.core import UserError
+from sparrow.interactions import CrossNet
+from sparrow.layers import MLP, Head, sites
+from sparrow.serving import products
+
+
+def model() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"mlp": MLP(6, (5,)), "cross": CrossNet(5, 2), "head": Head(5, 1)}).requires_grad_(False)
+
+
+def of(modules: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        found: torch.Tensor = modules["head"](modules["cross"](modules["mlp"](x)))
+    return found
+
+
+@pytest.mark.parametrize(("name", "close"), [("int8", 0.08), ("bf16", 0.02)])
+def test_a_model_with_all_products_in_a_format(name: str, close: float) -> None:
+    """Near to what it was, and its own weights are gone."""
+    plain, format = model(), products.format_of(name)
+    x = torch.randn(50, 6).clamp(-3, 3)
+    stored, dense = {}, dict(plain.state_dict())
+    for site in sites(plain):
+        stored |= products.named(site, name, format.encoded(dense.pop(site), (-6.0, 6.0)))
+    made = model()
+    products.put(made, stored, dense)
+    apart = (of(made, x) - of(plain, x)).norm() / of(plain, x).norm()
+    assert 0 < apart < close
+    assert all(not made.get_parameter(site).numel() for site in sites(made))
+    for row in range(3):  # whatever is beside it
+        torch.testing.assert_close(of(made, x[row : row + 1]), of(made, x)[row : row + 1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", products.FORMATS)
+def test_a_number_that_is_not_finite_stays_in_its_row(name: str) -> None:
+    format = products.format_of(name)
+    product = format.Product(format.encoded(torch.randn(4, 6), (-3.0, 3.0)))
+    x = torch.randn(3, 6)
+    clean = product([x], None, False)
+    for bad in (float("nan"), float("inf")):
+        x[1, 2] = bad
+        found = product([x], None, False)
+        assert not found[1].isfinite().any()
+        assert torch.equal(found[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("name", products.FORMATS)
+def test_parts_bias_and_relu(name: str) -> None:
+    format = products.format_of(name)
+    weight_OI, bias, x = torch.randn(4, 6), torch.randn(4), torch.randn(5, 6).clamp(-3, 3)
+    fields = format.encoded(weight_OI, (-3.0, 3.0))
+    whole = format.Product(fields)([x], bias, True)
+    assert torch.equal(format.Product(fields)([x[:, :2], x[:, 2:]], bias, True), whole)
+    torch.testing.assert_close(whole, (x @ weight_OI.t() + bias).relu(), rtol=0, atol=0.15)
+    torch.testing.assert_close(format.Product(fields)([x], None, False), x @ weight_OI.t(), rtol=0, atol=0.15)
+
+
+def test_inputs_of_bytes_may_have_ranges_of_their_own_rows() -> None:
+    int8 = products.format_of("int8")
+    product = int8.Product(int8.encoded(torch.eye(3), None))
+    x = torch.tensor([[1.0, 2.0, 3.0], [1000.0, 0.0, -1000.0]])
+    torch.testing.assert_close(product([x], None, False), x, rtol=0.02, atol=0.02)
+    assert torch.equal(product([x[:1]], None, False), product([x], None, False)[:1])
+
+
+def test_a_file_of_another_model_is_refused() -> None:
+    plain, int8 = model(), products.format_of("int8")
+    dense = dict(plain.state_dict())
+    fields = int8.encoded(dense["head.weight"], (0.0, 1.0))
+    without = {name: tensor for name, tensor in dense.items() if name != "head.weight"}
+    products.put(model(), products.named("head.weight", "int8", fields), without)
+    for stored, left in (
+        ({}, without),  # a weight is missing
+        (products.named("head.weight", "int8", fields), dense),  # one is there twice
+        (products.named("heed.weight", "int8", fields), without),  # no such site
+        (products.named("head.bias", "int8", fields), {n: t for n, t in dense.items() if n != "head.bias"}),
+    ):
+        with pytest.raises(UserError, match="not of this model"):
+            products.put(model(), stored, left)
+    with pytest.raises(UserError, match="int3.*newer Sparrow"):
+        products.put(model(), products.named("head.weight", "int3", fields), without)
