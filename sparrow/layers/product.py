@@ -10,18 +10,25 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
+from sparrow.core.repeated import Apart, Repeated
 from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
+from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of a weight that does not train it is called once."""
+
+
+KEPT = 4  # forms of a weight: a service is asked with few sets of users' columns
+LEAST = 1 << 22  # multiply-adds that take as long as it takes to find what is shared
+COPYING = 40  # multiply-adds that take as long as copying a number of a column
 
 
 class Instead(Protocol):
     """Does a product in another way, without gradients: x W^T + b, then perhaps a ReLU."""
 
     def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
-        """Returns [B, out]. parts: x, as for `Product`."""
+        """Returns [B, out]. parts: x, as for `Product`; those that are `Repeated` tell which columns are a user's."""
         ...
 
 
@@ -36,7 +43,10 @@ class Product(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.instead: Instead | None = None
-        self._kept: tuple[Any, tuple[Tensor, ...]] = (None, ())
+        self._kept: dict[Any, Any] = {}  # what was made of weights that do not train
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}  # a copy makes it anew: oneDNN's weights cannot be copied
 
     def forward(
         self,
@@ -63,6 +73,8 @@ class Product(nn.Module):
         parts = [to_compute(part) for part in parts]
         if across:
             return self.weights(weight, [parts[0].t()])[0] @ parts[0]
+        if not trains(weight) and parts[0].dtype == torch.float32 and parts[0].device.type == "cpu":
+            return self._served(parts, weight, bias, relu, fold)
         weights = self.weights(weight, parts, fold)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
@@ -77,19 +89,85 @@ class Product(nn.Module):
     def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
         """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
         sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
-        if weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if trains(weight):
             return _cut(weight, sizes, dtype, fold)
-        made_for = (weight.data_ptr(), weight._version, sizes, dtype)
-        if self._kept[0] != made_for:
-            self._kept = made_for, _cut(weight, sizes, dtype, fold)
-        return self._kept[1]
+        found: tuple[Tensor, ...] = self._once(weight, (*sizes, dtype), lambda: _cut(weight, sizes, dtype, fold))
+        return found
+
+    def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
+        key = (weight.data_ptr(), weight._version, *what)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[key] = make()
+        return found
+
+    def _served(
+        self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None, relu: bool, fold: Fold | None
+    ) -> Tensor:
+        """Returns what `forward` does, for a weight that does not train."""
+        sizes = tuple(part.shape[1] for part in parts)
+        aparts = [_apart(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+
+        def make() -> list[list[Ready]]:
+            cut = _cut(weight, sizes, parts[0].dtype, fold)
+            return [_ready(one, apart) for one, apart in zip(cut, aparts, strict=True)]
+
+        what = (*sizes, *[apart and apart.key for apart in aparts])
+        ready = self._once(weight, what, make)
+        if not any(aparts):
+            return _summed([(one[0], part) for one, part in zip(ready, parts, strict=True)], bias, relu)
+        once, each = [], []  # what runs for each user, and what runs for each sample
+        for ones, part, apart in zip(ready, parts, aparts, strict=True):
+            each.append((ones[0], part if apart is None else apart.own_BO))
+            if apart is not None:
+                once.append((ones[1], apart.shared_US))
+        users = next(part.users for part in parts if isinstance(part, Repeated))
+        each = [(one, x) for one, x in each if x.shape[1]]
+        y_UO = _summed(once, bias, relu and not each)
+        if not each:
+            return Repeated.spread(y_UO, users)
+        if y_UO.shape[0] == 1:
+            return _summed(each, y_UO[0], relu)
+        y = y_UO.index_select(0, users.inverse_B).add_(_summed(each, None, relu=False))
+        return y.relu_() if relu else y
 
 
-def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:
+def trains(weight: Tensor) -> bool:
+    """Returns whether a weight may have changed by the next time, or autograd or a compiler follow what is made of it."""
+    return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+def _apart(part: Repeated, out: int) -> Apart | None:
+    """Returns a part in two, if a product with `out` columns gains by it."""
+    shared = int(part.marks.sum())
+    (samples, columns), users = part.shape, part.users.some_U.shape[0]
+    saved = (samples - users) * shared * out - COPYING * samples * (columns - shared)
+    return part.apart() if saved >= LEAST else None
+
+
+def _ready(weight: Tensor, apart: Apart | None) -> list[Ready]:
+    """Returns a weight, or that of what samples have and that of what they share."""
+    return [Ready(weight)] if apart is None else [Ready(weight[:, at]) for at in (apart.own_O, apart.shared_S)]
+
+
+def _summed(products: Sequence[tuple[Ready, Tensor]], bias: Tensor | None, relu: bool) -> Tensor:
+    """Returns the sum of x W^T of each pair of W and x, plus b, or the maximum of it and 0."""
+    y: Tensor | None = None
+    for weight, x in products:
+        found = weight(x, bias, relu=relu and len(products) == 1)
+        y, bias = found if y is None else y.add_(found), None
+    assert y is not None
+    return y.relu_() if relu and len(products) > 1 else y
+
+
+def _cut(weight: Tensor, sizes: Sequence[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:
     weight = weight if fold is None else fold(weight)
     if len(sizes) == 1:
         return (weight.to(dtype),)
-    return tuple(one.to(dtype) for one in weight.split(sizes, 1))
+    return tuple(one.to(dtype) for one in weight.split(list(sizes), 1))
 
 
 def sites(model: nn.Module) -> dict[str, Product]:
