@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +31,18 @@ class Users(NamedTuple):
         return cls(torch.from_numpy(user_B), some_U)
 
 
-class Apart(NamedTuple):
-    """A matrix in two: what a user's samples share, a row for each user, and what each sample has.
+class Columns(NamedTuple):
+    """Which columns of a matrix a user's samples share, and which they have of their own, int64."""
 
-    shared_S: its columns of the first kind, and own_O: those of the second, int64; `key` is equal where they are.
-    shared_US: the first ones [U, S]. own_BO: the others [B, O].
-    """
-
-    key: bytes
     shared_S: Tensor
     own_O: Tensor
-    shared_US: Tensor
-    own_BO: Tensor
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, marks: bytes) -> Columns:
+        """Returns those of the marks of a matrix."""
+        is_shared = np.frombuffer(marks, np.bool_)
+        return cls(*(torch.from_numpy(np.flatnonzero(of)) for of in (is_shared, ~is_shared)))
 
 
 class Repeated(Tensor):
@@ -57,29 +57,36 @@ class Repeated(Tensor):
 
     users: Users
     marks: Tensor
-    _apart: Apart | None
+    whole: Tensor
+    _halves: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(cls, whole: Tensor, users: Users, marks: Tensor) -> Repeated:
         """Returns a tensor with what is known of it."""
         found = whole.as_subclass(cls)
-        found.users, found.marks, found._apart = users, marks, None
+        found.users, found.marks, found.whole, found._halves = users, marks, whole, None
         return found
 
     @classmethod
     def spread(cls, once_UD: Tensor, users: Users) -> Repeated:
         """Returns the row of its user for each sample, [B, D]."""
-        return cls.of(once_UD.index_select(0, users.inverse_B), users, torch.ones(1, once_UD.shape[1], dtype=torch.bool))
+        whole = once_UD.index_select(0, users.inverse_B)
+        return cls.of(whole, users, torch.ones(1, once_UD.shape[1], dtype=torch.bool))
 
-    def apart(self) -> Apart:
-        """Returns a matrix [B, D] in two. It is done once."""
-        if self._apart is None:
-            (marks_D,), whole = self.marks, plain(self)
-            shared_S, own_O = marks_D.nonzero()[:, 0], marks_D.logical_not().nonzero()[:, 0]
-            shared_US = whole.index_select(0, self.users.some_U).index_select(1, shared_S)
-            own_BO = whole.index_select(1, own_O)
-            self._apart = Apart(marks_D.numpy().tobytes(), shared_S, own_O, shared_US, own_BO)
-        return self._apart
+    def key(self) -> bytes:
+        """Returns the marks of a matrix [B, D] for `Columns.of`."""
+        return self.marks.numpy().tobytes()
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Returns what the samples of a matrix share, a row for each user [U, S], and what each has [B, O].
+
+        It is done once, since often several products have the same input.
+        """
+        if self._halves is None:
+            shared_S, own_O = Columns.of(self.key())
+            shared_US = self.whole.index_select(0, self.users.some_U).index_select(1, shared_S)
+            self._halves = shared_US, self.whole.index_select(1, own_O)
+        return self._halves
 
     @classmethod
     def __torch_function__(
@@ -89,18 +96,18 @@ class Repeated(Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **kwargs)
-            if func in _MARKS:
-                return remarked(found, _MARKS[func], *args, **kwargs)
-            if _writes(func.__name__) or "out" in kwargs:
+            if _writes(func.__name__) or "out" in kwargs or kwargs.get("inplace"):
                 for of in (*args, kwargs.get("out")):
                     if isinstance(of, Repeated):
                         of.marks.zero_()  # views of it have views of them
+            elif func in _MARKS and not isinstance(found, Repeated):  # there was something to be done
+                return remarked(found, _MARKS[func], *args, **kwargs)
             return found
 
 
 def plain(x: Tensor) -> Tensor:
     """Returns the same tensor without what is known of it."""
-    return x.as_subclass(Tensor) if isinstance(x, Repeated) else x
+    return x.whole if isinstance(x, Repeated) else x
 
 
 def remarked(found: Any, marks_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,8 +135,6 @@ def remarked(found: Any, marks_of: Callable[..., Any], *args: Any, **kwargs: Any
 
 def _marked(found: Tensor, users: Users, marks: Tensor) -> Tensor:
     """Returns a tensor with its marks, if they are those of this batch."""
-    if isinstance(found, Repeated):  # nothing was to be done
-        return found
     samples = [size for size, mark in zip(found.shape, marks.shape, strict=False) if size != mark]
     is_batch = found.dim() == marks.dim() and samples == [users.inverse_B.shape[0]]
     return Repeated.of(found, users, marks) if is_batch and found.device == users.inverse_B.device else found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import Apart, Repeated
+from sparrow.core.repeated import Columns, Repeated
 from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
 from sparrow.layers.ready import Ready
@@ -108,24 +108,25 @@ class Product(nn.Module):
         self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None, relu: bool, fold: Fold | None
     ) -> Tensor:
         """Returns what `forward` does, for a weight that does not train."""
-        sizes = tuple(part.shape[1] for part in parts)
-        aparts = [_apart(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+        keys = [_shared(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+        sizes = [part.shape[1] for part in parts]
 
         def make() -> list[list[Ready]]:
             cut = _cut(weight, sizes, parts[0].dtype, fold)
-            return [_ready(one, apart) for one, apart in zip(cut, aparts, strict=True)]
+            return [_ready(one, key) for one, key in zip(cut, keys, strict=True)]
 
-        what = (*sizes, *[apart and apart.key for apart in aparts])
-        ready = self._once(weight, what, make)
-        if not any(aparts):
+        ready = self._once(weight, (*sizes, *keys), make)
+        if not any(keys):
             return _summed([(one[0], part) for one, part in zip(ready, parts, strict=True)], bias, relu)
         once, each = [], []  # what runs for each user, and what runs for each sample
-        for ones, part, apart in zip(ready, parts, aparts, strict=True):
-            each.append((ones[0], part if apart is None else apart.own_BO))
-            if apart is not None:
-                once.append((ones[1], apart.shared_US))
-        users = next(part.users for part in parts if isinstance(part, Repeated))
-        each = [(one, x) for one, x in each if x.shape[1]]
+        for ones, part, key in zip(ready, parts, keys, strict=True):
+            if key is None:
+                each.append((ones[0], part))
+                continue
+            assert isinstance(part, Repeated)
+            users, (shared_US, own_BO) = part.users, part.halves()
+            once.append((ones[0], shared_US))
+            each += [(ones[1], own_BO)] if own_BO.shape[1] else []
         y_UO = _summed(once, bias, relu and not each)
         if not each:
             return Repeated.spread(y_UO, users)
@@ -140,17 +141,18 @@ def trains(weight: Tensor) -> bool:
     return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
-def _apart(part: Repeated, out: int) -> Apart | None:
-    """Returns a part in two, if a product with `out` columns gains by it."""
-    shared = int(part.marks.sum())
-    (samples, columns), users = part.shape, part.users.some_U.shape[0]
-    saved = (samples - users) * shared * out - COPYING * samples * (columns - shared)
-    return part.apart() if saved >= LEAST else None
+def _shared(part: Repeated, out: int) -> bytes | None:
+    """Returns the key of its columns, if a product with `out` columns gains by running once for what is shared."""
+    key, samples, users = part.key(), part.whole.shape[0], part.users.some_U.shape[0]
+    columns = Columns.of(key)
+    shared, own = columns.shared_S.shape[0], columns.own_O.shape[0]
+    saved = (samples - users) * shared * out - COPYING * samples * own
+    return key if saved >= LEAST else None
 
 
-def _ready(weight: Tensor, apart: Apart | None) -> list[Ready]:
-    """Returns a weight, or that of what samples have and that of what they share."""
-    return [Ready(weight)] if apart is None else [Ready(weight[:, at]) for at in (apart.own_O, apart.shared_S)]
+def _ready(weight: Tensor, key: bytes | None) -> list[Ready]:
+    """Returns a weight, or that of what samples share and that of what each has."""
+    return [Ready(weight)] if key is None else [Ready(weight[:, at]) for at in Columns.of(key)]
 
 
 def _summed(products: Sequence[tuple[Ready, Tensor]], bias: Tensor | None, relu: bool) -> Tensor:
@@ -163,11 +165,11 @@ def _summed(products: Sequence[tuple[Ready, Tensor]], bias: Tensor | None, relu:
     return y.relu_() if relu and len(products) > 1 else y
 
 
-def _cut(weight: Tensor, sizes: Sequence[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:
+def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:
     weight = weight if fold is None else fold(weight)
     if len(sizes) == 1:
         return (weight.to(dtype),)
-    return tuple(one.to(dtype) for one in weight.split(list(sizes), 1))
+    return tuple(one.to(dtype) for one in weight.split(sizes, 1))
 
 
 def sites(model: nn.Module) -> dict[str, Product]:
