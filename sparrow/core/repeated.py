@@ -48,9 +48,9 @@ class Columns(NamedTuple):
 class Repeated(Tensor):
     """A tensor of B samples, some of whose columns are equal in all samples of a user.
 
-    It is whole, and so any operation may use it. Those that move, cut or convert columns, the products of two numbers
-    and the sigmoid give a `Repeated` again (`_MARKS`). Every other one gives a plain tensor. One that writes into it, or
-    into a view of it, ends its knowledge.
+    It is whole, and so any operation may use it. Those of `_MARKS` give a `Repeated` again: they move, cut or convert
+    columns, or treat each number alone. Every other one gives a plain tensor. One that writes into it, or into a
+    `Repeated` that is a view of it, ends what is known of both.
 
     users: whose the samples are. marks: bool, of the tensor's shape, but 1 where it has B: what samples share.
     """
@@ -173,7 +173,7 @@ _MARKS: dict[Any, Callable[..., Any]] = {
     **{of: _moved(of) for of in (torch.flatten, torch.split, torch.unbind, torch.transpose)},
     **{of: _moved(of) for of in (Tensor.flatten, Tensor.unflatten, Tensor.split, Tensor.unbind, Tensor.transpose)},
     Tensor.__getitem__: _moved(Tensor.__getitem__),
-    **{of: _same for of in (Tensor.to, Tensor.float, Tensor.contiguous, torch.sigmoid, Tensor.sigmoid)},
-    **{of: _both for of in (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)},
+    **dict.fromkeys((Tensor.to, Tensor.float, Tensor.contiguous, torch.sigmoid, Tensor.sigmoid), _same),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _both),
 }
 """Operation -> the marks of its result. What moves columns moves their marks: it is done with a batch of one."""

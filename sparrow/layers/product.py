@@ -16,10 +16,10 @@ from sparrow.layers.precision import to_compute
 from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
-"""Makes of a weight one for narrower inputs, with the same product. Of a weight that does not train it is called once."""
+"""Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
 
 
-KEPT = 4  # forms of a weight: a service is asked with few sets of users' columns
+KEPT = 8  # forms of a weight: a service is asked with few sets of users' columns
 LEAST = 1 << 22  # multiply-adds that take as long as it takes to find what is shared
 COPYING = 40  # multiply-adds that take as long as copying a number of a column
 
@@ -137,7 +137,7 @@ class Product(nn.Module):
 
 
 def trains(weight: Tensor) -> bool:
-    """Returns whether a weight may have changed by the next time, or autograd or a compiler follow what is made of it."""
+    """Returns whether a weight may change at any time, or autograd or a compiler follow what is made of it."""
     return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The multiply-adds of each product."""
     found: list[int] = []
     was = Ready.__call__
@@ -89,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return was(self, x, bias, relu=relu)
 
     monkeypatch.setattr(Ready, "__call__", call)
-    yield found
+    return found
 
 
 def served(config: Any) -> Offset:
