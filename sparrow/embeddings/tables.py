@@ -175,6 +175,11 @@ class EmbeddingTables(nn.Module):
         self.release(handle)
         return whole
 
+    @property
+    def widths(self) -> list[int]:
+        """D of each feature, in their order."""
+        return [spec.dim for spec in self._specs]
+
     def release(self, handle: Handle) -> None:
         """Let go of the batch's rows."""
         self.components.release(handle.inner)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
+from sparrow.core.repeated import plain
 from sparrow.kernels import dense
 from sparrow.layers import Fold, Product, to_compute
 
@@ -43,6 +44,7 @@ class CrossNet(nn.Module):
             product = y if layer else x
             for place in range(layer * factors, (layer + 1) * factors):
                 product, fold = self.products[place]((product,), self.weights[place], fold=fold), None
+            x0, y = plain(x0), plain(y)
             y = dense.cross(x0, y, product, bias)
         return y
 

@@ -10,18 +10,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
+from sparrow.core.repeated import Columns, Repeated
 from sparrow.kernels import dense
 from sparrow.layers.precision import to_compute
+from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
-"""Makes of a weight one for narrower inputs, with the same product. It runs once for a weight that does not train."""
+"""Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
+
+KEPT = 8  # forms of a weight: a service is asked with few sets of users' columns
+LEAST = 1 << 22  # multiply-adds that take as long as it takes to find what is shared
+COPYING = 40  # multiply-adds that take as long as copying a number of a column
 
 
 class Instead(Protocol):
     """Does a product in another way, without gradients: x W^T + b, then perhaps a ReLU."""
 
     def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
-        """Returns [B, out]. parts: x, as for `Product`."""
+        """Returns [B, out]. parts: x, as for `Product`; those that are `Repeated` tell which columns are a user's."""
         ...
 
 
@@ -37,7 +43,10 @@ class Product(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.instead: Instead | None = None
-        self._kept: tuple[Any, tuple[Tensor, ...]] = (None, ())
+        self._kept: dict[Any, Any] = {}  # what was made of weights that do not train
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}  # a copy makes it anew: oneDNN's weights cannot be copied
 
     def forward(
         self,
@@ -64,6 +73,8 @@ class Product(nn.Module):
         parts = [to_compute(part) for part in parts]
         if across:
             return self.weights(weight, [parts[0].t()])[0] @ parts[0]
+        if not trains(weight) and parts[0].dtype == torch.float32 and parts[0].device.type == "cpu":
+            return self._served(parts, weight, bias, relu, fold)
         weights = self.weights(weight, parts, fold)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
@@ -78,12 +89,80 @@ class Product(nn.Module):
     def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
         """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
         sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
-        if weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if trains(weight):
             return _cut(weight, sizes, dtype, fold)
-        made_for = (weight.data_ptr(), weight._version, sizes, dtype)
-        if self._kept[0] != made_for:
-            self._kept = made_for, _cut(weight, sizes, dtype, fold)
-        return self._kept[1]
+        found: tuple[Tensor, ...] = self._once(weight, (*sizes, dtype), lambda: _cut(weight, sizes, dtype, fold))
+        return found
+
+    def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
+        key = (weight.data_ptr(), weight._version, *what)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[key] = make()
+        return found
+
+    def _served(
+        self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None, relu: bool, fold: Fold | None
+    ) -> Tensor:
+        """Returns what `forward` does, for a weight that does not train."""
+        keys = [_shared(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+        sizes = [part.shape[1] for part in parts]
+
+        def make() -> list[list[Ready]]:
+            cut = _cut(weight, sizes, parts[0].dtype, fold)
+            return [_ready(one, key) for one, key in zip(cut, keys, strict=True)]
+
+        ready = self._once(weight, (*sizes, *keys), make)
+        if not any(keys):
+            return _summed([(one[0], part) for one, part in zip(ready, parts, strict=True)], bias, relu)
+        once, each = [], []  # what runs for each user, and what runs for each sample
+        for ones, part, key in zip(ready, parts, keys, strict=True):
+            if key is None:
+                each.append((ones[0], part))
+                continue
+            assert isinstance(part, Repeated)
+            users, (shared_US, own_BO) = part.users, part.halves()
+            once.append((ones[0], shared_US))
+            each += [(ones[1], own_BO)] if own_BO.shape[1] else []
+        y_UO = _summed(once, bias, relu and not each)
+        if not each:
+            return Repeated.spread(y_UO, users)
+        if y_UO.shape[0] == 1:
+            return _summed(each, y_UO[0], relu)
+        y = y_UO.index_select(0, users.inverse_B).add_(_summed(each, None, relu=False))
+        return y.relu_() if relu else y
+
+
+def trains(weight: Tensor) -> bool:
+    """Returns whether a weight may change at any time, or autograd or a compiler follow what is made of it."""
+    return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+def _shared(part: Repeated, out: int) -> bytes | None:
+    """Returns the key of its columns, if a product with `out` columns gains by running once for what is shared."""
+    key, samples, users = part.key(), part.whole.shape[0], part.users.some_U.shape[0]
+    columns = Columns.of(key)
+    shared, own = columns.shared_S.shape[0], columns.own_O.shape[0]
+    saved = (samples - users) * shared * out - COPYING * samples * own
+    return key if saved >= LEAST else None
+
+
+def _ready(weight: Tensor, key: bytes | None) -> list[Ready]:
+    """Returns a weight, or that of what samples share and that of what each has."""
+    return [Ready(weight)] if key is None else [Ready(weight[:, at]) for at in Columns.of(key)]
+
+
+def _summed(products: Sequence[tuple[Ready, Tensor]], bias: Tensor | None, relu: bool) -> Tensor:
+    """Returns the sum of x W^T of each pair of W and x, plus b, or the maximum of it and 0."""
+    y: Tensor | None = None
+    for weight, x in products:
+        found = weight(x, bias, relu=relu and len(products) == 1)
+        y, bias = found if y is None else y.add_(found), None
+    assert y is not None
+    return y.relu_() if relu and len(products) > 1 else y
 
 
 def _cut(weight: Tensor, sizes: list[int], dtype: torch.dtype, fold: Fold | None) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Batch, UserError
 from sparrow.core.errors import require, suggest
+from sparrow.core.repeated import Repeated
 from sparrow.embeddings import EmbeddingTables, Feature, Numbering, TableChoices
 from sparrow.features.schema import Schema
 from sparrow.kernels.expand import expand
@@ -93,7 +94,27 @@ def pooled(tables: EmbeddingTables, batch: Batch) -> Tensor:
     """Returns the vectors of all features side by side, [B, sum of dims], in the tables' order."""
     if not tables.features:
         return batch.dense_BC.new_zeros(batch.batch_size, 0)
-    return tables.pooled(batch.ids)
+    found = tables.pooled(batch.ids)
+    if not isinstance(batch.dense_BC, Repeated):
+        return found
+    shared = _shared(batch)
+    return _known(batch, found, [feature.name in shared for feature in tables.features], tables.widths)
+
+
+def _shared(batch: Batch) -> set[str]:
+    """Returns the id columns that samples of a user share, where the batch says whose they are."""
+    numbers = batch.dense_BC
+    if not isinstance(numbers, Repeated):
+        return set()
+    groups = batch.ids.inverse_B.items()
+    return {name for group, inverse_B in groups if inverse_B is numbers.users.inverse_B for name in group}
+
+
+def _known(batch: Batch, found: Tensor, is_shared: list[bool], widths: list[int]) -> Tensor:
+    """Returns vectors side by side [B, sum of widths], with what samples of a user share."""
+    assert isinstance(batch.dense_BC, Repeated)
+    marks = torch.tensor(is_shared).repeat_interleave(torch.tensor(widths))
+    return Repeated.of(found, batch.dense_BC.users, marks[None])
 
 
 class Ids(nn.Module):
@@ -155,6 +176,9 @@ class Ids(nn.Module):
             listed = found[name]
             read_UD = reader(listed)
             found[name] = read_UD if listed.inverse_B is None else expand(read_UD, listed.inverse_B)
+        for name in _shared(batch):
+            if isinstance(found[name], Tensor):
+                found[name] = _known(batch, found[name], [True], [found[name].shape[1]])
         return found
 
 

@@ -20,6 +20,7 @@ import torch
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.arrays import Float32s, Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
+from sparrow.core.repeated import Repeated, Users
 from sparrow.features.encodings import kind_of
 from sparrow.features.numeric import transform
 from sparrow.features.schema import Schema, missing_of
@@ -29,6 +30,7 @@ from sparrow.kernels.encode import Column, Encoded, Lookup, Rows, planned
 
 _TYPES = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
 _TYPES |= {"text": pa.string(), "bytes": pa.binary()}
+LEAST = 2  # candidates of a user, in the mean, from which products look for what she shares
 
 
 class _Part(NamedTuple):
@@ -111,9 +113,10 @@ class Encoder:
             found = self._mended(found, rows, count, users, of_users)
         ids = len(self._schema.sparse)
         inverse, stored = {}, (count,) * ids
-        if user_B is not None:
+        whose = None if user_B is None else Users.of(user_B, len(users))
+        if whose is not None:
             group = tuple(name for name, is_user in zip(self._schema.sparse, of_users, strict=False) if is_user)
-            inverse = {group: torch.from_numpy(user_B)} if group else {}
+            inverse = {group: whose.inverse_B} if group else {}
             stored = tuple(len(users) if is_user else count for is_user in of_users[:ids])
         keyed = KeyedJagged(
             keys=self._schema.sparse,
@@ -125,7 +128,10 @@ class Encoder:
             rows=stored,
             _bounds=found.bounds,
         )
-        return Batch(dense_BC=self._standardised(found.numbers, count, of_users[ids:], user_B), ids=keyed)
+        dense_BC = self._standardised(found.numbers, count, of_users[ids:], users, user_B)
+        if whose is not None and any(of_users) and count >= LEAST * len(users):
+            dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_users[ids:]], dtype=torch.bool))
+        return Batch(dense_BC=dense_BC, ids=keyed)
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -136,15 +142,15 @@ class Encoder:
         return [None if None in one else np.array(one, np.float64)[:, None] for one in each]
 
     def _standardised(
-        self, numbers: Float64s, count: int, of_users: Sequence[bool], user_B: Int64s | None
+        self, numbers: Float64s, count: int, of_users: Sequence[bool], users: Sequence[Any], user_B: Int64s | None
     ) -> torch.Tensor:
         """Returns float32 [B, C]. numbers: column by column, those of users once for each of them."""
         if user_B is None or not any(of_users):
             x_CN = numbers.reshape(len(of_users), count)
         else:
-            x_CN, at, users = np.empty((len(of_users), count)), 0, int(user_B.max(initial=-1)) + 1
+            x_CN, at = np.empty((len(of_users), count)), 0
             for c, is_user in enumerate(of_users):
-                of_column = numbers[at : at + (users if is_user else count)]
+                of_column = numbers[at : at + (len(users) if is_user else count)]
                 x_CN[c], at = of_column[user_B] if is_user else of_column, at + len(of_column)
         out_BC = np.empty((count, len(of_users)), np.float32)
         for kind, at_K, fitted in self._kinds:

@@ -1,0 +1,179 @@
+"""`Repeated`: a tensor of samples that knows what a user's samples share, so that its products can run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow.core.arrays import Int64s
+
+
+class Users(NamedTuple):
+    """Whose the samples are.
+
+    inverse_B: which user each sample is of, int64 [B]. some_U: a sample of each user, int64 [U]; any one for a user
+    who has none.
+    """
+
+    inverse_B: Tensor
+    some_U: Tensor
+
+    @classmethod
+    def of(cls, user_B: Int64s, count: int) -> Users:
+        """Returns those of samples. user_B: which user each is of. count: of users, U."""
+        some_U = torch.zeros(count, dtype=torch.int64)
+        some_U.numpy()[user_B] = np.arange(len(user_B))
+        return cls(torch.from_numpy(user_B), some_U)
+
+
+class Columns(NamedTuple):
+    """Which columns of a matrix a user's samples share, and which they have of their own, int64."""
+
+    shared_S: Tensor
+    own_O: Tensor
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, marks: bytes) -> Columns:
+        """Returns those of the marks of a matrix."""
+        is_shared = np.frombuffer(marks, np.bool_)
+        return cls(*(torch.from_numpy(np.flatnonzero(of)) for of in (is_shared, ~is_shared)))
+
+
+class Repeated(Tensor):
+    """A tensor of B samples, some of whose columns are equal in all samples of a user.
+
+    It is whole, and so any operation may use it. Those of `_MARKS` give a `Repeated` again: they move, cut or convert
+    columns, or treat each number alone. Every other one gives a plain tensor. One that writes into it, or into a
+    `Repeated` that is a view of it, ends what is known of both.
+
+    users: whose the samples are. marks: bool, of the tensor's shape, but 1 where it has B: what samples share.
+    """
+
+    users: Users
+    marks: Tensor
+    whole: Tensor
+    _halves: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, whole: Tensor, users: Users, marks: Tensor) -> Repeated:
+        """Returns a tensor with what is known of it."""
+        found = whole.as_subclass(cls)
+        found.users, found.marks, found.whole, found._halves = users, marks, whole, None
+        return found
+
+    @classmethod
+    def spread(cls, once_UD: Tensor, users: Users) -> Repeated:
+        """Returns the row of its user for each sample, [B, D]."""
+        whole = once_UD.index_select(0, users.inverse_B)
+        return cls.of(whole, users, torch.ones(1, once_UD.shape[1], dtype=torch.bool))
+
+    def key(self) -> bytes:
+        """Returns the marks of a matrix [B, D] for `Columns.of`."""
+        return self.marks.numpy().tobytes()
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Returns what the samples of a matrix share, a row for each user [U, S], and what each has [B, O].
+
+        It is done once, since often several products have the same input.
+        """
+        if self._halves is None:
+            shared_S, own_O = Columns.of(self.key())
+            shared_US = self.whole.index_select(0, self.users.some_U).index_select(1, shared_S)
+            self._halves = shared_US, self.whole.index_select(1, own_O)
+        return self._halves
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do an operation on the whole, and keep what is known."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **kwargs)
+            if _writes(func.__name__) or "out" in kwargs or kwargs.get("inplace"):
+                for of in (*args, kwargs.get("out")):
+                    if isinstance(of, Repeated):
+                        of.marks.zero_()  # views of it have views of them
+            elif func in _MARKS and not isinstance(found, Repeated):  # there was something to be done
+                return remarked(found, _MARKS[func], *args, **kwargs)
+            return found
+
+
+def plain(x: Tensor) -> Tensor:
+    """Returns the same tensor without what is known of it."""
+    return x.whole if isinstance(x, Repeated) else x
+
+
+def remarked(found: Any, marks_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns what an operation gave, with what is known of it.
+
+    Args:
+        found: a tensor, or several.
+        marks_of: returns their marks, given what the operation was given. Where it raises, nothing is known.
+        args, kwargs: of the operation.
+    """
+    each = [of for arg in args for of in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    users = [of.users for of in each if isinstance(of, Repeated)]
+    if not users or any(of is not users[0] for of in users):
+        return found
+    try:
+        marks = marks_of(*args, **kwargs)
+    except (RuntimeError, IndexError, ValueError):
+        return found  # what was done is nothing that can be done with a batch of one
+    if isinstance(found, Tensor):
+        return _marked(found, users[0], marks)
+    if len(found) != len(marks):
+        return found
+    return tuple(_marked(one, users[0], of) for one, of in zip(found, marks, strict=True))
+
+
+def _marked(found: Tensor, users: Users, marks: Tensor) -> Tensor:
+    """Returns a tensor with its marks, if they are those of this batch."""
+    samples = [size for size, mark in zip(found.shape, marks.shape, strict=False) if size != mark]
+    is_batch = found.dim() == marks.dim() and samples == [users.inverse_B.shape[0]]
+    return Repeated.of(found, users, marks) if is_batch and found.device == users.inverse_B.device else found
+
+
+def marks_of_one(x: Tensor) -> Tensor:
+    """Returns the marks of a tensor [B, ...]: those that are known, or of a row for all samples that it is shared."""
+    return x.marks if isinstance(x, Repeated) else torch.full((1, *x.shape[1:]), x.shape[0] == 1)
+
+
+@cache
+def _writes(name: str) -> bool:
+    """Whether an operation of this name writes into its argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__set"))
+
+
+def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return marks_of_one(x)
+
+
+def _moved(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *how, **named: operation(marks_of_one(x), *how, **named)
+
+
+def _joined(parts: Sequence[Tensor], *how: Any, **named: Any) -> Tensor:
+    return torch.cat([marks_of_one(part) for part in parts], *how, **named)
+
+
+def _both(x: Any, y: Any) -> Tensor:
+    first, *second = [marks_of_one(of) for of in (x, y) if isinstance(of, Tensor)]
+    return first & second[0] if second else first
+
+
+_MARKS: dict[Any, Callable[..., Any]] = {
+    torch.cat: _joined,
+    **{of: _moved(of) for of in (torch.flatten, torch.split, torch.unbind, torch.transpose)},
+    **{of: _moved(of) for of in (Tensor.flatten, Tensor.unflatten, Tensor.split, Tensor.unbind, Tensor.transpose)},
+    Tensor.__getitem__: _moved(Tensor.__getitem__),
+    **dict.fromkeys((Tensor.to, Tensor.float, Tensor.contiguous, torch.sigmoid, Tensor.sigmoid), _same),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _both),
+}
+"""Operation -> the marks of its result. What moves columns moves their marks: it is done with a batch of one."""
