@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparrow.kernels.int8_linear import Packed, Static, Weight, linear, packed, quantised
+from sparrow.core.repeated import Columns, Repeated, plain
+from sparrow.kernels.int8_linear import Packed, Shared, Static, Weight, linear, packed, quantised, sums
 from sparrow.serving.products import Range, joined
+
+KEPT = 8  # forms of a weight: a service is asked with few sets of users' columns
+LEAST = 1 << 24  # multiply-adds that take as long as it takes to find what is shared
+COPYING = 200  # multiply-adds that take as long as copying a number of a column
 
 
 def encoded(weight_OI: Tensor, inputs: Range | None) -> dict[str, Tensor]:
@@ -28,16 +33,44 @@ def is_native() -> bool:
 
 
 class Product:
-    """See `ProductFormat.Product`."""
+    """See `ProductFormat.Product`. What a user's candidates share is summed once for her: whole numbers, so exactly."""
 
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         self._weight = Weight(fields["codes"], fields["scale"])
         scale, zero = fields["inputs"].tolist() if "inputs" in fields else (0.0, 0.0)
         self._static = Static(scale=scale, zero=int(zero)) if "inputs" in fields else None
-        self._packed: Packed | None = None
+        self._packed: dict[bytes, list[Packed]] = {}  # by the marks of the columns that are shared
 
     def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
         """See `Instead`."""
-        if self._packed is None:
-            self._packed = packed(self._weight, bias)
-        return linear(joined(parts), self._packed, self._static, relu=relu)
+        x = joined(parts)
+        if isinstance(x, Repeated) and self._gains(x):
+            shared_US, own_BO = x.halves()
+            if not own_BO.shape[1]:
+                return Repeated.spread(linear(shared_US, self._ready(b"", bias)[0], self._static, relu=relu), x.users)
+            assert self._static is not None
+            once, each = self._ready(x.key(), bias)
+            shared = Shared(sums(shared_US, once, self._static), x.users.inverse_B)
+            return linear(own_BO, each, self._static, relu=relu, shared=shared)
+        return linear(plain(x), self._ready(b"", bias)[0], self._static, relu=relu)
+
+    def _gains(self, x: Repeated) -> bool:
+        """Returns whether the multiply-adds that are saved take longer than the copies of columns."""
+        columns, (samples, users) = Columns.of(x.key()), (len(x.whole), len(x.users.some_U))
+        shared, own = len(columns.shared_S), len(columns.own_O)
+        saved = (samples - users) * shared * len(self._weight.scale_O)
+        may_share = shared and (self._static is not None or not own)  # else the scale is that of all columns
+        return bool(may_share) and saved - COPYING * samples * own >= LEAST
+
+    def _ready(self, key: bytes, bias: Tensor | None) -> list[Packed]:
+        """Returns the weight, or that of the columns that are shared and that of the others."""
+        found = self._packed.get(key)
+        if found is None:
+            columns = (
+                [Weight(self._weight.codes_OI[:, at], self._weight.scale_O) for at in Columns.of(key)] if key else []
+            )
+            found = [packed(weight, bias) for weight in columns or [self._weight]]
+            if len(self._packed) >= KEPT:
+                self._packed.clear()
+            self._packed[key] = found
+        return found

@@ -69,6 +69,9 @@ def test_a_row_has_the_same_score_alone_and_beside_others(narrow: Quantized, row
     assert np.array_equal(scorer.score(rows[50:]), whole[50:])
     stacked = scorer.rank_all([({}, rows[:30]), ({}, rows[30:])])
     assert np.array_equal(np.concatenate(stacked), whole)
+    user = {name: rows[0][name] for name in ("user", "history")}
+    candidates = [{name: of for name, of in row.items() if name not in user} for row in rows]
+    assert np.array_equal(scorer.rank(user, candidates), scorer.score([row | user for row in rows]))
 
 
 def test_scores_are_near_and_the_folder_proves_itself(

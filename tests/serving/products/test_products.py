@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 from sparrow.core import UserError
+from sparrow.core.repeated import Repeated, Users
 from sparrow.interactions import CrossNet
+from sparrow.kernels.int8_linear import sums
 from sparrow.layers import MLP, Head, sites
 from sparrow.serving import products
+from sparrow.serving.products import int8
 
 
 def model() -> nn.ModuleDict:
@@ -65,7 +68,6 @@ def test_parts_bias_and_relu(name: str) -> None:
 
 
 def test_inputs_of_bytes_may_have_ranges_of_their_own_rows() -> None:
-    int8 = products.format_of("int8")
     product = int8.Product(int8.encoded(torch.eye(3), None))
     x = torch.tensor([[1.0, 2.0, 3.0], [1000.0, 0.0, -1000.0]])
     torch.testing.assert_close(product([x], None, False), x, rtol=0.02, atol=0.02)
@@ -73,7 +75,7 @@ def test_inputs_of_bytes_may_have_ranges_of_their_own_rows() -> None:
 
 
 def test_a_file_of_another_model_is_refused() -> None:
-    plain, int8 = model(), products.format_of("int8")
+    plain = model()
     dense = dict(plain.state_dict())
     fields = int8.encoded(dense["head.weight"], (0.0, 1.0))
     without = {name: tensor for name, tensor in dense.items() if name != "head.weight"}
@@ -88,3 +90,26 @@ def test_a_file_of_another_model_is_refused() -> None:
             products.put(model(), stored, left)
     with pytest.raises(UserError, match="int3.*newer Sparrow"):
         products.put(model(), products.named("head.weight", "int3", fields), without)
+
+
+@pytest.mark.parametrize("users", [1, 3])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_sums_of_what_users_share_are_added_exactly(users: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, and the product of the shared columns has a row for each user."""
+    monkeypatch.setattr(int8, "LEAST", -(10**9))
+    generator = torch.Generator().manual_seed(1)
+    x_BI = torch.randn(40, 30, generator=generator)
+    user_B = torch.randint(users, (40,), generator=generator).numpy()
+    whose = Users.of(user_B, users)
+    marks = torch.rand(1, 30, generator=generator) < share
+    x_BI = torch.where(marks, x_BI[whose.some_U][whose.inverse_B], x_BI)
+    product = int8.Product(int8.encoded(torch.randn(7, 30, generator=generator), (-2.0, 2.0)))
+    bias, rows = torch.randn(7, generator=generator), []
+    expected = product([x_BI], bias, True)
+    monkeypatch.setattr(int8, "sums", lambda x, *rest: rows.append(len(x)) or sums(x, *rest))
+    found = product([Repeated.of(x_BI, whose, marks)], bias, True)
+    assert torch.equal(found, expected)
+    assert rows == ([users] if 0 < share < 1 else [])
+    assert isinstance(found, Repeated) is (share == 1)  # the next product runs for each user too
+    whole = int8.Product(int8.encoded(torch.eye(30), None))  # each row has its own scale: there is nothing to share
+    assert torch.equal(whole([Repeated.of(x_BI, whose, marks)], None, False), whole([x_BI], None, False))
