@@ -9,7 +9,6 @@ import tyro
 
 from sparrow.core.errors import UserError
 
-
 Folders = Annotated[tuple[Path, ...], tyro.conf.arg(metavar="BASE DELTA... OUT")]
 
 

@@ -17,7 +17,8 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.kernels import Impl, embedding_bag
+from sparrow.embeddings.tiers import MappedStore
+from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER
 from sparrow.kernels.formats import fp32
@@ -91,6 +92,10 @@ class ComponentTables(nn.Module):
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
+        stores = [record.store for record in self.all_records()]
+        self._mapped_stores = [store if isinstance(store, MappedStore) else None for store in stores]
+        self._are_searched = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
+        self._of_searches: tuple[Lookups | None, tuple[list[Tensor], list[int]]] = None, ([], [])
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
         self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
@@ -383,6 +388,12 @@ class ComponentTables(nn.Module):
         """
         if self._slots_are_rows:
             return self._in_rows(bags, is_batch)
+        if (
+            self._are_searched and not is_batch
+        ):  # in one call for all tables: it is most of what a small batch waits for
+            rows = self._in_rows(bags)
+            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, *self._searches(rows))
+            return replace(rows, slots_N=slots_N)
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
             return mapped
@@ -396,6 +407,17 @@ class ComponentTables(nn.Module):
         mapped = _replaced(self._in_rows(bags, is_batch), those, slots_of)
         self._mapped = weakref.ref(bags), mapped
         return mapped
+
+    def _searches(self, bags: Bags) -> tuple[list[Tensor], list[int]]:
+        """Returns for each key the rows on the second level of its table, and how many are on the first."""
+        of, found = self._of_searches
+        if of is not bags.lookups:
+            table_of = {f.key: f.table for f in bags.lookups}
+            stores = [self._mapped_stores[table_of[k]] if k in table_of else None for k in range(len(bags.bags))]
+            none = torch.zeros(0, dtype=torch.int64)
+            found = [none if s is None else s.rows_U for s in stores], [0 if s is None else s.below for s in stores]
+            self._of_searches = bags.lookups, found
+        return found
 
     def _in_rows(self, bags: Bags, is_batch: bool = False) -> Bags:
         """Returns the same bags with rows in the place of ids' keys, where ids come and go. is_batch: as there."""

@@ -19,7 +19,7 @@ from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.data.logs.read import open_log, types_for
-from sparrow.embeddings import RowRecords, TableChoices
+from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
@@ -133,18 +133,18 @@ def check_base(old: Scorer, found: Restored, run: Run) -> None:
     shapes = [{name: list(t.shape) for name, t in model.state_dict().items()} for model in (old.model, found.model)]
     for name, theirs, ours in differences(*shapes):
         raise other(f"the shape of {name}", ours, theirs)
-    was, now = _tables(old.model), _tables(found.model)
+    was, now = _components(old.model), _components(found.model)
     for name in sorted(was.keys() | now.keys()):
-        rows = [0 if name not in of else of[name][0] for of in (was, now)]
-        may_grow = name in was and name in now and was[name][1] and now[name][1]
+        rows = [of[name][0].rows if name in of else 0 for of in (was, now)]
+        is_known = name in was and name in now
+        may_grow = is_known and now[name][1].ids is not None and now[name][0].policy is None  # its ids are numbered
         if rows[0] > rows[1] or (rows[0] < rows[1] and not may_grow):
             raise other(f"the number of rows of table {name!r}", rows[1], rows[0])
 
 
-def _tables(model: Any) -> dict[str, tuple[int, bool]]:
-    """Returns component -> how many rows it has, and whether each id has the row of its number."""
+def _components(model: Any) -> dict[str, tuple[Component, Addressing]]:
     specs = [spec for tables in tables_of(model) for spec in tables.specs]
-    return {of.name: (of.rows, spec.addressing.traits.is_identity) for spec in specs for of in spec.components}
+    return {component.name: (component, spec.addressing) for spec in specs for component in spec.components}
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Protocol
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.store import At, level_of
-from sparrow.kernels.embedding_bag import Rows, Table
+from sparrow.embeddings.tiers import At
+from sparrow.embeddings.tiers.mapped import gathered
+from sparrow.kernels import row_levels
 
 ROW = ":row"  # in the file of a delta, beside the fields: int64 [U], which rows it has, ascending
 BLOCK = 1 << 22  # bytes of a field that are in memory at a time
@@ -30,9 +30,6 @@ def _none() -> Tensor:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FolderRows:
     """Row records 0 <= row < R: those of a full folder, and above them those that deltas changed or added.
-
-    A row is searched among those of the deltas, which takes no memory beside their file. A map of all rows would take
-    four bytes a row in each process.
 
     Args:
         fields: field -> its entries in the full folder's rows, [rows, ...].
@@ -56,21 +53,14 @@ class FolderRows:
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """Returns the slots [N] of rows [N]: a row of the full folder has its number, those of deltas follow."""
-        if not len(self.rows_U):
-            return rows_N
-        at_N = torch.searchsorted(self.rows_U, rows_N).clamp_(max=len(self.rows_U) - 1)
-        return torch.where(self.rows_U[at_N] == rows_N, at_N + self.below, rows_N)
+        return row_levels.slots_of(rows_N, (0, len(rows_N)), (self.rows_U,), (self.below,))
 
     def read(self, name: str, at: At) -> Tensor:
         """Returns the entries of a field in some rows, [N, ...]. They are a view where no delta has rows."""
         if not len(self.rows_U):
             return self.fields[name][at]
         slots_N = self.slots_of(torch.arange(*at.indices(self.count)) if isinstance(at, slice) else at)
-        is_below_N = slots_N < self.below
-        found = self.fields[name].new_empty(len(slots_N), *self.fields[name].shape[1:])
-        found[is_below_N] = self.fields[name][slots_N[is_below_N]]
-        found[~is_below_N] = self.above[name][slots_N[~is_below_N] - self.below]
-        return found
+        return gathered(self.fields[name], self.above[name], slots_N)
 
     def updated(self, rows_V: Tensor, fields: Mapping[str, Tensor]) -> FolderRows:
         """Returns these rows with those of one more delta, which are what they were given if they are the first.
@@ -189,55 +179,3 @@ def _words(of: Tensor) -> Tensor:
     of = of.contiguous().reshape(len(of), math.prod(of.shape[1:]))
     size = _row_bytes(of)
     return of.view(torch.int64 if size % 8 == 0 else torch.int32 if size % 4 == 0 else torch.uint8)
-
-
-class MappedStore(nn.Module):
-    """Rows in files, mapped and never written. Processes that map the same files share their memory.
-
-    Args:
-        component: whose rows these are, with a rule that keeps nothing of a row.
-        rows: its rows. Those that deltas have are a level of their own.
-    """
-
-    is_allocated = False  # nobody has to give the rows first values
-
-    def __init__(self, component: Component, rows: FolderRows) -> None:
-        super().__init__()
-        self.component = component
-        self.rows = rows
-
-    @property
-    def slots_are_rows(self) -> bool:
-        """Whether no delta has rows."""
-        return not len(self.rows.rows_U)
-
-    @property
-    def levels(self) -> tuple[Rows, ...]:
-        """The rows of the full folder, then those of the deltas."""
-        levels = (self.rows.fields, self.rows.above) if len(self.rows.rows_U) else (self.rows.fields,)
-        return tuple(level_of(self.component, _untouched(fields)) for fields in levels)
-
-    def slots_of(self, rows_N: Tensor) -> Tensor:
-        """Returns what `FolderRows.slots_of` does."""
-        return self.rows.slots_of(rows_N)
-
-    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
-        """Refuse: no row learns."""
-        raise UserError(f"table {self.component.name!r}: a model that was exported does not learn; train its run")
-
-    def settle(self) -> None:
-        """Do nothing."""
-
-    def read(self, at: At) -> dict[str, Tensor]:
-        """Returns what `RowStore.read` says."""
-        return _untouched({name: self.rows.read(name, at) for name in self.rows.fields})
-
-    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Refuse, as `admit` does."""
-        self.admit(torch.empty(0), None)  # type: ignore[arg-type]
-
-
-def _untouched(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns fields of rows that never learn, with a byte for all that says so."""
-    count = len(next(iter(fields.values())))
-    return {**fields, "touched": torch.zeros(1, dtype=torch.uint8).expand(count)}

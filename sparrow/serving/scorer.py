@@ -21,7 +21,7 @@ from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
 from sparrow.embeddings import rows_on, stored_in
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import MemoryStore, RowStore
+from sparrow.embeddings.tiers import MappedStore, MemoryStore, RowStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.models import Offset
@@ -29,7 +29,6 @@ from sparrow.serving import requests
 from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Encoder
-from sparrow.serving.rows import MappedStore
 from sparrow.trained.build import scoring, tables_of, untrained
 from sparrow.trained.run import Run
 
@@ -208,7 +207,8 @@ def _made(stack: Stack, threads: int) -> Scorer:
     def stored(component: Component, rows: int, dim: int) -> RowStore:
         if component.policy:  # an index of its ids is made of the rows, which are loaded below
             return MemoryStore(component, rows, dim)
-        return MappedStore(component, stack.rows[table_file(component.name)])
+        of = stack.rows[table_file(component.name)]
+        return MappedStore(component, of.fields, of.rows_U, of.above)
 
     with rows_on("cpu"), stored_in(stored):
         model: Any = Offset(untrained(run, transforms.schema), transforms.schema)

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.mapped import MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
 from sparrow.embeddings.tiers.store import At, MakeStore, RowStore, chosen_store, rows_on, stored_in
 
@@ -33,6 +34,7 @@ __all__ = [
     "At",
     "CachedStore",
     "MakeStore",
+    "MappedStore",
     "MemoryStore",
     "RowStore",
     "new_store",
