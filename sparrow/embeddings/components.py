@@ -93,7 +93,7 @@ class ComponentTables(nn.Module):
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         stores = [record.store for record in self.all_records()]
-        self._mapped_stores = [store if isinstance(store, MappedStore) else None for store in stores]
+        self._leveled = [store.rows if isinstance(store, MappedStore) else None for store in stores]
         self._are_searched = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
         self._of_searches: tuple[Lookups | None, tuple[list[Tensor], list[int]]] = None, ([], [])
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
@@ -410,12 +410,12 @@ class ComponentTables(nn.Module):
 
     def _searches(self, bags: Bags) -> tuple[list[Tensor], list[int]]:
         """Returns for each key the rows on the second level of its table, and how many are on the first."""
-        of, found = self._of_searches
-        if of is not bags.lookups:
+        known, found = self._of_searches
+        if known is not bags.lookups:
             table_of = {f.key: f.table for f in bags.lookups}
-            stores = [self._mapped_stores[table_of[k]] if k in table_of else None for k in range(len(bags.bags))]
+            rows = [self._leveled[table_of[k]] if k in table_of else None for k in range(len(bags.bags))]
             none = torch.zeros(0, dtype=torch.int64)
-            found = [none if s is None else s.rows_U for s in stores], [0 if s is None else s.below for s in stores]
+            found = [none if of is None else of.rows_U for of in rows], [0 if of is None else of.below for of in rows]
             self._of_searches = bags.lookups, found
         return found
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
+from sparrow.embeddings.tiers import LeveledRows
 from sparrow.serving.folder import Folder, new_folder, open_folder
-from sparrow.serving.rows import ROW, FolderRows, tensors_of
+from sparrow.serving.rows import ROW, tensors_of, write_rows
 
 TABLES = "tables/"
 
@@ -27,7 +28,7 @@ class Stack:
     """
 
     folders: tuple[Folder, ...]
-    rows: dict[str, FolderRows]
+    rows: dict[str, LeveledRows]
 
     @property
     def top(self) -> Folder:
@@ -99,7 +100,7 @@ def compact(path: str | Path, deltas: Sequence[str | Path], out: str | Path, tol
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             if name in stack.rows:
                 with (made / name).open("wb") as file:
-                    stack.rows[name].write(file)
+                    write_rows(file, stack.rows[name])
             else:
                 shutil.copyfile(stack.top.path / name, made / name)
             if told is not None:
@@ -124,6 +125,6 @@ class Digest:
         return {"bytes": self._bytes, "sha256": self._sha256.hexdigest()}
 
 
-def _files(folder: Folder) -> dict[str, FolderRows]:
+def _files(folder: Folder) -> dict[str, LeveledRows]:
     names = [name for name in folder.manifest["files"] if name.startswith(TABLES)]
-    return {name: FolderRows(fields=tensors_of(folder.path / name)) for name in names}
+    return {name: LeveledRows(fields=tensors_of(folder.path / name)) for name in names}

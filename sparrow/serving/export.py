@@ -23,6 +23,7 @@ from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
+from sparrow.embeddings.tiers import LeveledRows
 from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.ids import is_text
@@ -35,7 +36,7 @@ from sparrow.metrics.intervals import estimates
 from sparrow.serving.deltas import Digest
 from sparrow.serving.folder import Folder, new_folder
 from sparrow.serving.requests import Encoder
-from sparrow.serving.rows import FolderRows
+from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, IDS, NUMBER, SCORE, Scorer, load, table_file
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Data, Run
@@ -98,13 +99,13 @@ def export(
         (made / "tables").mkdir()
         records = [record for tables in tables_of(found.model) for record in tables.all_records()]
         for done, record in enumerate(records, 1):
-            name, new = table_file(record.component.name), FolderRows(fields=_rows(record, run))
-            rows_U = None if old is None else old.stack.rows[name].changed(new)
+            name, new = table_file(record.component.name), LeveledRows(fields=_rows(record, run))
+            rows_U = None if old is None else changed_rows(old.stack.rows[name], new)
             _check_finite(found, record, new, rows_U)
             with (made / name).open("wb") as file:
-                new.write(file, rows_U)
+                write_rows(file, new, rows_U)
             if whole is not None:
-                new.write(full := Digest())
+                write_rows(full := Digest(), new)
                 whole[name] = full.entry
             told("tables written", done, len(records))
         pq.write_table(_with_scores(found, kept), made / CHECK)
@@ -217,7 +218,7 @@ def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in (record.fields | exact).items() if name in names}
 
 
-def _check_finite(found: Restored, record: RowRecords, rows: FolderRows, only: torch.Tensor | None) -> None:
+def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: torch.Tensor | None) -> None:
     """Refuse NaN and infinities: each request that meets such a row would fail. only: these rows, by default all."""
     component = record.component
     stored = fp32.Config() if component.cache.is_on else component.format

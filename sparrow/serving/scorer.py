@@ -207,8 +207,7 @@ def _made(stack: Stack, threads: int) -> Scorer:
     def stored(component: Component, rows: int, dim: int) -> RowStore:
         if component.policy:  # an index of its ids is made of the rows, which are loaded below
             return MemoryStore(component, rows, dim)
-        of = stack.rows[table_file(component.name)]
-        return MappedStore(component, of.fields, of.rows_U, of.above)
+        return MappedStore(component, stack.rows[table_file(component.name)])
 
     with rows_on("cpu"), stored_in(stored):
         model: Any = Offset(untrained(run, transforms.schema), transforms.schema)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
+from sparrow.embeddings.tiers import LeveledRows
 from sparrow.serving import rows as module
-from sparrow.serving.rows import ROW, FolderRows, tensors_of
+from sparrow.serving.rows import ROW, changed_rows, tensors_of, write_rows
 
 
 @pytest.fixture(params=[1, 40, 1 << 22])
@@ -31,20 +32,20 @@ def records(seed: int, rows: int = 30) -> dict[str, Tensor]:
     }
 
 
-def written(rows: FolderRows, only: Tensor | None = None) -> bytes:
+def written(rows: LeveledRows, only: Tensor | None = None) -> bytes:
     file = io.BytesIO()
-    rows.write(file, only)
+    write_rows(file, rows, only)
     return file.getvalue()
 
 
 def test_a_file_is_what_safetensors_writes(block: int) -> None:
     fields = records(0)
-    assert written(FolderRows(fields=fields)) == safetensors.torch.save(fields)
+    assert written(LeveledRows(fields=fields)) == safetensors.torch.save(fields)
     only = torch.tensor([3, 4, 29])
     expected = {**{name: of[only] for name, of in fields.items()}, ROW: only}
-    assert written(FolderRows(fields=fields), only) == safetensors.torch.save(expected)
+    assert written(LeveledRows(fields=fields), only) == safetensors.torch.save(expected)
     none = {name: of[:0] for name, of in expected.items()}
-    assert written(FolderRows(fields=fields), only[:0]) == safetensors.torch.save(none)
+    assert written(LeveledRows(fields=fields), only[:0]) == safetensors.torch.save(none)
 
 
 def test_a_row_has_changed_if_a_byte_of_it_has(block: int) -> None:
@@ -56,25 +57,25 @@ def test_a_row_has_changed_if_a_byte_of_it_has(block: int) -> None:
     new["low"][0, 4] += 1
     new["scale"].view(torch.int16)[12] ^= 1
     new["id"][29] ^= 1 << 39
-    assert FolderRows(fields=old).changed(FolderRows(fields=new)).tolist() == [0, 8, 12, 29]
-    assert FolderRows(fields=old).changed(FolderRows(fields=old)).tolist() == []
+    assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=new)).tolist() == [0, 8, 12, 29]
+    assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=old)).tolist() == []
     grown = {name: torch.cat([of, of[:2]]) for name, of in new.items()}
-    assert FolderRows(fields=old).changed(FolderRows(fields=grown)).tolist() == [0, 8, 12, 29, 30, 31]
+    assert changed_rows(LeveledRows(fields=old), LeveledRows(fields=grown)).tolist() == [0, 8, 12, 29, 30, 31]
 
 
 def test_rows_of_several_deltas_are_merged(block: int, tmp_path: Path) -> None:
     """Later ones win, rows are added, and nothing that was given changes."""
     states, chain = [records(0)], []
-    chain.append(FolderRows(fields=states[0]))
+    chain.append(LeveledRows(fields=states[0]))
     for seed, (rows, changed) in enumerate([(30, [2, 5, 29]), (33, [5, 6]), (33, []), (35, [2, 31])], 1):
         other = records(seed, rows)
         new = {name: torch.cat([of, other[name][len(of) :]]) for name, of in states[-1].items()}
         for name, of in new.items():
             of[changed] = other[name][changed]
         before = written(chain[-1])
-        rows_U = chain[-1].changed(FolderRows(fields=new))
+        rows_U = changed_rows(chain[-1], LeveledRows(fields=new))
         assert rows_U.tolist() == sorted({*changed, *range(len(states[-1]["id"]), rows)})
-        (tmp_path / str(seed)).write_bytes(written(FolderRows(fields=new), rows_U))
+        (tmp_path / str(seed)).write_bytes(written(LeveledRows(fields=new), rows_U))
         above = tensors_of(tmp_path / str(seed))
         chain.append(chain[-1].updated(above.pop(ROW), above))
         assert written(chain[-2]) == before

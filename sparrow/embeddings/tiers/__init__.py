@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.cached import CachedStore
-from sparrow.embeddings.tiers.mapped import MappedStore
+from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
 from sparrow.embeddings.tiers.store import At, MakeStore, RowStore, chosen_store, rows_on, stored_in
 
@@ -33,6 +33,7 @@ def unallocated() -> AbstractContextManager[None]:
 __all__ = [
     "At",
     "CachedStore",
+    "LeveledRows",
     "MakeStore",
     "MappedStore",
     "MemoryStore",

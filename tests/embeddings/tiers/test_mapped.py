@@ -10,7 +10,7 @@ from torch import Tensor
 from sparrow.core import KeyedJagged, UserError
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec, stored_in
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import MappedStore
+from sparrow.embeddings.tiers import LeveledRows, MappedStore
 from sparrow.kernels.formats import fp32, int8
 from sparrow.kernels.rules import sgd
 
@@ -18,11 +18,11 @@ ROWS, BELOW, NONE = 12, 9, torch.zeros(0, dtype=torch.int64)
 ABOVE = {"a": torch.tensor([0, 4, 9, 10, 11]), "b": torch.tensor([9, 10, 11]), "c": NONE}
 
 
-def tables(format: Any, levels: Mapping[str, Any]) -> EmbeddingTables:
-    """Three tables, of which two have rows on a second level; levels: table -> fields, rows above, their fields."""
+def tables(format: Any, levels: Mapping[str, LeveledRows]) -> EmbeddingTables:
+    """Three tables, of which two have rows on a second level; levels: table -> its rows."""
 
     def stored(component: Component, rows: int, dim: int) -> MappedStore:
-        return MappedStore(component, *levels[component.name])
+        return MappedStore(component, levels[component.name])
 
     specs = [TableSpec(name=n, dim=8, addressing=Direct(ROWS), format=format, rule=sgd.Config()) for n in ABOVE]
     features = [Feature(name=f"{n}{i}", table=n, pooling="sum") for n in ABOVE for i in range(2)]
@@ -30,7 +30,7 @@ def tables(format: Any, levels: Mapping[str, Any]) -> EmbeddingTables:
         return EmbeddingTables(specs, features, mode="off").eval()
 
 
-def levels(format: Any) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def levels(format: Any) -> tuple[dict[str, dict[str, Tensor]], dict[str, LeveledRows]]:
     """All rows as they are to be read; and on two levels, the first with other records of those above."""
     random = torch.Generator().manual_seed(0)
     whole = {n: format.encode(torch.randn(ROWS, 8, generator=random), None) for n in ABOVE}
@@ -39,7 +39,7 @@ def levels(format: Any) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         old = {n: of.clone()[: BELOW if len(rows_U) else ROWS] for n, of in whole[name].items()}
         for of in old.values():
             of[rows_U[rows_U < len(of)]] = 77
-        below[name] = (old, rows_U, {n: of[rows_U] for n, of in whole[name].items()})
+        below[name] = LeveledRows(fields=old, rows_U=rows_U, above={n: of[rows_U] for n, of in whole[name].items()})
     return whole, below
 
 
@@ -54,7 +54,7 @@ def batch(rows: int) -> KeyedJagged:
 @pytest.mark.parametrize("format", [fp32.Config(), int8.Config(rounding="nearest")], ids=["fp32", "int8"])
 def test_two_levels_are_one_table(format: Any, impl: Any) -> None:
     whole, below = levels(format)
-    plain = tables(format, {name: (fields, NONE, {}) for name, fields in whole.items()})
+    plain = tables(format, {name: LeveledRows(fields=fields) for name, fields in whole.items()})
     leveled = tables(format, below)
     plain.impl = leveled.impl = impl
     for _ in range(2):
