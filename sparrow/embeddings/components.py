@@ -94,8 +94,8 @@ class ComponentTables(nn.Module):
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         stores = [record.store for record in self.all_records()]
         self._leveled = [store.rows if isinstance(store, MappedStore) else None for store in stores]
-        self._are_searched = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
-        self._of_searches: tuple[Lookups | None, tuple[list[Tensor], list[int]]] = None, ([], [])
+        self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
+        self._of_places: tuple[Lookups | None, tuple[list[Tensor], list[int]]] = None, ([], [])
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
         self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
@@ -388,11 +388,9 @@ class ComponentTables(nn.Module):
         """
         if self._slots_are_rows:
             return self._in_rows(bags, is_batch)
-        if (
-            self._are_searched and not is_batch
-        ):  # in one call for all tables: it is most of what a small batch waits for
+        if self._are_leveled and not is_batch:  # in one call: a call a table slows small batches
             rows = self._in_rows(bags)
-            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, *self._searches(rows))
+            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, *self._places(rows))
             return replace(rows, slots_N=slots_N)
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
@@ -408,15 +406,16 @@ class ComponentTables(nn.Module):
         self._mapped = weakref.ref(bags), mapped
         return mapped
 
-    def _searches(self, bags: Bags) -> tuple[list[Tensor], list[int]]:
-        """Returns for each key the rows on the second level of its table, and how many are on the first."""
-        known, found = self._of_searches
+    def _places(self, bags: Bags) -> tuple[list[Tensor], list[int]]:
+        """Returns for each key where rows are on the second level of its table, and how many are on the first."""
+        known, found = self._of_places
         if known is not bags.lookups:
             table_of = {f.key: f.table for f in bags.lookups}
             rows = [self._leveled[table_of[k]] if k in table_of else None for k in range(len(bags.bags))]
-            none = torch.zeros(0, dtype=torch.int64)
-            found = [none if of is None else of.rows_U for of in rows], [0 if of is None else of.below for of in rows]
-            self._of_searches = bags.lookups, found
+            none_W2 = torch.zeros(0, 2, dtype=torch.int64)
+            places = [of.places if of is not None and len(of.rows_U) else none_W2 for of in rows]
+            found = places, [0 if of is None else of.below for of in rows]
+            self._of_places = bags.lookups, found
         return found
 
     def _in_rows(self, bags: Bags, is_batch: bool = False) -> Bags:

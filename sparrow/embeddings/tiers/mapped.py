@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,7 @@ from sparrow.kernels.embedding_bag import Rows, Table
 class LeveledRows:
     """Row records 0 <= row < R that are never written, such as those of mapped files: all, and newer ones of some.
 
-    The newer ones lie on a second level, where a row is searched. That takes no memory beside them; a map of all rows
-    would take four bytes a row in each process.
+    The newer ones lie on a second level, on which `row_levels` finds a row.
 
     Args:
         fields: field -> its entries in the rows of the first level, [rows, ...].
@@ -42,9 +42,14 @@ class LeveledRows:
         """R."""
         return max(self.below, int(self.rows_U[-1]) + 1 if len(self.rows_U) else 0)
 
+    @cached_property
+    def places(self) -> Tensor:
+        """Where rows are on the second level, see `row_levels.places_of`."""
+        return row_levels.places_of(self.rows_U, self.count)
+
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """Returns the slots of rows. `ComponentTables` asks for those of many tables at once."""
-        return row_levels.slots_of(rows_N, (0, len(rows_N)), (self.rows_U,), (self.below,))
+        return row_levels.slots_of(rows_N, (0, len(rows_N)), (self.places,), (self.below,))
 
     def read(self, name: str, at: At) -> Tensor:
         """Returns the entries of a field in some rows, [N, ...]. They are a view where there is one level."""
@@ -61,7 +66,7 @@ class LeveledRows:
     def updated(self, rows_V: Tensor, fields: Mapping[str, Tensor]) -> LeveledRows:
         """Returns these rows with still newer records of some, which stay where they are if there was one level.
 
-        Those that were newer before are merged with them in memory, so that a lookup searches once.
+        Those that were newer before are merged with them in memory, so that there are never more than two levels.
 
         Args:
             rows_V: int64 [V], ascending.

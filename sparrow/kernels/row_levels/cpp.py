@@ -13,7 +13,7 @@ assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
-def slots_of(rows_N: Tensor, bounds: Sequence[int], above: Sequence[Tensor], below: Sequence[int]) -> Tensor:
+def slots_of(rows_N: Tensor, bounds: Sequence[int], places: Sequence[Tensor], below: Sequence[int]) -> Tensor:
     """See the package."""
-    slots_N: Tensor = ops.row_levels_slots(rows_N.contiguous(), bounds, above, below)
+    slots_N: Tensor = ops.row_levels_slots(rows_N.contiguous(), bounds, places, below)
     return slots_N

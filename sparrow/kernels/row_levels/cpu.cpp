@@ -8,48 +8,72 @@
 namespace sparrow {
 namespace {
 
-// The place of the first row that is not less than this one, or the last place. No branch depends on what is compared,
-// because nobody can foretell it; so the searches of several rows overlap.
-INLINE int64_t place_of(const int64_t* rows, int64_t count, int64_t row) {
-  const int64_t* at = rows;
-  while (count > 1) {
-    const int64_t half = count / 2;
-    at += (at[half - 1] < row) * half;
-    count -= half;
-  }
-  return at - rows;
-}
+struct Word {
+  uint64_t bits;
+  int64_t before;
+};
 
+// Whether a row is above cannot be foretold, so no branch depends on it.
 template <class T>
-void slots(const T* from, int64_t* to, int64_t begin, int64_t end, const int64_t* rows, int64_t count, int64_t below) {
-  for (int64_t n = begin; n < end; ++n) {
-    const int64_t row = from[n], at = count ? place_of(rows, count, row) : 0;
-    to[n] = count && rows[at] == row ? below + at : row;
+INLINE void slots(const T* from, int64_t* to, int64_t N, const Word* words, int64_t below) {
+  for (int64_t n = 0; n < N; ++n) {
+    const int64_t row = from[n];
+    const Word word = words[row >> 6];
+    const uint64_t bit = uint64_t{1} << (row & 63);
+    const int64_t is_above = -static_cast<int64_t>(word.bits >> (row & 63) & 1);
+    const int64_t slot = below + word.before + __builtin_popcountll(word.bits & (bit - 1));
+    to[n] = (is_above & slot) | (~is_above & row);
   }
 }
 
-Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds, const std::vector<Tensor>& above,
+FOR_PROCESSORS void slots_of_wide(const int64_t* from, int64_t* to, int64_t N, const Word* words, int64_t below) {
+  slots(from, to, N, words, below);
+}
+
+FOR_PROCESSORS void slots_of_narrow(const int32_t* from, int64_t* to, int64_t N, const Word* words, int64_t below) {
+  slots(from, to, N, words, below);
+}
+
+template <class T, class F>
+void slots_of_keys(const T* from, int64_t* to, int64_t begin, int64_t end, const std::vector<int64_t>& bounds,
+                   const std::vector<Tensor>& places, const std::vector<int64_t>& below, const F& slots_of) {
+  for (size_t k = 0; k < places.size(); ++k) {
+    const int64_t first = std::max(bounds[k], begin), last = std::min(bounds[k + 1], end), words = places[k].size(0);
+    if (first >= last) continue;
+    if (!words) {
+      std::copy(from + first, from + last, to + first);
+      continue;
+    }
+    const auto [least, most] = std::minmax_element(from + first, from + last);
+    check(*least >= 0 && *most >> 6 < words, "rows_N: expected rows that are on the levels");
+    slots_of(from + first, to + first, last - first, static_cast<const Word*>(places[k].data_ptr()), below[k]);
+  }
+}
+
+Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds, const std::vector<Tensor>& places,
                         const std::vector<int64_t>& below) {
-  const int64_t N = rows_N.numel(), keys = static_cast<int64_t>(above.size());
+  const int64_t N = rows_N.numel();
+  const size_t keys = places.size();
   const bool is_wide = rows_N.scalar_type() == ScalarType::Long;
   check(is_wide || rows_N.scalar_type() == ScalarType::Int, "rows_N: expected int32 or int64");
-  check(rows_N.is_contiguous() && static_cast<int64_t>(bounds.size()) == keys + 1 && bounds[0] == 0 &&
-            bounds[keys] == N && static_cast<int64_t>(below.size()) == keys,
+  check(rows_N.is_contiguous() && below.size() == keys && bounds.size() == keys + 1 && bounds[0] == 0 &&
+            bounds[keys] == N && std::is_sorted(bounds.begin(), bounds.end()),
         "bounds, below: expected those of all keys");
-  for (int64_t k = 0; k < keys; ++k) {
-    check(above[k].scalar_type() == ScalarType::Long && above[k].is_contiguous() && bounds[k] <= bounds[k + 1],
-          "above: expected contiguous int64, and bounds that ascend");
+  for (const Tensor& words : places) {
+    check(words.scalar_type() == ScalarType::Long && words.is_contiguous() && words.dim() == 2 && words.size(1) == 2,
+          "places: expected contiguous int64 [words, 2]");
   }
   Tensor slots_N = empty({N}, ScalarType::Long);
   int64_t* const to = static_cast<int64_t*>(slots_N.data_ptr());
   const int64_t team = team_for(N * 16);
   parallel(team, [&](int64_t c) {
-    for (int64_t k = 0; k < keys; ++k) {
-      const int64_t begin = std::max(bounds[k], N * c / team), end = std::min(bounds[k + 1], N * (c + 1) / team);
-      const int64_t* const rows = static_cast<const int64_t*>(above[k].data_ptr());
-      if (is_wide)
-        slots(static_cast<const int64_t*>(rows_N.data_ptr()), to, begin, end, rows, above[k].numel(), below[k]);
-      else slots(static_cast<const int32_t*>(rows_N.data_ptr()), to, begin, end, rows, above[k].numel(), below[k]);
+    const int64_t begin = N * c / team, end = N * (c + 1) / team;
+    if (is_wide) {
+      slots_of_keys(static_cast<const int64_t*>(rows_N.data_ptr()), to, begin, end, bounds, places, below,
+                    slots_of_wide);
+    } else {
+      slots_of_keys(static_cast<const int32_t*>(rows_N.data_ptr()), to, begin, end, bounds, places, below,
+                    slots_of_narrow);
     }
   });
   return slots_N;
@@ -58,7 +82,7 @@ Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def("row_levels_slots(Tensor rows, int[] bounds, Tensor[] above, int[] below) -> Tensor");
+  m.def("row_levels_slots(Tensor rows, int[] bounds, Tensor[] places, int[] below) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("row_levels_slots", TORCH_BOX(&row_levels_slots)); }

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 
-def slots_of(rows_N: Tensor, bounds: Sequence[int], above: Sequence[Tensor], below: Sequence[int]) -> Tensor:
+def slots_of(rows_N: Tensor, bounds: Sequence[int], places: Sequence[Tensor], below: Sequence[int]) -> Tensor:
     """See the package."""
     slots_N = rows_N.long().clone()
-    for k, rows_U in enumerate(above):
-        if len(rows_U):
+    numbers = torch.arange(64)
+    for k, places_W2 in enumerate(places):
+        if len(places_W2):
             part_N = slots_N[bounds[k] : bounds[k + 1]]
-            at_N = torch.searchsorted(rows_U, part_N).clamp_(max=len(rows_U) - 1)
-            part_N.copy_(torch.where(rows_U[at_N] == part_N, at_N + below[k], part_N))
+            bits_N, before_N = places_W2[part_N // 64].unbind(1)
+            is_set_N64 = (bits_N[:, None] >> numbers & 1).bool()
+            at_N1 = part_N[:, None] % 64
+            before_N = before_N + (is_set_N64 & (numbers < at_N1)).sum(1)
+            part_N.copy_(torch.where(is_set_N64.gather(1, at_N1)[:, 0], below[k] + before_N, part_N))
     return slots_N

@@ -6,31 +6,44 @@ import pytest
 import torch
 
 from sparrow.kernels import Impl, missing, row_levels
+from sparrow.kernels.row_levels import places_of
 
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
-NONE = torch.zeros(0, dtype=torch.int64)
+NONE = torch.zeros(0, 2, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_slots_are_as_they_are_defined(impl: Impl) -> None:
-    above, below = [torch.tensor([0, 3, 9]), NONE, torch.tensor([2])], [8, 5, 2]
+    places, below = [places_of(torch.tensor([0, 3, 9]), 10), NONE, places_of(torch.tensor([2]), 3)], [8, 5, 2]
     rows = torch.tensor([0, 1, 3, 9, 3, 4, 2, 1])
     for rows_N in (rows, rows.int()):
-        slots = row_levels.slots_of(rows_N, [0, 5, 6, 8], above, below, impl=impl)
+        slots = row_levels.slots_of(rows_N, [0, 5, 6, 8], places, below, impl=impl)
         assert slots.dtype == torch.int64 and slots.tolist() == [8, 1, 9, 10, 9, 4, 2, 1]
     assert rows.tolist() == [0, 1, 3, 9, 3, 4, 2, 1]  # what it was given stays
-    assert row_levels.slots_of(NONE, [0, 0, 0, 0], above, below, impl=impl).numel() == 0
+    assert row_levels.slots_of(rows[:0], [0, 0, 0, 0], places, below, impl=impl).numel() == 0
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 9000])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_slots_are_those_of_a_map(share: float, rows: int, impl: Impl, threads: Any) -> None:
+    """At every size of the level above, on many threads."""
+    threads(3)
+    random = torch.Generator().manual_seed(rows)
+    above = [torch.randperm(rows, generator=random)[: round(share * rows)].sort().values for _ in range(3)]
+    rows_N = torch.randint(0, rows, (30_001,), generator=random)
+    bounds, below = [0, 10_000, 10_000, 30_001], [rows, 1, 7]
+    found = row_levels.slots_of(rows_N, bounds, [places_of(rows_U, rows) for rows_U in above], below, impl=impl)
+    for k, rows_U in enumerate(above):
+        map_R = torch.arange(rows)
+        map_R[rows_U] = below[k] + torch.arange(len(rows_U))
+        part = slice(bounds[k], bounds[k + 1])
+        assert torch.equal(found[part], map_R[rows_N[part]])
 
 
 @built
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 1000, 4096])
-def test_the_compiled_search_is_the_reference(count: int, threads: Any) -> None:
-    """At every size of the level above, beside rows that come before and after all of it, on many threads."""
-    threads(3)
-    random = torch.Generator().manual_seed(count)
-    above = [(torch.randperm(9000, generator=random)[:count] + 5).sort().values for _ in range(3)]
-    rows_N = torch.randint(0, 9100, (30_001,), generator=random)
-    bounds, below = [0, 10_000, 10_000, 30_001], [10_000, 1, 7]
-    mine = row_levels.slots_of(rows_N, bounds, above, below, impl="cpp")
-    assert torch.equal(mine, row_levels.slots_of(rows_N, bounds, above, below, impl="reference"))
+@pytest.mark.parametrize("row", [-1, 64, 1 << 40])
+def test_a_row_that_is_nowhere_is_refused(row: int) -> None:
+    with pytest.raises(ValueError, match="expected rows that are on the levels"):
+        row_levels.slots_of(torch.tensor([row]), [0, 1], [places_of(torch.tensor([2]), 3)], [2], impl="cpp")
