@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,30 @@ def test_base_and_deltas_are_the_full_export_of_the_same_step(days: Days) -> Non
         assert np.array_equal(scorer.rank(user, candidates), whole.rank(user, candidates))
     assert not np.array_equal(before, scorer.score(rows))
     assert np.array_equal(before, base.score(rows))
+
+
+def test_readers_never_see_a_change(days: Days) -> None:
+    """Threads that score with the old scorer while others are made of it, and with the new ones."""
+    base = load(days.full(0))
+    rows, failed, ended = days.rows(base)[:200], [], threading.Event()
+    expected = base.score(rows)
+
+    def read(scorer: Scorer) -> None:
+        try:
+            while not ended.is_set():
+                assert np.array_equal(scorer.score(rows), expected)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read, args=(base,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        assert not np.array_equal(base.updated(days.delta(1)).updated(days.delta(2)).score(rows), expected)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 def test_the_base_is_mapped_once_and_a_first_delta_too(days: Days) -> None:
