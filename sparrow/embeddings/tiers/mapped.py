@@ -49,7 +49,7 @@ class LeveledRows:
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """Returns the slots of rows. `ComponentTables` asks for those of many tables at once."""
-        return row_levels.slots_of(rows_N, (0, len(rows_N)), (self.places,), (self.below,))
+        return row_levels.slots_of(rows_N, (0, len(rows_N)), self.places, (0,), (self.below,))
 
     def read(self, name: str, at: At) -> Tensor:
         """Returns the entries of a field in some rows, [N, ...]. They are a view where there is one level."""

@@ -32,18 +32,25 @@ def places_of(rows_U: Tensor, rows: int) -> Tensor:
 
 
 def slots_of(
-    rows_N: Tensor, bounds: Sequence[int], places: Sequence[Tensor], below: Sequence[int], *, impl: Impl = "auto"
+    rows_N: Tensor,
+    bounds: Sequence[int],
+    places_W2: Tensor,
+    begins: Sequence[int],
+    below: Sequence[int],
+    *,
+    impl: Impl = "auto",
 ) -> Tensor:
     """Returns slots int64 [N]: a row that is above has the number of rows below + its place there, others their own.
 
     Args:
         rows_N: int32 or int64, key by key.
         bounds: where the rows of each key begin, and where the last key's end.
-        places: for each key what `places_of` returns, or int64 [0, 2] if its slots are rows.
+        places_W2: what `places_of` returns of all tables, one after the other.
+        begins: for each key, where those of its table begin; -1 if its slots are rows.
         below: for each key, how many rows are below.
         impl: see `sparrow.kernels`.
     """
-    slots_N: Tensor = _implementation(impl, rows_N).slots_of(rows_N, bounds, places, below)
+    slots_N: Tensor = _implementation(impl, rows_N).slots_of(rows_N, bounds, places_W2, begins, below)
     return slots_N
 
 

@@ -13,7 +13,9 @@ assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
-def slots_of(rows_N: Tensor, bounds: Sequence[int], places: Sequence[Tensor], below: Sequence[int]) -> Tensor:
+def slots_of(
+    rows_N: Tensor, bounds: Sequence[int], places_W2: Tensor, begins: Sequence[int], below: Sequence[int]
+) -> Tensor:
     """See the package."""
-    slots_N: Tensor = ops.row_levels_slots(rows_N.contiguous(), bounds, places, below)
+    slots_N: Tensor = ops.row_levels_slots(rows_N.contiguous(), bounds, places_W2, begins, below)
     return slots_N

@@ -34,47 +34,48 @@ FOR_PROCESSORS void slots_of_narrow(const int32_t* from, int64_t* to, int64_t N,
   slots(from, to, N, words, below);
 }
 
+// The words of all tables, and where those of a key's table begin: -1 for none.
+struct Keys {
+  const Word* words;
+  int64_t count;
+  const std::vector<int64_t>&bounds, &begins, &below;
+};
+
 template <class T, class F>
-void slots_of_keys(const T* from, int64_t* to, int64_t begin, int64_t end, const std::vector<int64_t>& bounds,
-                   const std::vector<Tensor>& places, const std::vector<int64_t>& below, const F& slots_of) {
-  for (size_t k = 0; k < places.size(); ++k) {
-    const int64_t first = std::max(bounds[k], begin), last = std::min(bounds[k + 1], end), words = places[k].size(0);
+void slots_of_keys(const T* from, int64_t* to, int64_t begin, int64_t end, const Keys& keys, const F& slots_of) {
+  for (size_t k = 0; k < keys.begins.size(); ++k) {
+    const int64_t first = std::max(keys.bounds[k], begin), last = std::min(keys.bounds[k + 1], end);
     if (first >= last) continue;
-    if (!words) {
+    if (keys.begins[k] < 0) {
       std::copy(from + first, from + last, to + first);
       continue;
     }
     const auto [least, most] = std::minmax_element(from + first, from + last);
-    check(*least >= 0 && *most >> 6 < words, "rows_N: expected rows that are on the levels");
-    slots_of(from + first, to + first, last - first, static_cast<const Word*>(places[k].data_ptr()), below[k]);
+    check(*least >= 0 && keys.begins[k] + (*most >> 6) < keys.count, "rows_N: expected rows that are on the levels");
+    slots_of(from + first, to + first, last - first, keys.words + keys.begins[k], keys.below[k]);
   }
 }
 
-Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds, const std::vector<Tensor>& places,
-                        const std::vector<int64_t>& below) {
+Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds, const Tensor& places_W2,
+                        const std::vector<int64_t>& begins, const std::vector<int64_t>& below) {
   const int64_t N = rows_N.numel();
-  const size_t keys = places.size();
+  const size_t count = begins.size();
   const bool is_wide = rows_N.scalar_type() == ScalarType::Long;
   check(is_wide || rows_N.scalar_type() == ScalarType::Int, "rows_N: expected int32 or int64");
-  check(rows_N.is_contiguous() && below.size() == keys && bounds.size() == keys + 1 && bounds[0] == 0 &&
-            bounds[keys] == N && std::is_sorted(bounds.begin(), bounds.end()),
-        "bounds, below: expected those of all keys");
-  for (const Tensor& words : places) {
-    check(words.scalar_type() == ScalarType::Long && words.is_contiguous() && words.dim() == 2 && words.size(1) == 2,
-          "places: expected contiguous int64 [words, 2]");
-  }
+  check(rows_N.is_contiguous() && below.size() == count && bounds.size() == count + 1 && bounds[0] == 0 &&
+            bounds[count] == N && std::is_sorted(bounds.begin(), bounds.end()),
+        "bounds, begins, below: expected those of all keys");
+  check(places_W2.scalar_type() == ScalarType::Long && places_W2.is_contiguous() && places_W2.dim() == 2 &&
+            places_W2.size(1) == 2,
+        "places_W2: expected contiguous int64 [words, 2]");
+  const Keys keys{static_cast<const Word*>(places_W2.data_ptr()), places_W2.size(0), bounds, begins, below};
   Tensor slots_N = empty({N}, ScalarType::Long);
   int64_t* const to = static_cast<int64_t*>(slots_N.data_ptr());
   const int64_t team = team_for(N * 16);
   parallel(team, [&](int64_t c) {
     const int64_t begin = N * c / team, end = N * (c + 1) / team;
-    if (is_wide) {
-      slots_of_keys(static_cast<const int64_t*>(rows_N.data_ptr()), to, begin, end, bounds, places, below,
-                    slots_of_wide);
-    } else {
-      slots_of_keys(static_cast<const int32_t*>(rows_N.data_ptr()), to, begin, end, bounds, places, below,
-                    slots_of_narrow);
-    }
+    if (is_wide) slots_of_keys(static_cast<const int64_t*>(rows_N.data_ptr()), to, begin, end, keys, slots_of_wide);
+    else slots_of_keys(static_cast<const int32_t*>(rows_N.data_ptr()), to, begin, end, keys, slots_of_narrow);
   });
   return slots_N;
 }
@@ -82,7 +83,7 @@ Tensor row_levels_slots(const Tensor& rows_N, const std::vector<int64_t>& bounds
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def("row_levels_slots(Tensor rows, int[] bounds, Tensor[] places, int[] below) -> Tensor");
+  m.def("row_levels_slots(Tensor rows, int[] bounds, Tensor places, int[] begins, int[] below) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) { m.impl("row_levels_slots", TORCH_BOX(&row_levels_slots)); }
