@@ -27,6 +27,7 @@ ORDER = (
     "evaluate",
     "predict",
     "export",
+    "compact",
 )  # in the order in which a log meets them; others follow
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},

@@ -13,6 +13,7 @@ def export(
     out: tyro.conf.Positional[Path],
     /,
     log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT...")],
+    base: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...")] = (),
     checkpoint: str = "best",
     check: Literal["rows", "made"] = "rows",
 ) -> None:
@@ -22,10 +23,14 @@ def export(
     256 raw rows of the log with their scores. `sparrow.serving.load` refuses a folder that does not reproduce them, or
     of which a byte has changed. The folder appears whole or not at all. It has no optimizer state, no time and no path.
 
+    With --base it is a delta: of the tables it has only the rows that are other than there. The settings of the model
+    and of its tables must be the same. Vocabularies may have grown.
+
     Args:
         run_dir: The directory of a `sparrow train` job.
         out: The folder to make. It must not exist.
         log: Files or globs of a raw log, as `sparrow prepare` takes them; rows of its beginning are kept.
+        base: A full folder, and the deltas that follow it, in order. The new folder is the next delta.
         checkpoint: "best" (else the last), "last", or a step number.
         check: "rows" keeps rows of the log. "made" draws each column apart, so that no person's row travels.
     """
@@ -33,19 +38,10 @@ def export(
     from sparrow.serving.export import export as write
 
     with _show.progress_bar() as told:
-        folder = write(run_dir, out, log, which=checkpoint, check=check, told=told)
-    table = _show.Table(
-        title=f"{out}: {folder.manifest['model']}, step {folder.manifest['step']}", title_justify="left"
-    )
-    for name in ("part", "files", "bytes"):
-        table.add_column(name, justify="left" if name == "part" else "right")
-    parts: dict[str, list[int]] = {}
-    for name, of in folder.manifest["files"].items():
-        parts.setdefault(name.partition("/")[0], []).append(of["bytes"])
-    for name, sizes in parts.items():
-        table.add_row(name, f"{len(sizes):,}", f"{sum(sizes):,}")
-    table.add_section()
-    table.add_row("all", f"{sum(map(len, parts.values())):,}", f"{folder.bytes:,}")
-    _show.out.print(table)
+        folder = write(run_dir, out, log, base=base, which=checkpoint, check=check, told=told)
+    _show.out.print(_show.folder_table(str(out), folder.manifest))
     _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
-    _show.out.print(f'in Python: sparrow.serving.load("{out}").score([{{...}}])', markup=False, soft_wrap=True)
+    said = f'"{out}"'
+    if base:
+        said = f'"{base[0]}", [{", ".join(f"{str(delta)!r}" for delta in (*base[1:], out))}]'.replace("'", '"')
+    _show.out.print(f"in Python: sparrow.serving.load({said}).score([{{...}}])", markup=False, soft_wrap=True)

@@ -17,7 +17,8 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.kernels import Impl, embedding_bag
+from sparrow.embeddings.tiers import MappedStore, RowStore
+from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER
 from sparrow.kernels.formats import fp32
@@ -91,6 +92,9 @@ class ComponentTables(nn.Module):
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
         self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
+        stores = [record.store for record in self.all_records()]
+        self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
+        self._places_W2, self._begins, self._below = _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
         self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
@@ -383,6 +387,12 @@ class ComponentTables(nn.Module):
         """
         if self._slots_are_rows:
             return self._in_rows(bags, is_batch)
+        if self._are_leveled and not is_batch:  # in one call: a call a table slows small batches
+            rows = self._in_rows(bags)
+            tables = [rows.lookups.table_of.get(key, -1) for key in range(len(rows.bags))]
+            begins, below = [self._begins[n] for n in tables], [self._below[n] for n in tables]
+            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, self._places_W2, begins, below)
+            return replace(rows, slots_N=slots_N)
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
             return mapped
@@ -472,6 +482,16 @@ class ComponentTables(nn.Module):
             )
             width += 0 if apart else self.door.dims[table_of[f.name]]
         return Lookups(lookups)
+
+
+def _places(stores: Sequence[RowStore]) -> tuple[Tensor, list[int], list[int]]:
+    """Returns what `row_levels.slots_of` asks of tables with rows on a second level. The last table has none."""
+    words, begins, below = [torch.zeros(0, 2, dtype=torch.int64)], [-1] * (len(stores) + 1), [0] * (len(stores) + 1)
+    for number, store in enumerate(stores):
+        if isinstance(store, MappedStore) and not store.slots_are_rows:
+            begins[number], below[number] = sum(map(len, words)), store.rows.below
+            words.append(row_levels.places_of(store.rows.rows_U, store.rows.count))
+    return torch.cat(words), begins, below
 
 
 def _replaced(bags: Bags, tables: Collection[int], change: Callable[[int, Tensor], Tensor]) -> Bags:

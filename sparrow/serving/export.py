@@ -14,24 +14,29 @@ import safetensors.torch
 import torch
 
 from sparrow import data
-from sparrow.core.config import to_dict, write_toml
+from sparrow.core.config import differences, to_dict, write_toml
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.data.logs.read import open_log, types_for
-from sparrow.embeddings import RowRecords, TableChoices
+from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
+from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
+from sparrow.embeddings.tiers import LeveledRows
 from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.ids import is_text
 from sparrow.features.rows import batches
 from sparrow.features.schema import Encoding, missing_of
 from sparrow.features.transforms import Transforms
+from sparrow.kernels.formats import fp32
 from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import estimates
+from sparrow.serving.deltas import Digest
 from sparrow.serving.folder import Folder, new_folder
 from sparrow.serving.requests import Encoder
+from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Data, Run
@@ -49,6 +54,7 @@ def export(
     out: str | Path,
     log: Sequence[str | Path],
     *,
+    base: Sequence[str | Path] = (),
     which: str = "best",
     check: Check = "rows",
     told: Progress | None = None,
@@ -62,33 +68,91 @@ def export(
         run_dir: the run.
         out: the folder, which must not exist.
         log: files of a raw log, as `sparrow prepare` takes them, whose first rows are kept with the model.
+        base: a full folder and its deltas. Of the tables only rows are written that are other than there.
         which: the checkpoint, see `restore`.
         check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
         told: is told how far it is.
 
     Raises:
-        UserError: when the run or the log cannot be read, or `out` exists.
+        UserError: when the run or the log cannot be read, `out` exists, a row is not finite, or tables are others than
+            those of the base.
     """
     out, told = Path(out), told or (lambda what, done, total: None)
+    old = load(base[0], base[1:]) if base else None
     found = restore(run_dir, which=which, device="cpu")
     run = _served(found)
+    if old is not None:
+        check_base(old, found, run)
     kept = checked_rows(found, log, check)
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     about = {"model": found.name, "step": found.step, "parent": None, "number": 0}
-    with new_folder(out, about) as made:
+    if old is not None:
+        about |= {"parent": old.folder.whole, "number": old.folder.manifest["number"] + 1}
+    whole: dict[str, Any] | None = None if old is None else {}
+    with new_folder(out, about, whole=whole) as made:
         transforms = _without_rare(found.transforms)
         transforms.save(made)
         settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
-        safetensors.torch.save_file(_plain(found.model.state_dict()), made / DENSE)
+        (made / DENSE).write_bytes(safetensors.torch.save(_plain(found.model.state_dict())))
         (made / "tables").mkdir()
-        for tables in tables_of(found.model):
-            for record in tables.all_records():
-                safetensors.torch.save_file(_rows(record, run), made / table_file(record.component.name))
+        records = [record for tables in tables_of(found.model) for record in tables.all_records()]
+        for done, record in enumerate(records, 1):
+            name, new = table_file(record.component.name), LeveledRows(fields=_rows(record, run))
+            rows_U = None if old is None else changed_rows(old.stack.rows[name], new)
+            _check_finite(found, record, new, rows_U)
+            with (made / name).open("wb") as file:
+                write_rows(file, new, rows_U)
+            if whole is not None:
+                write_rows(full := Digest(), new)
+                whole[name] = full.entry
+            told("tables written", done, len(records))
         pq.write_table(_with_scores(found, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
-    return load(out).folder
+    return (load(out) if old is None else old.updated(out)).folder
+
+
+def check_base(old: Scorer, found: Restored, run: Run) -> None:
+    """Check that a model may follow another one as a delta: settings and tables are the same, but for rows of new ids.
+
+    Args:
+        old: the base.
+        found: the model.
+        run: its settings, as it is served.
+
+    Raises:
+        UserError: names what differs.
+    """
+
+    def other(what: str, ours: Any, theirs: Any) -> UserError:
+        place = f"{found.run.run_dir}: {what} is {ours} and was {theirs} in {old.folder.path}"
+        return UserError(f"{place}, so its rows are no rows of that model; export all of it, without --base")
+
+    for key, theirs, ours in differences(_settings(old.run), _settings(run)):
+        raise other(key, repr(ours), repr(theirs))
+    shapes = [{name: list(t.shape) for name, t in model.state_dict().items()} for model in (old.model, found.model)]
+    for name, theirs, ours in differences(*shapes):
+        raise other(f"the shape of {name}", ours, theirs)
+    was, now = _components(old.model), _components(found.model)
+    for name in sorted(was.keys() | now.keys()):
+        rows = [of[name][0].rows if name in of else 0 for of in (was, now)]
+        is_known = name in was and name in now
+        may_grow = is_known and now[name][1].ids is not None and now[name][0].policy is None  # its ids are numbered
+        if rows[0] > rows[1] or (rows[0] < rows[1] and not may_grow):
+            raise other(f"the number of rows of table {name!r}", rows[1], rows[0])
+
+
+def _components(model: Any) -> dict[str, tuple[Component, Addressing]]:
+    specs = [spec for tables in tables_of(model) for spec in tables.specs]
+    return {component.name: (component, spec.addressing) for spec in specs for component in spec.components}
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Returns what a run and its base must share. A map of ids is known by its digest; a seed is of first values."""
+    settings = to_dict(run, only=("model", "tables", "precision"))
+    sizes = {table: {k: v for k, v in of.items() if k != "file"} for table, of in settings["tables"]["sizes"].items()}
+    return settings | {"tables": {**settings["tables"], "sizes": sizes, "seed": None}}
 
 
 # -- what is written ------------------------------------------------------------------------------------------------
@@ -152,6 +216,20 @@ def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
     exact = {"weight": record.weight} if component.cache.is_on else {}
     names = {*(exact or component.format.fields(component.dim)), *(OF_IDS if component.policy else ())}
     return {name: tensor.contiguous() for name, tensor in (record.fields | exact).items() if name in names}
+
+
+def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: torch.Tensor | None) -> None:
+    """Refuse NaN and infinities: each request that meets such a row would fail. only: these rows, by default all."""
+    component = record.component
+    stored = fp32.Config() if component.cache.is_on else component.format
+    for rows_N in (torch.arange(rows.count) if only is None else only).split(BLOCK):
+        fields = {name: rows.read(name, rows_N) for name in stored.fields(component.dim)}
+        bad_N = ~torch.isfinite(stored.decode(fields, component.dim)).all(1)
+        if bad_N.any():
+            raise UserError(
+                f"{found.run.run_dir}: row {int(rows_N[bad_N][0])} of table {component.name!r} is not finite; the "
+                f"model diverged: export an earlier --checkpoint than step {found.step}"
+            )
 
 
 # -- rows that are kept ---------------------------------------------------------------------------------------------

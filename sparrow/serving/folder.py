@@ -26,7 +26,7 @@ class Folder:
     """A folder whose files are those of its manifest, to the byte.
 
     path: the folder. manifest: plain data: "format", "files" (name -> "bytes" and "sha256"), and what `new_folder` was
-    told.
+    told: of a model "parent", what a delta follows, else None, and "number", how many deltas it is after a full folder.
     """
 
     path: Path
@@ -35,7 +35,17 @@ class Folder:
     @property
     def digest(self) -> str:
         """What tells it from others: SHA-256 of the manifest."""
-        return hashlib.sha256(_text(self.manifest).encode()).hexdigest()
+        return _digest(self.manifest)
+
+    @property
+    def whole(self) -> str:
+        """The digest of the full folder that it is, or that a delta makes of what it follows."""
+        return str(self.manifest.get("whole") or self.digest)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `new_folder` was told."""
+        return {name: of for name, of in self.manifest.items() if name not in ("format", "files", "seal", "whole")}
 
     @property
     def bytes(self) -> int:
@@ -44,15 +54,20 @@ class Folder:
 
 
 @contextmanager
-def new_folder(out: Path, told: Mapping[str, Any]) -> Iterator[Path]:
+def new_folder(
+    out: Path, told: Mapping[str, Any], *, whole: Mapping[str, Any] | None = None, digest: str = ""
+) -> Iterator[Path]:
     """Gives a hidden folder for files. It gets a manifest and the name `out` when the block ends without an error.
 
     Args:
         out: what must not be there yet.
         told: plain data for the manifest. It should hold no time and no path, so that equal files make equal folders.
+        whole: for a delta: file -> "bytes" and "sha256" of what the full folder has in its place. It is read when the
+            block ends.
+        digest: what that of the folder must be.
 
     Raises:
-        UserError: when `out` exists, or when something cannot be written.
+        UserError: when `out` exists, when something cannot be written, or when the digest is another one.
     """
     if out.exists():
         raise UserError(f"{out}: exists; choose another name, so that who reads the folder never sees it change")
@@ -64,7 +79,13 @@ def new_folder(out: Path, told: Mapping[str, Any]) -> Iterator[Path]:
             names = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
             with ThreadPoolExecutor() as pool:
                 files = dict(zip(names, pool.map(lambda name: _entry(made / name, settle=True), names), strict=True))
-            (made / MANIFEST).write_text(_text({**told, "format": FORMAT, "files": files}), encoding="utf-8")
+            manifest = {**told, "format": FORMAT, "files": files}
+            if whole is not None:
+                full = {**manifest, "parent": None, "number": 0, "files": {**files, **whole}}
+                manifest["whole"] = _digest(full)
+            if digest not in ("", _digest(manifest)):
+                raise UserError(f"{out}: not what it was to be, to the byte; try again, and check memory and disk")
+            (made / MANIFEST).write_text(_text(manifest), encoding="utf-8")
             for path in (made / MANIFEST, *(p for p in made.rglob("*") if p.is_dir()), made):
                 _settle(path)
             made.rename(out)
@@ -134,6 +155,10 @@ def _settle(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(manifest).encode()).hexdigest()
 
 
 def _text(manifest: Mapping[str, Any]) -> str:

@@ -12,23 +12,22 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparrow.core import Batch, Chunk
 from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
 from sparrow.embeddings import rows_on, stored_in
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import MemoryStore, RowStore
-from sparrow.embeddings.tiers.store import At, level_of
+from sparrow.embeddings.tiers import LeveledRows, MappedStore, MemoryStore, RowStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
-from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.models import Offset
 from sparrow.serving import products, requests
-from sparrow.serving.folder import Folder, open_folder
+from sparrow.serving.deltas import TABLES, Stack, opened
+from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Encoder
+from sparrow.serving.rows import tensors_of
 from sparrow.trained.build import scoring, tables_of, untrained
 from sparrow.trained.run import Run
 
@@ -37,65 +36,28 @@ CLOSE, CLOSE_ROUNDED = 1e-6, 2e-2  # how far scores may lie apart; where inputs 
 IDS, NUMBER, SCORE = ":ids:", ":number:", ":score:"  # before the names of what the columns of CHECK hold
 
 
-class MappedStore(nn.Module):
-    """Rows in a file, mapped and never written. Processes that map the same file share its memory.
-
-    Args:
-        component: whose rows these are, with a rule that keeps nothing of a row.
-        fields: the fields of its format.
-    """
-
-    slots_are_rows = True
-    is_allocated = False  # nobody has to give the rows first values
-
-    def __init__(self, component: Component, fields: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.component = component
-        never_R = torch.zeros(1, dtype=torch.uint8).expand(component.rows)  # a byte for all: no row learns
-        self.fields = {**fields, "touched": never_R}
-
-    @property
-    def levels(self) -> tuple[Rows, ...]:
-        """One level: all rows."""
-        return (level_of(self.component, self.fields),)
-
-    def slots_of(self, rows_N: Tensor) -> Tensor:
-        """Returns the rows themselves."""
-        return rows_N
-
-    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
-        """Refuse: no row learns."""
-        raise UserError(f"table {self.component.name!r}: a model that was exported does not learn; train its run")
-
-    def settle(self) -> None:
-        """Do nothing."""
-
-    def read(self, at: At) -> dict[str, Tensor]:
-        """Returns what `RowStore.read` says."""
-        return {name: tensor[at] for name, tensor in self.fields.items()}
-
-    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
-        """Refuse, as `admit` does."""
-        self.admit(torch.empty(0), None)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
     """Scores requests with a model that was exported. Threads may share it, and compute at the same time.
 
     Args:
-        folder: the model's.
+        stack: the model's folder, and the deltas above it.
         run: its settings.
         transforms: what its rows pass through.
         model: it, with the offset of its logits.
         threads: how many share the products of a request. It holds for all of torch in the process.
     """
 
-    folder: Folder
+    stack: Stack
     run: Run
     transforms: Transforms
     model: Any
     threads: int = 1
+
+    @property
+    def folder(self) -> Folder:
+        """The model's, or its last delta."""
+        return self.stack.top
 
     @property
     def schema(self) -> Schema:
@@ -126,6 +88,21 @@ class Scorer:
     def encoder(self) -> Encoder:
         """Makes batches of requests."""
         return Encoder(self.transforms)
+
+    def updated(self, delta: str | Path) -> Scorer:
+        """Returns a scorer with the rows, the dense weights and the transforms of a delta too.
+
+        This one stays as it is, for those who still use it. Both share the rows of the full folder. A delta that it has
+        already changes nothing.
+
+        Args:
+            delta: what `sparrow export --base` wrote with this model's folders.
+
+        Raises:
+            UserError: when it is no delta, is damaged, follows another model, or does not reproduce its scores.
+        """
+        stack = self.stack.updated(delta)
+        return self if stack is self.stack else _made(stack, self.threads)
 
     def score(self, rows: requests.Rows) -> Float32s:
         """Returns probabilities float32 [N, T] of raw rows, in order.
@@ -220,34 +197,38 @@ class Scorer:
                 raise differs(f"the score of {self.labels[t]!r}", int(row), scores_B[row], were_B[row])
 
 
-def load(path: str | Path, *, threads: int = 1) -> Scorer:
+def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 1) -> Scorer:
     """Returns the scorer of a model folder, after it has reproduced the scores that are kept there.
 
     Nothing from the folder is executed. Tables are mapped: processes share their memory.
 
     Args:
         path: what `sparrow export` wrote.
+        deltas: what `sparrow export --base` wrote, in order; see `Scorer.updated`.
         threads: see `Scorer`.
 
     Raises:
         UserError: when it is no model folder, is damaged, or does not reproduce its scores.
     """
-    folder = open_folder(path)
-    torch.set_num_threads(threads)
-    run = Run.load(folder.path / "run.toml", {"run_dir": str(path), "data.path": "none"})
-    transforms = Transforms.load(folder.path)
+    return _made(opened(path, deltas), threads)
 
+
+def _made(stack: Stack, threads: int) -> Scorer:
+    path = stack.top.path
+    torch.set_num_threads(threads)
+    run = Run.load(path / "run.toml", {"run_dir": str(path), "data.path": "none"})
+    transforms = Transforms.load(path)
     try:
         model = assembled(
             run,
             transforms.schema,
-            lambda component: tensors(folder.path / table_file(component.name)),
-            weights(folder, DENSE),
-            weights(folder, products.FILE),
+            lambda component: stack.rows[table_file(component.name)],
+            weights(stack.top, DENSE),
+            weights(stack.top, products.FILE),
         )
     except UserError as error:
-        raise UserError(f"{folder.path / DENSE}: {error}") from None
-    scorer = Scorer(folder=folder, run=run, transforms=transforms, model=model, threads=threads)
+        raise UserError(f"{path / DENSE}: {error}") from None
+    scorer = Scorer(stack=stack, run=run, transforms=transforms, model=model, threads=threads)
     scorer.check()
     return scorer
 
@@ -255,7 +236,7 @@ def load(path: str | Path, *, threads: int = 1) -> Scorer:
 def assembled(
     run: Run,
     schema: Schema,
-    rows: Callable[[Component], Mapping[str, Tensor]],
+    rows: Callable[[Component], LeveledRows],
     dense: Mapping[str, Tensor],
     few_bits: Mapping[str, Tensor],
 ) -> Any:
@@ -264,7 +245,7 @@ def assembled(
     Args:
         run: its settings.
         schema: of its log.
-        rows: gives the fields of a component's rows, which stay where they are, but for those whose ids come and go.
+        rows: gives those of a component, which stay where they are, but for those whose ids come and go.
         dense: its dense weights.
         few_bits: products in other formats than fp32, see `products.put`.
 
@@ -286,25 +267,17 @@ def assembled(
             if record.component.policy:
                 never_R = torch.zeros(record.rows, dtype=torch.uint8)
                 name, at, columns = record.place
-                fields = {**rows(record.component), "touched": never_R}
+                held = rows(record.component)
+                fields = {of: held.read(of, slice(None)) for of in held.fields} | {"touched": never_R}
                 tables.load_chunk(Chunk(table=name, rows=at, columns=columns, fields=fields))
     return model.eval().requires_grad_(False)
 
 
 def weights(folder: Folder, name: str) -> dict[str, Tensor]:
-    """Returns the tensors of one of a folder's files, in memory; none when the folder has no such file."""
-    return tensors(folder.path / name) if name in folder.manifest["files"] else {}
+    """Returns the tensors of one of a folder's files, mapped; none when the folder has no such file."""
+    return tensors_of(folder.path / name) if name in folder.manifest["files"] else {}
 
 
 def table_file(component: str) -> str:
     """Returns the path, in a model folder, of a component's rows."""
-    return f"tables/{quote(component, safe='')}.safetensors"
-
-
-def tensors(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file, which is mapped."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: missing or damaged ({error}); export the model again") from None
+    return f"{TABLES}{quote(component, safe='')}.safetensors"

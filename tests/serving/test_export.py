@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -124,48 +120,3 @@ def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: P
     with pytest.raises(UserError, match="item"):
         export(run_dir, tmp_path / "out", [tmp_path / "without.parquet"])
     assert not (tmp_path / "out").exists()
-
-
-KILLED = """
-import os, signal, sys
-from sparrow.serving.export import export
-
-run, out, log, last = *sys.argv[1:4], int(sys.argv[4])
-seen = 0
-
-def count(event, arguments):
-    global seen
-    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
-        if any(str(a).startswith(os.path.dirname(out)) for a in arguments):
-            seen += 1
-            if seen == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(count)
-export(run, out, [log])
-print(seen)
-"""
-
-
-def killed(run_dir: Path, out: Path, log: Path, last: int) -> subprocess.CompletedProcess[str]:
-    command: list[Any] = [sys.executable, "-c", KILLED, run_dir, out, log, str(last)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("points", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_is_there_or_not(points: int, run_dir: Path, log: Path, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    whole = killed(run_dir, place / "model", log, 0)
-    moments = int(whole.stdout)
-    expected = contents(place / "model")
-    for last in np.linspace(1, moments, points).astype(int):
-        shutil.rmtree(place / "model", ignore_errors=True)
-        done = killed(run_dir, place / "model", log, last)
-        assert done.returncode == -signal.SIGKILL
-        if (place / "model").exists():
-            load(place / "model")
-            assert contents(place / "model") == expected
-        else:
-            export(run_dir, place / "model", [log])  # takes away what was left
-        assert [path.name for path in place.iterdir()] == ["model"], last

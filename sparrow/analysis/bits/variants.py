@@ -21,10 +21,12 @@ from sparrow.core.errors import UserError
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Component
+from sparrow.embeddings.tiers import LeveledRows
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.serving import Scorer
 from sparrow.serving.products import FORMATS, format_of, named
-from sparrow.serving.scorer import DENSE, assembled, table_file, tensors, weights
+from sparrow.serving.rows import tensors_of
+from sparrow.serving.scorer import DENSE, assembled, table_file, weights
 from sparrow.trained.build import scoring, tables_of
 from sparrow.trained.run import Run
 
@@ -119,9 +121,9 @@ class Variants:
         ]
         return replace(self.scorer.run, tables=replace(tables, overrides=(*tables.overrides, *overrides)))
 
-    def rows(self, component: Component) -> dict[str, Tensor]:
-        """Returns the fields of a component's rows in its format, mapped."""
-        return tensors(self.file(component))
+    def rows(self, component: Component) -> LeveledRows:
+        """Returns a component's rows in its format, mapped."""
+        return LeveledRows(fields=tensors_of(self.file(component)))
 
     def file(self, component: Component) -> Path:
         """Returns the file with a component's rows in its format. They are converted once."""
@@ -131,7 +133,7 @@ class Variants:
         name = Family("sparrow.kernels.formats").name_of(component.format)
         path = self._place / quote(f"{name} {component.format} {component.name}", safe="")
         if not path.exists():
-            blocks = [component.format.encode(block_RD, None) for block_RD in tensors(before)["weight"].split(BLOCK)]
+            blocks = [component.format.encode(block_RD, None) for block_RD in tensors_of(before)["weight"].split(BLOCK)]
             fields = {field: torch.cat([block[field] for block in blocks]) for field in blocks[0]}
             safetensors.torch.save_file(fields, path)
         return path
@@ -140,7 +142,7 @@ class Variants:
         """Returns the relative error of a table's values in a format, |w' - w| / |w|, of its first rows."""
         wrong = whole = 0.0
         for component in self._tables[part.name]:
-            weight_RD = self.rows(component)["weight"][:BLOCK]
+            weight_RD = self.rows(component).fields["weight"][:BLOCK]
             format = self._format(name)
             wrong += float((format.decode(format.encode(weight_RD, None), component.dim) - weight_RD).square().sum())
             whole += float(weight_RD.square().sum())

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
 from sparrow.embeddings.tiers.store import At, MakeStore, RowStore, chosen_store, rows_on, stored_in
 
@@ -32,7 +33,9 @@ def unallocated() -> AbstractContextManager[None]:
 __all__ = [
     "At",
     "CachedStore",
+    "LeveledRows",
     "MakeStore",
+    "MappedStore",
     "MemoryStore",
     "RowStore",
     "new_store",

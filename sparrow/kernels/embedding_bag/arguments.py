@@ -177,6 +177,11 @@ class Lookups(tuple[Lookup, ...]):
     numbers = cached_property(to_numbers)
 
     @cached_property
+    def table_of(self) -> dict[int, int]:
+        """Key -> the table into which it looks."""
+        return {f.key: f.table for f in self}
+
+    @cached_property
     def products(self) -> list[int]:
         """Number, second table and key of every lookup that multiplies, and 3: both tables want gradients."""
         return [n for i, f in enumerate(self) if f.by >= 0 for n in (i, f.by, f.by_key, 3)]

@@ -1,0 +1,122 @@
+"""The rows of a component in the files of a model folder: mapped, compared and written, in blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.embeddings.tiers import LeveledRows
+
+ROW = ":row"  # in the file of a delta, beside the fields: int64 [U], which rows it has, ascending
+BLOCK = 1 << 22  # bytes of a field that are in memory at a time
+
+
+def changed_rows(old: LeveledRows, new: LeveledRows) -> Tensor:
+    """Returns the rows whose records differ in a byte, or that the old ones lack: int64, ascending.
+
+    Both are read in blocks. The byte that says "touched" is not asked: it is set for good at a row's first update, so
+    it says nothing of what has changed since a base.
+
+    Args:
+        old, new: rows with the same fields.
+    """
+    found, step = [torch.zeros(0, dtype=torch.int64)], _step(new.fields)
+    for first in range(0, new.count, step):
+        last = min(first + step, new.count)
+        both = slice(first, max(first, min(last, old.count)))
+        differs_N = torch.ones(last - first, dtype=torch.bool)
+        pairs = [(_words(old.read(name, both)), _words(new.read(name, both))) for name in new.fields]
+        differs_N[: both.stop - first] = torch.stack([(a != b).any(1) for a, b in pairs]).any(0)
+        found.append(differs_N.nonzero()[:, 0] + first)
+    return torch.cat(found)
+
+
+def write_rows(file: Sink, rows: LeveledRows, only: Tensor | None = None) -> None:
+    """Write rows as a safetensors file, in blocks.
+
+    Args:
+        file: where to.
+        rows: they.
+        only: int64 [U], ascending; only these rows are written, with their numbers as ROW, as a delta has them.
+    """
+    like = {name: of[:0] for name, of in rows.fields.items()}
+    if only is None:
+        write_tensors(file, like, rows.count, rows.read)
+        return
+    numbers_U = only
+    write_tensors(
+        file,
+        {**like, ROW: numbers_U[:0]},
+        len(numbers_U),
+        lambda name, at: numbers_U[at] if name == ROW else rows.read(name, numbers_U[at]),
+    )
+
+
+class Sink(Protocol):
+    """Where bytes go: a file, or what only counts them."""
+
+    def write(self, data: memoryview | bytes, /) -> object:
+        """Take some bytes."""
+        ...
+
+
+def write_tensors(file: Sink, like: Mapping[str, Tensor], count: int, read: Callable[[str, slice], Tensor]) -> None:
+    """Write tensors of one length as a safetensors file, to the byte as `safetensors.torch.save` does, in blocks.
+
+    Args:
+        file: where to.
+        like: name -> a tensor [0, ...] of the same type and shape.
+        count: how many entries each tensor has.
+        read: returns some entries of a tensor.
+    """
+    header = json.loads(safetensors.torch.save(dict(like))[8:])  # it knows the order and the names of types
+    end = 0
+    for name, of in header.items():
+        begin, end = end, end + count * _row_bytes(like[name])
+        of |= {"shape": [count, *like[name].shape[1:]], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    step = _step(like)
+    for name in header:
+        for first in range(0, count, step):
+            values = read(name, slice(first, min(first + step, count))).contiguous()
+            file.write(values.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file, which is mapped.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: missing or damaged ({error}); export the model again") from None
+
+
+def _row_bytes(of: Tensor) -> int:
+    return of.element_size() * math.prod(of.shape[1:])
+
+
+def _step(fields: Mapping[str, Tensor]) -> int:
+    """How many rows are in memory at a time."""
+    return max(1, BLOCK // max(map(_row_bytes, fields.values())))
+
+
+def _words(of: Tensor) -> Tensor:
+    """The bytes of each row [N, ...] as integers [N, words], as wide as they can be."""
+    of = of.contiguous().reshape(len(of), math.prod(of.shape[1:]))
+    size = _row_bytes(of)
+    return of.view(torch.int64 if size % 8 == 0 else torch.int32 if size % 4 == 0 else torch.uint8)
