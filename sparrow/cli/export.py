@@ -16,6 +16,7 @@ def export(
     base: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...")] = (),
     checkpoint: str = "best",
     check: Literal["rows", "made"] = "rows",
+    calibrate: Literal["none", "logistic", "isotonic"] = "none",
 ) -> None:
     """Write a trained model as a folder that serves, and load it once to prove that it does.
 
@@ -33,12 +34,13 @@ def export(
         base: A full folder, and the deltas that follow it, in order. The new folder is the next delta.
         checkpoint: "best" (else the last), "last", or a step number.
         check: "rows" keeps rows of the log. "made" draws each column apart, so that no person's row travels.
+        calibrate: What scores pass through last, fitted to the valid part, so that they are right on average.
     """
     from sparrow.cli import _show
     from sparrow.serving.export import export as write
 
     with _show.progress_bar() as told:
-        folder = write(run_dir, out, log, base=base, which=checkpoint, check=check, told=told)
+        folder = write(run_dir, out, log, base=base, which=checkpoint, check=check, calibrate=calibrate, told=told)
     _show.out.print(_show.folder_table(str(out), folder.manifest))
     _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
     said = f'"{out}"'

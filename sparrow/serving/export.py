@@ -28,11 +28,13 @@ from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.ids import is_text
 from sparrow.features.rows import batches
-from sparrow.features.schema import Encoding, missing_of
+from sparrow.features.schema import Encoding
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import fp32
 from sparrow.kernels.rules import sgd
-from sparrow.metrics.intervals import estimates
+from sparrow.serving import calibrators
+from sparrow.serving.calibrators import KINDS, Calibrator, calibrated
+from sparrow.serving.card import card, scored
 from sparrow.serving.deltas import Digest
 from sparrow.serving.folder import Folder, new_folder
 from sparrow.serving.requests import Encoder
@@ -43,8 +45,6 @@ from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
 
 ROWS = 256  # that are kept with the model
-MOST = 1_000_000  # rows of a part that the card is made of
-BINS = 50
 
 Check = Literal["rows", "made"]
 
@@ -57,6 +57,7 @@ def export(
     base: Sequence[str | Path] = (),
     which: str = "best",
     check: Check = "rows",
+    calibrate: KINDS = "none",
     told: Progress | None = None,
 ) -> Folder:
     """Write a trained model as a folder that serves. Returns it, after it has been loaded and has scored its rows.
@@ -71,6 +72,7 @@ def export(
         base: a full folder and its deltas. Of the tables only rows are written that are other than there.
         which: the checkpoint, see `restore`.
         check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
+        calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic".
         told: is told how far it is.
 
     Raises:
@@ -108,9 +110,32 @@ def export(
                 write_rows(full := Digest(), new)
                 whole[name] = full.entry
             told("tables written", done, len(records))
-        pq.write_table(_with_scores(found, kept), made / CHECK)
-        write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
+        served = Served(found, _calibrators(found, dataset, calibrate, told))
+        calibrators.save(served.calibrators, made)
+        pq.write_table(_with_scores(served, kept), made / CHECK)
+        write_text(made / "card.json", to_json(card(served, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder
+
+
+class Served:
+    """A run's model with what its scores pass through."""
+
+    def __init__(self, found: Restored, calibrators: tuple[Calibrator, ...]) -> None:
+        self.transforms, self.calibrators = found.transforms, calibrators
+        self.schema, self.name, self.step = found.schema, found.name, found.step
+        self.scores = calibrated(found.scores, calibrators)
+
+
+def _calibrators(found: Restored, dataset: data.Dataset, kind: KINDS, told: Progress) -> tuple[Calibrator, ...]:
+    """Returns what is fitted to the valid part."""
+    if kind == "none":
+        return ()
+    if not dataset.rows("valid"):
+        raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; prepare with one, or leave it out")
+    judged = list(scored(found, dataset, "valid", told))
+    scores, labels, weights = ([one[i] for one in judged] for i in range(3))
+    all_weights = None if weights[0] is None else torch.cat(weights)
+    return calibrators.fitted(kind, torch.cat(scores), torch.cat(labels), all_weights, found.schema.labels)
 
 
 def check_base(old: Scorer, found: Restored, run: Run) -> None:
@@ -318,7 +343,7 @@ def _nobody(kind: pa.DataType, encoding: Encoding | None) -> Any:
     return (1 << (kind.bit_width - 1)) - 1 if pa.types.is_signed_integer(kind) else None
 
 
-def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
+def _with_scores(found: Served, rows: pa.Table) -> pa.Table:
     """Returns raw rows with the ids, numbers and scores that the run makes of them."""
     (batch,) = batches(found.schema, found.transforms.transform(rows, training=False), rows.num_rows)
     beside: dict[str, Any] = {}
@@ -330,82 +355,3 @@ def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
     for label, scores_B in zip(found.schema.labels or ("score",), found.scores(batch).numpy().T, strict=True):
         beside[SCORE + label] = np.ascontiguousarray(scores_B)
     return pa.table({**{name: rows[name] for name in rows.column_names}, **beside})
-
-
-# -- the card -------------------------------------------------------------------------------------------------------
-
-
-def card(found: Restored | Scorer, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
-    """Returns what a model folder says about its model: how well it ranks, and what its training rows were like.
-
-    A service compares what it is asked with that. At most MOST rows of a part are read.
-
-    Args:
-        found: the model.
-        dataset: the log that it was trained on.
-        told: is told how far it is.
-    """
-    labels = found.schema.labels
-    parts: dict[str, Any] = {}
-    for split in ("valid", "test"):
-        if not dataset.rows(split) or not labels:
-            continue
-        judged = list(_scored(found, dataset, split, told))
-        scores, truth, weights, groups = ([one[i] for one in judged] for i in range(4))
-        of_labels = {}
-        for t, label in enumerate(labels):
-            made = estimates(
-                torch.cat(scores)[:, t],
-                torch.cat(truth)[:, t],
-                None if weights[0] is None else torch.cat(weights),
-                None if groups[0] is None else torch.cat(groups),
-            )
-            of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
-        parts[split] = {"rows": sum(map(len, scores)), "labels": of_labels}
-    return {
-        "model": found.name,
-        "step": found.step,
-        "labels": list(labels),
-        "metrics": parts,
-        "training": _training(found, dataset, told),
-    }
-
-
-def _scored(found: Restored | Scorer, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
-    loader, done = dataset.loader(8192, split=split, dedup="off"), 0
-    total = min(dataset.rows(split), MOST)
-    for batch in loader:
-        yield found.scores(batch), batch.labels_BT, batch.weights_B, batch.session_B, batch
-        done += batch.batch_size
-        told(f"{split} rows scored", min(done, total), total)
-        if done >= MOST:
-            return
-
-
-def _training(found: Restored | Scorer, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
-    """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
-    schema, rows = found.schema, 0
-    counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
-    histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
-    for scores_BT, _, _, _, batch in _scored(found, dataset, "train", told):
-        rows += batch.batch_size
-        for name in schema.sparse:
-            ids = batch.ids[name]
-            is_numbered = schema.encodings[str(schema.columns[name].table)].is_numbered
-            told_N = (ids.values_N == UNKNOWN) & is_numbered, ids.values_N == MISSING, ids.lengths_B == 0
-            counts[name] += [len(ids.values_N), *(int(one.sum()) for one in told_N)]
-        for c, name in enumerate(schema.dense):
-            if missing_of(name) in schema.dense:
-                at = schema.dense.index(missing_of(name))
-                counts[name][2] += float(batch.dense_BC[:, at].sum())
-            counts[name][0] += len(batch.dense_BC[:, c])
-        for t, scores_B in enumerate(scores_BT.numpy().T):
-            histogram[t] += np.histogram(scores_B, BINS, (0, 1))[0]
-    shares = {}
-    for name, (values, unknown, missing, empty) in counts.items():
-        of = schema.columns[name]
-        shares[name] = {"missing": (empty if of.kind == "list" else missing) / max(rows, 1)}
-        if of.kind != "numeric":
-            shares[name]["unknown"] = unknown / max(values, 1)
-    names = schema.labels or ("score",)
-    return {"rows": rows, "features": shares, "scores": dict(zip(names, histogram.tolist(), strict=True))}

@@ -23,7 +23,8 @@ from sparrow.embeddings.tiers import LeveledRows, MappedStore, MemoryStore, RowS
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.models import Offset
-from sparrow.serving import products, requests
+from sparrow.serving import calibrators, products, requests
+from sparrow.serving.calibrators import Calibrator
 from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Encoder
@@ -45,6 +46,7 @@ class Scorer:
         run: its settings.
         transforms: what its rows pass through.
         model: it, with the offset of its logits.
+        calibrators: what scores pass through, for each label, if anything.
         threads: how many share the products of a request. It holds for all of torch in the process.
     """
 
@@ -52,6 +54,7 @@ class Scorer:
     run: Run
     transforms: Transforms
     model: Any
+    calibrators: tuple[Calibrator, ...] = ()
     threads: int = 1
 
     @property
@@ -163,7 +166,7 @@ class Scorer:
 
     @cached_property
     def _score(self) -> Any:
-        return scoring(self.model, self.run, self.schema)
+        return calibrators.calibrated(scoring(self.model, self.run, self.schema), self.calibrators)
 
     def check(self) -> None:
         """Score the rows that were kept with the model, which also makes it ready for the first request.
@@ -228,7 +231,14 @@ def _made(stack: Stack, threads: int) -> Scorer:
         )
     except UserError as error:
         raise UserError(f"{path / DENSE}: {error}") from None
-    scorer = Scorer(stack=stack, run=run, transforms=transforms, model=model, threads=threads)
+    scorer = Scorer(
+        stack=stack,
+        run=run,
+        transforms=transforms,
+        model=model,
+        calibrators=calibrators.load(path),
+        threads=threads,
+    )
     scorer.check()
     return scorer
 

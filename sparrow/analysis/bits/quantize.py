@@ -25,7 +25,7 @@ from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.serving import Scorer, load, products
-from sparrow.serving.export import card
+from sparrow.serving.card import card
 from sparrow.serving.folder import new_folder
 from sparrow.serving.products import format_of
 from sparrow.serving.scorer import CHECK, DENSE, SCORE, table_file

@@ -24,6 +24,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.serving import Scorer
+from sparrow.serving.calibrators import calibrated
 from sparrow.serving.products import FORMATS, format_of, named
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.scorer import DENSE, assembled, table_file, weights
@@ -86,7 +87,8 @@ class Variants:
 
     def score(self, choice: Choice) -> Callable[[Batch], Tensor]:
         """Returns the scores of the model with some formats."""
-        return torch.inference_mode()(scoring(self.model(choice), self.scorer.run, self.scorer.schema))
+        score = scoring(self.model(choice), self.scorer.run, self.scorer.schema)
+        return torch.inference_mode()(calibrated(score, self.scorer.calibrators))
 
     def model(self, choice: Choice) -> Any:
         """Returns the model with some formats."""

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The rising steps that are nearest to the labels, with straight lines between them (Zadrozny and Elkan, 2002).
+
+    scores, probabilities: of the points, both rising.
+    """
+
+    scores: tuple[float, ...] = (0.0, 1.0)
+    probabilities: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.scores) == len(self.probabilities):
+            raise UserError("scores, probabilities: of other lengths; export the model again")
+        for name in ("scores", "probabilities"):
+            if list(getattr(self, name)) != sorted(getattr(self, name)):
+                raise UserError(f"{name}: do not rise; export the model again")
+
+    def __call__(self, scores_B: Tensor) -> Tensor:
+        """See `Calibrator`."""
+        found_B = np.interp(scores_B.double().numpy(), self.scores, self.probabilities)
+        found_B[np.isnan(scores_B.numpy())] = np.nan
+        return torch.from_numpy(found_B).to(scores_B.dtype)
+
+
+def fitted(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Config:
+    """Returns that with the least squares, by pooling neighbours that fall. All float64.
+
+    No probability is 0 or 1: a step of n rows has half a row of each kind at least.
+    """
+    scores, at_B = np.unique(scores_B.numpy(), return_inverse=True)
+    mass = np.bincount(at_B, weights_B.numpy())
+    clicks = np.bincount(at_B, (weights_B * labels_B).numpy())
+    blocks: list[list[float]] = []  # mass, clicks, mass x score, of neighbours
+    for one in zip(mass, clicks, mass * scores, strict=True):
+        if not one[0]:
+            continue
+        blocks.append(list(one))
+        while len(blocks) > 1 and blocks[-2][1] * blocks[-1][0] >= blocks[-1][1] * blocks[-2][0]:
+            last = blocks.pop()
+            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
+    size, of_clicks, of_scores = np.array(blocks).T
+    edge = 0.5 / size
+    probabilities = np.maximum.accumulate(np.clip(of_clicks / size, edge, np.maximum(1 - edge, edge)))
+    return Config(scores=tuple((of_scores / size).tolist()), probabilities=tuple(probabilities.tolist()))

@@ -1,0 +1,119 @@
+"""What a model folder says about its model: how well it ranks, and what its training rows were like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from sparrow import data
+from sparrow.core import Batch
+from sparrow.core.progress import Progress
+from sparrow.features.encodings import MISSING, UNKNOWN
+from sparrow.features.schema import Schema, missing_of
+from sparrow.metrics.intervals import estimates
+
+MOST = 1_000_000  # rows of a part that are read
+BINS = 50
+
+
+class Scores(Protocol):
+    """A model that scores: that of a run, or of a folder."""
+
+    @property
+    def schema(self) -> Schema:
+        """What the columns mean."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The model's name in a run file."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The step of training that it is of."""
+        ...
+
+    def scores(self, batch: Batch) -> torch.Tensor:
+        """Returns probabilities [B, T]."""
+        ...
+
+
+def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+    """Returns what a model folder says about its model: how well it ranks, and what its training rows were like.
+
+    A service compares what it is asked with that. At most MOST rows of a part are read.
+
+    Args:
+        found: the model.
+        dataset: the log that it was trained on.
+        told: is told how far it is.
+    """
+    labels = found.schema.labels
+    parts: dict[str, Any] = {}
+    for split in ("valid", "test"):
+        if not dataset.rows(split) or not labels:
+            continue
+        judged = list(scored(found, dataset, split, told))
+        scores, truth, weights, groups = ([one[i] for one in judged] for i in range(4))
+        of_labels = {}
+        for t, label in enumerate(labels):
+            made = estimates(
+                torch.cat(scores)[:, t],
+                torch.cat(truth)[:, t],
+                None if weights[0] is None else torch.cat(weights),
+                None if groups[0] is None else torch.cat(groups),
+            )
+            of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
+        parts[split] = {"rows": sum(map(len, scores)), "labels": of_labels}
+    return {
+        "model": found.name,
+        "step": found.step,
+        "labels": list(labels),
+        "metrics": parts,
+        "training": _training(found, dataset, told),
+    }
+
+
+def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
+    """Yields scores, labels, weights and sessions of batches of a part, and the batches; of MOST rows, about."""
+    loader, done = dataset.loader(8192, split=split, dedup="off"), 0
+    total = min(dataset.rows(split), MOST)
+    for batch in loader:
+        yield found.scores(batch), batch.labels_BT, batch.weights_B, batch.session_B, batch
+        done += batch.batch_size
+        told(f"{split} rows scored", min(done, total), total)
+        if done >= MOST:
+            return
+
+
+def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
+    """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
+    schema, rows = found.schema, 0
+    counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
+    histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
+    for scores_BT, _, _, _, batch in scored(found, dataset, "train", told):
+        rows += batch.batch_size
+        for name in schema.sparse:
+            ids = batch.ids[name]
+            is_numbered = schema.encodings[str(schema.columns[name].table)].is_numbered
+            told_N = (ids.values_N == UNKNOWN) & is_numbered, ids.values_N == MISSING, ids.lengths_B == 0
+            counts[name] += [len(ids.values_N), *(int(one.sum()) for one in told_N)]
+        for c, name in enumerate(schema.dense):
+            if missing_of(name) in schema.dense:
+                at = schema.dense.index(missing_of(name))
+                counts[name][2] += float(batch.dense_BC[:, at].sum())
+            counts[name][0] += len(batch.dense_BC[:, c])
+        for t, scores_B in enumerate(scores_BT.numpy().T):
+            histogram[t] += np.histogram(scores_B, BINS, (0, 1))[0]
+    shares = {}
+    for name, (values, unknown, missing, empty) in counts.items():
+        of = schema.columns[name]
+        shares[name] = {"missing": (empty if of.kind == "list" else missing) / max(rows, 1)}
+        if of.kind != "numeric":
+            shares[name]["unknown"] = unknown / max(values, 1)
+    names = schema.labels or ("score",)
+    return {"rows": rows, "features": shares, "scores": dict(zip(names, histogram.tolist(), strict=True))}

@@ -1,0 +1,123 @@
+"""What scores pass through last: fitted to labels, saved as plain data, and never a turn of two scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.serving import calibrators, load
+from sparrow.serving.calibrators import KINDS, isotonic, logistic
+from sparrow.serving.export import export
+from sparrow.trained.run import Loop
+from sparrow.trained.scorer import restore
+from sparrow.training import train
+from tests.runs import small_run
+
+SOME = [kind for kind in get_args(KINDS) if kind != "none"]
+
+
+def wrong(rows: int = 20_000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores whose log-odds are twice what they should be, plus one; labels and weights."""
+    generator = torch.Generator().manual_seed(0)
+    z_B = torch.randn(rows, generator=generator, dtype=torch.float64)
+    labels_B = (torch.rand(rows, generator=generator) < torch.sigmoid(z_B)).double()
+    weights_B = torch.rand(rows, generator=generator, dtype=torch.float64)
+    return torch.sigmoid(2 * z_B + 1), labels_B, weights_B
+
+
+def test_logistic_is_that_of_a_library() -> None:
+    scores_B, labels_B, weights_B = wrong()
+    found = logistic.fitted(scores_B, labels_B, weights_B)
+    theirs = LogisticRegression(C=1e12, tol=1e-10).fit(torch.logit(scores_B)[:, None], labels_B, weights_B)
+    assert found.slope == pytest.approx(theirs.coef_[0, 0], rel=1e-4)
+    assert found.intercept == pytest.approx(theirs.intercept_[0], rel=1e-4)
+    assert (found.slope, found.intercept) == pytest.approx((0.5, -0.5), abs=0.05)
+
+
+def test_isotonic_is_that_of_a_library() -> None:
+    scores_B, labels_B, _ = wrong(3000)
+    found = isotonic.fitted(scores_B, labels_B, torch.ones(3000))
+    theirs = IsotonicRegression(out_of_bounds="clip").fit(scores_B, labels_B)
+    steps = theirs.predict(np.array(found.scores))
+    inside = slice(1, -1)  # at the ends ours are neither 0 nor 1
+    assert np.array(found.probabilities)[inside] == pytest.approx(steps[inside], abs=0.02)
+    assert all(0 < p < 1 for p in found.probabilities)
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_wrong_scores_become_right_and_keep_their_order(kind: str) -> None:
+    scores_B, labels_B, weights_B = wrong()
+    (found,) = calibrators.fitted(kind, scores_B[:, None], labels_B[:, None], weights_B, ["label"])
+    after_B = found(scores_B)
+    means = [float(weights_B @ of) / float(weights_B.sum()) for of in (scores_B, after_B, labels_B)]
+    assert abs(means[0] - means[2]) > 0.05 > 1e-3 > abs(means[1] - means[2])
+    order = scores_B.argsort()
+    assert bool((after_B[order].diff() >= 0).all())
+    assert bool(((after_B > 0) & (after_B < 1)).all())
+    assert found(torch.tensor([float("nan")])).isnan().all()
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_right_scores_hardly_move(kind: str) -> None:
+    """A control: what is right already has nothing to be fitted but noise."""
+    generator = torch.Generator().manual_seed(1)
+    scores_B = torch.rand(50_000, generator=generator)
+    labels_B = (torch.rand(50_000, generator=generator) < scores_B).float()
+    (found,) = calibrators.fitted(kind, scores_B[:, None], labels_B[:, None], None, ["label"])
+    assert float((found(scores_B) - scores_B).abs().mean()) < 0.01
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_scores_that_tell_nothing_become_the_rate(kind: str) -> None:
+    """A coin: every score becomes the share of clicks."""
+    generator = torch.Generator().manual_seed(2)
+    scores_B, labels_B = (
+        torch.rand(20_000, generator=generator),
+        (torch.rand(20_000, generator=generator) < 0.3).float(),
+    )
+    (found,) = calibrators.fitted(kind, scores_B[:, None], labels_B[:, None], None, ["label"])
+    assert float((found(scores_B) - 0.3).abs().mean()) < 0.02
+
+
+@pytest.mark.parametrize("kind", get_args(KINDS))
+def test_a_served_model_passes_its_scores_through(kind: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
+    """The folder reproduces them, and what the run says passed through the same."""
+    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
+    export(tmp_path / "run", tmp_path / "model", [log], calibrate=kind)
+    scorer, table = load(tmp_path / "model"), pq.read_table(log).slice(5800)
+    expected = restore(tmp_path / "run").score_rows(table)[:, 0]
+    for of in scorer.calibrators:
+        expected = of(torch.from_numpy(expected)).numpy()
+    rows = table.select(list(scorer.encoder.sources)).to_pylist()
+    assert len(scorer.calibrators) == (kind != "none")
+    assert np.abs(scorer.score(rows)[:, 0] - expected).max() <= 1e-6
+    dataset = data.open(prepared)
+    valid = next(iter(dataset.loader(dataset.rows("valid"), split="valid")))
+    assert valid.labels_BT is not None
+    rate, trained = float(valid.labels_BT.mean()), restore(tmp_path / "run").scores(valid)
+    before, after = (abs(float(of.mean()) / rate - 1) for of in (trained, scorer.scores(valid)))
+    assert after < min(before / 2, 0.03) or kind == "none"
+
+
+def test_what_cannot_be_fitted_or_read(tmp_path: Path) -> None:
+    scores, ones = torch.rand(5, 1), torch.ones(5, 1)
+    with pytest.raises(UserError, match="label 'click' is the same in all rows"):
+        calibrators.fitted("logistic", scores, ones, None, ["click"])
+    for text, why in (
+        ('labels = [{ name = "cubic" }]', "cubic"),
+        ('labels = [{ name = "logistic", slope = "steep" }]', "slope"),
+        ('labels = [{ name = "isotonic", scores = [1.0, 0.0], probabilities = [0.0, 1.0] }]', "rise"),
+        ('labels = [{ name = "isotonic", scores = [1.0], probabilities = [0.0, 1.0] }]', "other lengths"),
+    ):
+        (tmp_path / calibrators.FILE).write_text(text)
+        with pytest.raises(UserError, match=why):
+            calibrators.load(tmp_path)
