@@ -1,4 +1,5 @@
-// The inner loops, which cpu.cpp includes once for each kind of processor. Before it stand, of a vector of LANES channels:
+// The inner loops, which cpu.cpp includes once for each kind of processor. Before it stand, of a vector of LANES
+// channels:
 //
 //   Codes, Weights              four codes of a row, and four weights of each channel, as `dot` wants them
 //   Codes spread(int32_t)       of four bytes, unsigned
