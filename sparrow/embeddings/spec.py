@@ -9,7 +9,7 @@ import torch
 
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
-from sparrow.kernels.formats import Field, RowFormat, fp32
+from sparrow.kernels.formats import Field, RowFormat, fp32, int4
 from sparrow.kernels.row_cache import WAYS
 from sparrow.kernels.row_index import Policy
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
@@ -202,6 +202,11 @@ class TableSpec:
         require(least=1, dim=self.dim)
         most = math.inf if self.addressing.ids is None else self.addressing.ids - 1
         require(least=0, most=most, oov_row=self.oov_row)
+        if isinstance(self.format, int4.Config) and self.format.search == "greedy":
+            raise UserError(
+                f"table {self.name!r}: format.search is 'greedy', which converts trained rows; a table that learns or "
+                "reads them has 'min-max', the same layout"
+            )
 
     @property
     def components(self) -> tuple[Component, ...]:

@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from sparrow.core.pages import empty_rows
+
+BLOCK = 1 << 16  # numbers that are converted at a time, so that what is between stays in the caches
 Rounding = Literal["nearest", "stochastic"]
 
 
@@ -84,4 +87,25 @@ class RowFormat(Protocol):
         ...
 
 
-__all__ = ["Field", "Rounding", "RowFormat"]
+def converted(weights_RD: Tensor, format: RowFormat) -> dict[str, Tensor]:
+    """Returns the fields of rows, each rounded to nearest: trained rows for a service. The result is all it needs.
+
+    A row that is not finite is what `encode` makes of it.
+
+    Args:
+        weights_RD: floats of any type, which may be mapped from a file.
+        format: how the rows are stored then.
+    """
+    rows, dim = weights_RD.shape
+    fields = {
+        name: empty_rows(*field.shape(rows), dtype=field.dtype, device=str(weights_RD.device))
+        for name, field in format.fields(dim).items()
+    }
+    block = max(1, BLOCK // dim)
+    for row in range(0, rows, block):
+        for name, part in format.encode(weights_RD[row : row + block].float(), None).items():
+            fields[name][row : row + block] = part
+    return fields
+
+
+__all__ = ["BLOCK", "Field", "Rounding", "RowFormat", "converted"]

@@ -69,7 +69,7 @@ class Weight(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Sums of columns that samples share. sums_UO: what `sums` returned. index_B: int64, which of its rows each uses."""
+    """Sums of columns that samples share. sums_UO: of `sums`. index_B: int64, which of its rows each uses."""
 
     sums_UO: Tensor
     index_B: Tensor
@@ -84,6 +84,14 @@ class Packed(NamedTuple):
     inputs: int
     outputs: int
     implementation: ModuleType
+
+
+def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
+    if resolve(impl, tensor.device) == "reference":
+        return reference
+    from sparrow.kernels.int8_linear import cpp  # can be imported only once the library is loaded
+
+    return cpp
 
 
 def quantised(weight_OI: Tensor, *, per_channel: bool = True) -> Weight:
@@ -114,9 +122,7 @@ def packed(weight: Weight, bias_O: Tensor | None = None, *, impl: Impl = "auto")
         raise UserError(f"weight: {inputs} inputs are more than {MOST_INPUTS}; keep this product in 16 or 32 bits")
     if codes_OI.dtype != torch.int8 or scale_O.shape != (outputs,) or bias_O.shape != (outputs,):
         raise UserError(f"weight: expected int8 [O, I], and scale and bias [{outputs}]")
-    implementation = reference
-    if resolve(impl, codes_OI.device) == "cpp":
-        from sparrow.kernels.int8_linear import cpp as implementation  # can be imported once the library is loaded
+    implementation = _implementation(impl, codes_OI)
     sums_O = codes_OI.sum(1, dtype=torch.int32)
     codes, sums_O, channels_2O = implementation.packed(codes_OI, sums_O, torch.stack([scale_O.float(), bias_O]))
     return Packed(codes, sums_O, channels_2O, inputs, outputs, implementation)

@@ -1,7 +1,8 @@
 // The int8 product on CPUs. reference.py beside this file is its definition, and cpp.py packs the weights.
 //
-// A tile of sums stays in registers while four inputs at a time are multiplied: 6 rows by 64 channels where registers are
-// 512 bits wide. The sums are whole numbers, so every kind of processor and any number of threads gives the same bits.
+// A tile of sums stays in registers while four inputs at a time are multiplied: 6 rows by 64 channels where registers
+// are 512 bits wide. The sums are whole numbers, so every kind of processor and any number of threads gives the same
+// bits.
 
 #include "../cpu.h"
 
@@ -25,27 +26,27 @@
 namespace sparrow {
 namespace {
 
-constexpr int64_t kBlock = 16;                    // channels that stand together in packed weights
-constexpr int64_t kScratch = 64 << 10;            // bytes of codes that are made at a time
-constexpr int64_t kUnit = 6;                      // rows that threads share out; kRows divides it
-constexpr int64_t kProducts = 64;                 // of int8, in the time of one float of other work
-constexpr int64_t kMostInputs = 1 << 16;          // 255 * 127 * kMostInputs fits into 31 bits
-constexpr int32_t kNotFinite = INT32_MIN;         // the sums of a row with NaN or infinity; no other sum is as low
-constexpr float kLeastScale = 0x1p-126f;          // the reciprocal of a smaller one may be infinite
-constexpr float kRounder = 0x1.8p23f;             // its last bit is 1
+constexpr int64_t kBlock = 16;             // channels that stand together in packed weights
+constexpr int64_t kScratch = 64 << 10;     // bytes of codes that are made at a time
+constexpr int64_t kUnit = 6;               // rows that threads share out; kRows divides it
+constexpr int64_t kProducts = 64;          // of int8, in the time of one float of other work
+constexpr int64_t kMostInputs = 1 << 16;   // 255 * 127 * kMostInputs fits into 31 bits
+constexpr int32_t kNotFinite = INT32_MIN;  // the sums of a row with NaN or infinity; no other sum is as low
+constexpr float kLeastScale = 0x1p-126f;   // the reciprocal of a smaller one may be infinite
+constexpr float kRounder = 0x1.8p23f;      // its last bit is 1
 constexpr int32_t kRounderBits = 0x4b400000;
 
 struct Job {
-  const float* x;                      // [B, inputs]
-  const int8_t* tiles;                 // [blocks, padded / 4, kBlock, 4]
-  const int32_t* weight_sums;          // [blocks * kBlock]
-  const float *scales, *biases;        // the same; nullptr: the sums are the result
-  const int32_t* plus;                 // [U, outputs], or nullptr
-  const int64_t* index;                // which of its rows each row adds, [B]
-  void* out;                           // [B, outputs]
+  const float* x;                // [B, inputs]
+  const int8_t* tiles;           // [blocks, padded / 4, kBlock, 4]
+  const int32_t* weight_sums;    // [blocks * kBlock]
+  const float *scales, *biases;  // the same; nullptr: the sums are the result
+  const int32_t* plus;           // [U, outputs], or nullptr
+  const int64_t* index;          // which of its rows each row adds, [B]
+  void* out;                     // [B, outputs]
   int64_t inputs, outputs;
-  int64_t padded, stride;              // inputs in whole fours, and bytes of a row of codes
-  float scale;                         // of x
+  int64_t padded, stride;  // inputs in whole fours, and bytes of a row of codes, which are more
+  float scale;             // of x
   int32_t zero;
   bool is_dynamic, relu;
 };
@@ -67,9 +68,9 @@ INLINE void store(T* to, const V& v, int64_t n) {
   n >= static_cast<int64_t>(sizeof v / 4) ? __builtin_memcpy(to, &v, sizeof v) : __builtin_memcpy(to, &v, n * 4);
 }
 
-#define VECTORS                                                     \
-  typedef int32_t Ints __attribute__((vector_size(LANES * 4)));     \
-  typedef float Floats __attribute__((vector_size(LANES * 4)));     \
+#define VECTORS                                                 \
+  typedef int32_t Ints __attribute__((vector_size(LANES * 4))); \
+  typedef float Floats __attribute__((vector_size(LANES * 4))); \
   typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 #define LANES 4
@@ -154,7 +155,8 @@ INLINE Ints dot(const Ints& sums, const Codes& x, const Weights& w) {
 #undef LANES
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
@@ -185,7 +187,8 @@ bool has_avx_vnni() {  // compilers learnt its name late
 }
 #endif
 
-// -- the choice among them ----------------------------------------------------------------------------------------------
+// -- the choice among them
+// ----------------------------------------------------------------------------------------------
 
 struct Processor {
   const char* name;
@@ -229,7 +232,8 @@ std::string int8_processor(const std::string& name) {
   return processor().name;
 }
 
-// -- the operators -------------------------------------------------------------------------------------------------------
+// -- the operators
+// -------------------------------------------------------------------------------------------------------
 
 template <class T>
 T* data(const Tensor& t, ScalarType type, int64_t dims, const char* name) {
@@ -242,11 +246,11 @@ void run(Job& a, const Tensor& x, const Tensor& tiles, const Tensor& weight_sums
   a.tiles = data<const int8_t>(tiles, ScalarType::Char, 4, "tiles");
   a.weight_sums = data<const int32_t>(weight_sums, ScalarType::Int, 1, "weight_sums");
   const int64_t rows = x.size(0), blocks = tiles.size(0);
-  a.inputs = x.size(1), a.padded = tiles.size(1) * 4, a.stride = (a.padded + kBlock - 1) / kBlock * kBlock;
-  check(a.inputs <= kMostInputs && a.padded == (a.inputs + 3) / 4 * 4, "x: it does not have as many columns as the weight");
-  check(tiles.size(2) == kBlock && tiles.size(3) == 4 && blocks == (a.outputs + kBlock - 1) / kBlock &&
-            weight_sums.size(0) == blocks * kBlock,
-        "tiles: not packed for so many channels");
+  a.padded = tiles.size(1) * 4, a.stride = (a.padded + kBlock) / kBlock * kBlock;
+  check(x.size(1) == a.inputs, "x: it does not have as many columns as the weight");
+  check(a.inputs >= 0 && a.inputs <= kMostInputs && a.padded == (a.inputs + 3) / 4 * 4 && tiles.size(2) == kBlock &&
+            tiles.size(3) == 4 && blocks == (a.outputs + kBlock - 1) / kBlock && weight_sums.size(0) == blocks * kBlock,
+        "tiles: not packed for so many inputs and channels");
   check(a.is_dynamic || (a.scale >= kLeastScale && a.scale < __builtin_inff() && a.zero >= 0 && a.zero <= 255),
         "scale: expected a positive number; zero: 0 to 255");
   // Threads share the rows, or the channels if the rows are few; then each makes the codes of all rows.
@@ -261,10 +265,10 @@ void run(Job& a, const Tensor& x, const Tensor& tiles, const Tensor& weight_sums
 }
 
 Tensor int8_linear(const Tensor& x, const Tensor& tiles, const Tensor& weight_sums, const Tensor& channels,
-                   int64_t outputs, double scale, int64_t zero, bool relu, const std::optional<Tensor>& plus,
-                   const std::optional<Tensor>& index) {
+                   int64_t inputs, int64_t outputs, double scale, int64_t zero, bool relu,
+                   const std::optional<Tensor>& plus, const std::optional<Tensor>& index) {
   Job a{};
-  a.outputs = outputs, a.scale = static_cast<float>(scale), a.zero = static_cast<int32_t>(zero);
+  a.inputs = inputs, a.outputs = outputs, a.scale = static_cast<float>(scale), a.zero = static_cast<int32_t>(zero);
   a.is_dynamic = scale == 0, a.relu = relu;
   check(channels.size(0) == 2 && channels.size(1) == weight_sums.size(0), "channels: not packed for so many channels");
   a.scales = data<const float>(channels, ScalarType::Float, 2, "channels");
@@ -283,10 +287,10 @@ Tensor int8_linear(const Tensor& x, const Tensor& tiles, const Tensor& weight_su
   return out;
 }
 
-Tensor int8_sums(const Tensor& x, const Tensor& tiles, const Tensor& weight_sums, int64_t outputs, double scale,
-                 int64_t zero) {
+Tensor int8_sums(const Tensor& x, const Tensor& tiles, const Tensor& weight_sums, int64_t inputs, int64_t outputs,
+                 double scale, int64_t zero) {
   Job a{};
-  a.outputs = outputs, a.scale = static_cast<float>(scale), a.zero = static_cast<int32_t>(zero);
+  a.inputs = inputs, a.outputs = outputs, a.scale = static_cast<float>(scale), a.zero = static_cast<int32_t>(zero);
   Tensor out = empty({x.size(0), outputs}, ScalarType::Int);
   a.out = out.data_ptr();
   run(a, x, tiles, weight_sums);
@@ -297,9 +301,10 @@ Tensor int8_sums(const Tensor& x, const Tensor& tiles, const Tensor& weight_sums
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def(
-      "int8_linear(Tensor x, Tensor tiles, Tensor weight_sums, Tensor channels, int outputs, float scale, int zero,"
+      "int8_linear(Tensor x, Tensor tiles, Tensor weight_sums, Tensor channels, int inputs, int outputs, float scale, int zero,"
       " bool relu, Tensor? plus, Tensor? index) -> Tensor");
-  m.def("int8_sums(Tensor x, Tensor tiles, Tensor weight_sums, int outputs, float scale, int zero) -> Tensor");
+  m.def(
+      "int8_sums(Tensor x, Tensor tiles, Tensor weight_sums, int inputs, int outputs, float scale, int zero) -> Tensor");
   m.def("int8_processor(str name) -> str");
 }
 

@@ -1,4 +1,5 @@
-// The inner loops, which cpu.cpp includes once for each kind of processor. Before it stand, of a vector of LANES channels:
+// The inner loops, which cpu.cpp includes once for each kind of processor. Before it stand, of a vector of LANES
+// channels:
 //
 //   Codes, Weights              four codes of a row, and four weights of each channel, as `dot` wants them
 //   Codes spread(int32_t)       of four bytes, unsigned
@@ -7,6 +8,19 @@
 //   kRows, kVectors             of the sums that stay in registers
 
 constexpr int64_t kPanel = kVectors * LANES;  // channels of a tile
+
+// The largest number of a vector, found in pairs; in the vector's own memory its loop would write it at every turn.
+template <class T, class V>
+INLINE T largest(const V& v) {
+  T at[LANES];
+  __builtin_memcpy(at, &v, sizeof v);
+  UNROLLED
+  for (int w = LANES / 2; w; w /= 2) {
+    UNROLLED
+    for (int i = 0; i < w; ++i) at[i] = at[i] > at[i + w] ? at[i] : at[i + w];
+  }
+  return at[0];
+}
 
 // Numbers to codes; see `Static` and `codes` in reference.py.
 INLINE Row encoded(const Job& a, int64_t b, uint8_t* to) {
@@ -20,8 +34,7 @@ INLINE Row encoded(const Job& a, int64_t b, uint8_t* to) {
       low = v < low ? v : low;
       high = v > high ? v : high;
     }
-    float least = 0, most = 0;
-    for (int i = 0; i < LANES; ++i) least = std::min(least, low[i]), most = std::max(most, high[i]);
+    const float least = -largest<float>(-low), most = largest<float>(high);
     row.scale = std::max(most / 255.0f - least / 255.0f, kLeastScale);
     row.zero = static_cast<int32_t>(std::min(255.0f, __builtin_nearbyintf(-least * (1.0f / row.scale))));
   }
@@ -31,17 +44,16 @@ INLINE Row encoded(const Job& a, int64_t b, uint8_t* to) {
     const Ints magnitude = (Ints)v & 0x7fffffff;
     worst = magnitude > worst ? magnitude : worst;
     Floats t = v * inverse;  // what is beyond 256 has the code at the end, whatever the zero point is
-    t = t < -256.0f ? Floats{} - 256.0f : t;
-    t = t > 256.0f ? Floats{} + 256.0f : t;
+    t = t > -256.0f ? t : Floats{} - 256.0f;
+    t = t < 256.0f ? t : Floats{} + 256.0f;
     Ints code = (Ints)(t + kRounder) - kRounderBits + row.zero;  // the addition rounds to nearest, ties to even
     code = code < 0 ? Ints{} : code;
     code = code > 255 ? Ints{} + 255 : code;
     const Bytes bytes = __builtin_convertvector(code, Bytes);
     __builtin_memcpy(to + c, &bytes, sizeof bytes);
   }
-  bool is_finite = !row.plus || row.plus[0] != kNotFinite;
-  for (int i = 0; i < LANES; ++i) is_finite &= worst[i] < 0x7f800000;
-  if (!is_finite) row.scale = __builtin_nanf(""), row.zero = 0;
+  const bool is_plus_finite = !row.plus || row.plus[0] != kNotFinite;
+  if (!is_plus_finite || largest<int32_t>(worst) >= 0x7f800000) row.scale = __builtin_nanf(""), row.zero = 0;
   return row;
 }
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sparrow.core.config import Family
-from sparrow.kernels.formats import bf16, fp16, int4, int8
+from sparrow.kernels.formats import BLOCK, bf16, converted, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.rounding import noise
+from tests.kernels.formats import fbgemm
 from tests.kernels.formats.draws import KEY, stored, z_scores
 
 LOSSY: dict[str, Any] = {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
@@ -87,3 +88,41 @@ def test_stochastic_int4_cuts_off_no_end() -> None:
         outside[rounding] = ((x_UD < bias_U1) | (x_UD > high_U1 * (1 + 2.0**-23))).any(1).double().mean()
     assert outside["stochastic"] == 0
     assert outside["nearest"] > 0.4
+
+
+# -- rows that are converted -------------------------------------------------------------------------------------------
+
+NEAREST: dict[str, Any] = {name: member.Config(rounding="nearest") for name, member in LOSSY.items()}
+ALL = NEAREST | {"fp32": fp32.Config(), "split_bf16": split_bf16.Config()}
+ALL |= {"greedy": int4.Config(rounding="nearest", search="greedy")}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_converted_rows_are_those_of_one_block(name: str) -> None:
+    """Blocks of rows, whole ones and a rest, and no rows at all."""
+    dim, format = 33, ALL[name]
+    for rows in (0, 1, BLOCK // dim, 2 * (BLOCK // dim) + 5):
+        x_RD = values(1.0, (rows, dim))
+        found = converted(x_RD, format)
+        assert {n: (t.shape, t.dtype) for n, t in found.items()} == {
+            n: (f.shape(rows), f.dtype) for n, f in format.fields(dim).items()
+        }
+        if rows:
+            assert all(torch.equal(found[n], t) for n, t in format.encode(x_RD, None).items())
+    assert all(torch.equal(t, converted(x_RD.double(), format)[n]) for n, t in found.items())
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_conversion_rounds_to_nearest_whatever_the_table_did(name: str) -> None:
+    x_RD = values(1.0, (300, 16))
+    one, other = (converted(x_RD, format) for format in (LOSSY[name].Config(), NEAREST[name]))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_converted_rows_have_the_bytes_of_fbgemm(name: str) -> None:
+    for dim in fbgemm.dims(name):
+        rows = fbgemm.record()[f"{dim} rows"]
+        made = converted(rows, NEAREST[name])["weight"]
+        assert torch.equal(made, fbgemm.record()[f"{dim} {name}"])
+        assert made.shape[1] == (dim + 8 if name == "int8" else (dim + 1) // 2 + 4)
