@@ -34,6 +34,7 @@ from sparrow.analysis.bits.search import rises
 from sparrow.analysis.bits.variants import TABLES, Variants
 from sparrow.analysis.judge import Judge
 from sparrow.features.schema import Schema
+from sparrow.kernels.formats import int4
 from sparrow.models import dcnv2, dlrm, wukong
 from sparrow.serving import load
 from sparrow.serving.export import export
@@ -42,10 +43,7 @@ from sparrow.training import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 BUDGET = 2e-4
-ROW_FORMATS = {
-    "int4": {"name": "int4", "rounding": "nearest"},
-    **{f"{name} greedy" if name == "int4" else name: of for name, of in TABLES.items()},
-}
+MIN_MAX = {**TABLES, "int4": int4.Config(rounding="nearest")}
 MODELS: dict[str, Callable[[int], Any]] = {
     "dlrm": lambda dim: dlrm.Config(dim=dim),
     "dcnv2": lambda dim: dcnv2.Config(dim=dim),
@@ -55,7 +53,7 @@ UNIFORM = {  # formats of tables and products
     "bf16": ("fp32", "bf16"),
     "int8 rows": ("int8", "fp32"),
     "int4 rows": ("int4", "fp32"),
-    "int4 greedy rows": ("int4 greedy", "fp32"),
+    "int4 greedy rows": ("int4", "fp32"),
     "int8": ("int8", "int8"),
     "int4, int8": ("int4", "int8"),
 }
@@ -93,7 +91,7 @@ def cell(model: Path, prepared: Path, name: str, rows: int) -> dict[str, Any]:
         else:
             tables, layers = UNIFORM[name]
             seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
-            variants = Variants(scorer, seen, Path(folder), ROW_FORMATS)
+            variants = Variants(scorer, seen, Path(folder), MIN_MAX if name == "int4 rows" else TABLES)
             choice = {part: part.steps[0] for part in variants.parts(tables, layers)}
             score = variants.score(choice)
             after = judge.ne_of(lambda batch, row: score(batch), 1024)

@@ -18,11 +18,10 @@ from sparrow.analysis.bits.search import Choice, Part
 from sparrow.core import Batch
 from sparrow.core.config import Family
 from sparrow.core.errors import UserError
-from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows
-from sparrow.kernels.formats import RowFormat, fp32
+from sparrow.kernels.formats import RowFormat, converted, fp16, fp32, int4, int8
 from sparrow.serving import Scorer
 from sparrow.serving.calibrators import calibrated
 from sparrow.serving.products import FORMATS, format_of, named
@@ -32,12 +31,12 @@ from sparrow.trained.build import scoring, tables_of
 from sparrow.trained.run import Run
 
 EXACT = "fp32"
-TABLES: dict[str, dict[str, Any]] = {  # formats of rows, narrowest first
-    "int4": {"name": "int4", "rounding": "nearest"},
-    "int8": {"name": "int8", "rounding": "nearest"},
-    "fp16": {"name": "fp16", "rounding": "nearest"},
+TABLES: dict[str, RowFormat] = {  # how rows are converted, narrowest first
+    "int4": int4.Config(rounding="nearest", search="greedy"),
+    "int8": int8.Config(rounding="nearest"),
+    "fp16": fp16.Config(rounding="nearest"),
 }
-BLOCK = 1 << 16  # rows that are converted at a time
+FIRST = 1 << 16  # rows by which the error of a format is told
 
 
 class Variants:
@@ -47,7 +46,7 @@ class Variants:
         scorer: the model.
         seen: what its products do, see `calibrated`.
         place: a folder for converted rows.
-        of_rows: formats of rows by names, narrowest first, as an `Override` says them.
+        of_rows: name -> how rows are converted to this format, narrowest first.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Variants:
         scorer: Scorer,
         seen: Mapping[str, Seen],
         place: Path,
-        of_rows: Mapping[str, dict[str, Any]] = MappingProxyType(TABLES),
+        of_rows: Mapping[str, RowFormat] = MappingProxyType(TABLES),
     ) -> None:
         self.scorer, self.seen, self._place, self._of_rows = scorer, seen, place, dict(of_rows)
         self._dense = weights(scorer.folder, DENSE)
@@ -119,7 +118,8 @@ class Variants:
             if part.kind == "table" and name != EXACT:
                 made.setdefault(name, []).append(part.name)
         overrides = [
-            Override(names=tuple(sorted(names)), format=self._of_rows[name]) for name, names in sorted(made.items())
+            Override(names=tuple(sorted(names)), format={"name": name, "rounding": "nearest"})
+            for name, names in sorted(made.items())
         ]
         return replace(self.scorer.run, tables=replace(tables, overrides=(*tables.overrides, *overrides)))
 
@@ -133,19 +133,17 @@ class Variants:
         if self._formats[component.name] == component.format:
             return before
         name = Family("sparrow.kernels.formats").name_of(component.format)
-        path = self._place / quote(f"{name} {component.format} {component.name}", safe="")
+        path = self._place / quote(f"{name} {component.name}", safe="")
         if not path.exists():
-            blocks = [component.format.encode(block_RD, None) for block_RD in tensors_of(before)["weight"].split(BLOCK)]
-            fields = {field: torch.cat([block[field] for block in blocks]) for field in blocks[0]}
-            safetensors.torch.save_file(fields, path)
+            safetensors.torch.save_file(converted(tensors_of(before)["weight"], self._of_rows[name]), path)
         return path
 
     def error(self, part: Part, name: str) -> float:
         """Returns the relative error of a table's values in a format, |w' - w| / |w|, of its first rows."""
         wrong = whole = 0.0
         for component in self._tables[part.name]:
-            weight_RD = self.rows(component).fields["weight"][:BLOCK]
-            format = self._format(name)
+            weight_RD = self.rows(component).fields["weight"][:FIRST]
+            format = self._of_rows[name]
             wrong += float((format.decode(format.encode(weight_RD, None), component.dim) - weight_RD).square().sum())
             whole += float(weight_RD.square().sum())
         return (wrong / whole) ** 0.5 if whole else 0.0
@@ -169,11 +167,8 @@ class Variants:
         """Returns the bytes of the values of a row in a format."""
         if name == EXACT:
             return component.dim * 4
-        fields = self._format(name).fields(component.dim)
+        fields = self._of_rows[name].fields(component.dim)
         return sum(field.bytes_row for field in fields.values())
-
-    def _format(self, name: str) -> RowFormat:
-        return Override(names=(), format=self._of_rows[name]).on(TableChoices()).format
 
 
 def _from(narrowest: str, formats: list[str]) -> list[str]:
