@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,6 +376,18 @@ def test_a_flipped_bit_of_a_delta_is_refused(seed: int, days: Days, tmp_path: Pa
                     way()
         path.write_bytes(was)
     assert len(stack.updated(tmp_path / "delta").folders) == 2 and not (tmp_path / "out").exists()
+
+
+def test_nothing_of_a_folder_is_executed(days: Days) -> None:
+    """Nothing is unpickled, and no program is started."""
+    program = (
+        "import sys; from sparrow.serving import load; heard = set(); sys.addaudithook(lambda e, _: heard.add(e));"
+        "load(sys.argv[1], sys.argv[2:]); assert 'open' in heard;"
+        "print(heard & {'pickle.find_class', 'subprocess.Popen', 'os.system', 'os.exec', 'os.posix_spawn', 'os.fork'})"
+    )
+    command = [sys.executable, "-c", program, days.full(0), days.delta(1), days.delta(2)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()", told.stderr
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
