@@ -20,8 +20,6 @@ Fold = Callable[[Tensor], Tensor]
 
 
 KEPT = 8  # forms of a weight: a service is asked with few sets of users' columns
-LEAST = 1 << 22  # multiply-adds that take as long as it takes to find what is shared
-COPYING = 40  # multiply-adds that take as long as copying a number of a column
 
 
 class Instead(Protocol):
@@ -108,7 +106,8 @@ class Product(nn.Module):
         self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None, relu: bool, fold: Fold | None
     ) -> Tensor:
         """Returns what `forward` does, for a weight that does not train."""
-        keys = [_shared(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+        out = weight.shape[0]
+        keys = [part.key() if isinstance(part, Repeated) and part.gains(out) else None for part in parts]
         sizes = [part.shape[1] for part in parts]
 
         def make() -> list[list[Ready]]:
@@ -139,15 +138,6 @@ class Product(nn.Module):
 def trains(weight: Tensor) -> bool:
     """Returns whether a weight may change at any time, or autograd or a compiler follow what is made of it."""
     return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
-
-
-def _shared(part: Repeated, out: int) -> bytes | None:
-    """Returns the key of its columns, if a product with `out` columns gains by running once for what is shared."""
-    key, samples, users = part.key(), part.whole.shape[0], part.users.some_U.shape[0]
-    columns = Columns.of(key)
-    shared, own = columns.shared_S.shape[0], columns.own_O.shape[0]
-    saved = (samples - users) * shared * out - COPYING * samples * own
-    return key if saved >= LEAST else None
 
 
 def _ready(weight: Tensor, key: bytes | None) -> list[Ready]:
