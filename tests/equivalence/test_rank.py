@@ -168,7 +168,8 @@ def test_a_row_is_scored_the_same_beside_strangers(always: None) -> None:
     torch.testing.assert_close(together[7:8], alone, rtol=0, atol=CLOSE)
 
 
-def test_where_little_is_saved_nothing_is_done(counted: list[int]) -> None:
+def test_where_little_is_saved_nothing_is_done(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "COPYING", 0)
     users, own = asked(OF_USER["her columns"], [20])
     batch = Encoder(TRANSFORMS).crossed(users, own, np.zeros(20, np.int64))
     assert isinstance(batch.dense_BC, Repeated)

@@ -159,10 +159,10 @@ def test_products_look_for_what_users_share_where_it_pays(
     candidates = [{n: v for n, v in row.items() if n not in user} for row in rows[:20]]
     first = scorer.rank(user, candidates)
     assert np.array_equal(scorer.rank(user, candidates), first)
-    monkeypatch.setattr("sparrow.serving.scorer.WORTH", 1)
+    monkeypatch.setattr("sparrow.serving.scorer.WORTH", 0)
     scorer.rank(user, candidates)
     assert scorer.rank(user, []).shape == (0, 1)
-    assert looked == [True, False, True, False]
+    assert looked == [True, False, True, True]
     for i in range(100):
         scorer.rank({**user, f"not known {i}": 1}, candidates[:2])
     assert len(scorer._saved) <= 64
