@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import Columns, Repeated
+from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
-from sparrow.layers.precision import to_compute
+from sparrow.layers.precision import compute_dtype, to_compute
 from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
@@ -68,11 +68,12 @@ class Product(nn.Module):
         """
         if self.instead is not None:
             return self.instead([parts[0].t()], bias, relu).t() if across else self.instead(parts, bias, relu)
+        first = plain(parts[0])
+        if not (across or trains(weight)) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
+            return self._served(parts, weight, bias, relu, fold)
         parts = [to_compute(part) for part in parts]
         if across:
             return self.weights(weight, [parts[0].t()])[0] @ parts[0]
-        if not trains(weight) and parts[0].dtype == torch.float32 and parts[0].device.type == "cpu":
-            return self._served(parts, weight, bias, relu, fold)
         weights = self.weights(weight, parts, fold)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
@@ -107,7 +108,7 @@ class Product(nn.Module):
     ) -> Tensor:
         """Returns what `forward` does, for a weight that does not train."""
         out = weight.shape[0]
-        keys = [part.key() if isinstance(part, Repeated) and part.gains(out) else None for part in parts]
+        keys = [part.key() if type(part) is Repeated and part.gains(out) else None for part in parts]
         sizes = [part.shape[1] for part in parts]
 
         def make() -> list[list[Ready]]:
