@@ -1,6 +1,6 @@
 """From a raw request to scores: a model folder's scorer beside `Restored.score_rows`, which goes through Arrow.
 
-    python benchmarks/scorer.py              # four minutes
+    python benchmarks/scorer.py              # five minutes
     python benchmarks/scorer.py --threads 2
     python benchmarks/scorer.py --quick      # the DLRM alone, under a minute
 
@@ -8,8 +8,10 @@ Each model is trained for some steps, exported and loaded; what it weighs does n
 timed, scores of both ways are compared. Then the ways take turns of some milliseconds, with the same rows:
 `score_rows` of a table, `score` of a list of dicts, `rank` of a user with her candidates. What of `score` is encoding,
 lookup and the rest is timed apart. Printed are medians in microseconds with their quartiles, and the median ratio of
-neighbouring turns. Last, a model with 1 GB of tables is loaded by fresh processes: the time to the first answer, and
-the memory of four of them at once (PSS).
+neighbouring turns. Then the products of DCNv2 of `vs_fuxictr.py` are timed alone, after its lookups, with the same
+inputs: as a stack of torch's layers, as the same stack in onnxruntime, as the model that we serve, and as that model
+when every second column is a user's. Last, a model with 1 GB of tables is loaded by fresh processes: the time to the
+first answer, and the memory of four of them at once (PSS).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from _peers import products
 from row_formats import processor
 
 from sparrow import data
@@ -36,6 +39,7 @@ from sparrow.core.memory import keep_freed_memory
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.models import History, dcnv2, din, dlrm
+from sparrow.models.dcnv2 import DCNv2
 from sparrow.serving import Scorer, load
 from sparrow.serving.export import export
 from sparrow.trained.run import Data, Log, Loop, Run
@@ -144,6 +148,58 @@ def measure(name: str, run: Restored, scorer: Scorer, table: Any, seconds: float
     return found
 
 
+@torch.inference_mode()
+def measure_products(model: DCNv2, threads: int, seconds: float) -> dict[str, float]:
+    """DCNv2 alone: compare, then time. Returns ratios."""
+    found: dict[str, float] = {}
+    plain = products.Plain(model)
+    try:
+        peer = products.in_onnxruntime(model, threads)
+    except ImportError as error:
+        print(f"no onnxruntime: {error}; pip install onnx onnxruntime")
+        peer = None
+    (written, folded), shared = products.multiply_adds(model)
+    print(
+        f"products of DCNv2: {written:,} multiply-adds a row as its paper writes it, {folded:,} with folded vectors of "
+        f"numbers; {shared:,} of these are for every second column: {folded / (folded - shared):.3f} times at most"
+    )
+    for rows in SIZES:
+        dense_BC, ids_BX, whose = products.inputs(rows, users=1)
+        ways: dict[str, Callable[[], Any]] = {"eager": lambda d=dense_BC, i=ids_BX: plain(d, i)}
+        if peer is not None:
+            ways["onnxruntime"] = peer(dense_BC, ids_BX)
+        ways["ours"] = products.ours(model, dense_BC, ids_BX, None)
+        if rows > 1:
+            ways["half a user's"] = products.ours(model, dense_BC, ids_BX, whose)
+        want = np.asarray(ways["eager"]())
+        assert all(np.abs(np.asarray(way()) - want).max() <= 10 * CLOSE for way in ways.values())  # logits
+        taken = turns(ways, seconds)
+        print(f"{rows:5} rows  " + "  ".join(f"{way} {told(times)}" for way, times in taken.items()))
+        found |= {f"{way} {rows}": ratio(times, taken["ours"]) for way, times in taken.items()}
+        if rows > 1:
+            found[f"shared {rows}"] = ratio(taken["ours"], taken["half a user's"])
+    return found
+
+
+def tell_products(found: dict[str, float]) -> None:
+    """Say which goals of products are met."""
+    for rows in SIZES:
+        if f"onnxruntime {rows}" in found:
+            times = found[f"onnxruntime {rows}"]
+            print(
+                f"TARGET products of {rows} rows, onnxruntime over ours: {times:.2f} (goal 1) "
+                f"{'met' if times >= 1 else 'missed'}; eager over ours {found[f'eager {rows}']:.2f}"
+            )
+    for rows in SIZES[1:]:
+        times, beside = found[f"shared {rows}"], ""
+        if f"onnxruntime {rows}" in found:
+            beside = f"; onnxruntime over it {times * found[f'onnxruntime {rows}']:.2f}"
+        print(
+            f"TARGET products of {rows} rows, ours over half the columns a user's: {times:.2f} (goal 1.15) "
+            f"{'met' if times >= 1.15 else 'missed'}{beside}"
+        )
+
+
 FIRST = """
 import sys, time
 import torch
@@ -214,6 +270,7 @@ def main() -> None:
             torch.set_num_threads(arguments.threads)
             table = pq.read_table(folder / "log.parquet").slice(rows - 500)
             found[name] = measure(name, run, scorer, table, seconds)
+        of_products = measure_products(products.model(), arguments.threads, seconds)
         first, size, together = large(folder, rows) if not arguments.quick else (0.0, 0, 0)
     demo = found["dlrm (demo)"]
     one, many = demo[1, "score"], max(demo[500, "score"], demo[500, "rank"])
@@ -221,6 +278,7 @@ def main() -> None:
     print(f"TARGET 1 x 1, score_rows over score: {one:.1f} (goal 10) {'met' if one >= 10 else 'missed'}")
     print(f"TARGET 1 x 500, score_rows over rank: {many:.1f} (goal 4) {'met' if many >= 4 else 'missed'}")
     print(f"TARGET encoding 500 rows: {ns:.0f} ns a value (goal: under 100) {'met' if ns < 100 else 'missed'}")
+    tell_products(of_products)
     if first:
         print(f"TARGET first answer of 1 GB: {first:.2f} s (goal 2) {'met' if first <= 2 else 'missed'}")
         share = together / size

@@ -74,6 +74,14 @@ def ours(of: dcnv2.DCNv2, dense_BC: Tensor, ids_BX: Tensor, whose: Users | None)
     return run
 
 
+def multiply_adds(of: dcnv2.DCNv2) -> tuple[tuple[int, int], int]:
+    """Returns those of a row, without and with folded vectors of numbers; and those for users' columns, with them."""
+    wide = sum(weight.numel() for name, weight in of.named_parameters() if "weight" in name and "numeric" not in name)
+    firsts = of.cross.weights[0].shape[0] + CONFIG.deep[0]  # outputs of the products that read the inputs
+    numbers, ids = (sum(columns) for columns in OF_USER)
+    return (wide, wide - firsts * (DIM - 1) * NUMBERS), firsts * (numbers + DIM * ids)
+
+
 class Plain(nn.Module):
     """The same function as its paper writes it: vectors of numbers beside those of ids, `F.linear`, torch's layers."""
 

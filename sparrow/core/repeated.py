@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -12,16 +13,21 @@ from torch import Tensor
 
 from sparrow.core.arrays import Int64s
 
+LEAST = 1 << 22  # multiply-adds that take as long as taking a product in two
+COPYING = 40  # multiply-adds that take as long as copying a number
 
-class Users(NamedTuple):
+
+@dataclass(eq=False)
+class Users:
     """Whose the samples are.
 
     inverse_B: which user each sample is of, int64 [B]. some_U: a sample of each user, int64 [U]; any one for a user
-    who has none.
+    who has none. saved: multiply-adds that products could do without so far, see `Repeated.gains`.
     """
 
     inverse_B: Tensor
     some_U: Tensor
+    saved: int = 0
 
     @classmethod
     def of(cls, user_B: Int64s, count: int) -> Users:
@@ -29,6 +35,11 @@ class Users(NamedTuple):
         some_U = torch.zeros(count, dtype=torch.int64)
         some_U.numpy()[user_B] = np.arange(len(user_B))
         return cls(torch.from_numpy(user_B), some_U)
+
+    @property
+    def repeats(self) -> int:
+        """How many samples are not the first of their user, B - U."""
+        return self.inverse_B.shape[0] - self.some_U.shape[0]
 
 
 class Columns(NamedTuple):
@@ -76,6 +87,13 @@ class Repeated(Tensor):
     def key(self) -> bytes:
         """Returns the marks of a matrix [B, D] for `Columns.of`."""
         return self.marks.numpy().tobytes()
+
+    def gains(self, out: int) -> bool:
+        """Returns whether a product of a matrix gains by running once for what is shared. out: its columns."""
+        shared, own = (of.shape[0] for of in Columns.of(self.key()))
+        saved = self.users.repeats * shared * out - COPYING * self.whole.shape[0] * own
+        self.users.saved += max(saved, 0)
+        return saved >= LEAST
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Returns what the samples of a matrix share, a row for each user [U, S], and what each has [B, O].

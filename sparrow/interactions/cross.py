@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -39,13 +40,13 @@ class CrossNet(nn.Module):
             weights = [to_compute(w) for w in (first, *list(self.weights)[1:])]
             out: Tensor = applied(_Cross, x0, x, len(weights), *weights, *self.biases)
             return out
-        factors, y = len(self.weights) // len(self.biases), x0
-        for layer, bias in enumerate(self.biases):
-            product = y if layer else x
-            for place in range(layer * factors, (layer + 1) * factors):
-                product, fold = self.products[place]((product,), self.weights[place], fold=fold), None
-            x0, y = plain(x0), plain(y)
-            y = dense.cross(x0, y, product, bias)
+        factors = len(self.weights) // len(self.biases)
+        sites, x0 = zip(self.products, self.weights, strict=True), plain(x0)
+        y, product = x0, x
+        for bias in self.biases:
+            for site, weight in itertools.islice(sites, factors):
+                product, fold = site((product,), weight, fold=fold), None
+            y = product = dense.cross(x0, y, product, bias)
         return y
 
 

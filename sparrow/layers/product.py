@@ -10,17 +10,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import Columns, Repeated
+from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
-from sparrow.layers.precision import to_compute
+from sparrow.layers.precision import compute_dtype, to_compute
 from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
 
 KEPT = 8  # forms of a weight: a service is asked with few sets of users' columns
-LEAST = 1 << 22  # multiply-adds that take as long as it takes to find what is shared
-COPYING = 40  # multiply-adds that take as long as copying a number of a column
 
 
 class Instead(Protocol):
@@ -70,11 +68,12 @@ class Product(nn.Module):
         """
         if self.instead is not None:
             return self.instead([parts[0].t()], bias, relu).t() if across else self.instead(parts, bias, relu)
+        first = plain(parts[0])
+        if not (across or trains(weight)) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
+            return self._served(parts, weight, bias, relu, fold)
         parts = [to_compute(part) for part in parts]
         if across:
             return self.weights(weight, [parts[0].t()])[0] @ parts[0]
-        if not trains(weight) and parts[0].dtype == torch.float32 and parts[0].device.type == "cpu":
-            return self._served(parts, weight, bias, relu, fold)
         weights = self.weights(weight, parts, fold)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
@@ -108,7 +107,8 @@ class Product(nn.Module):
         self, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None, relu: bool, fold: Fold | None
     ) -> Tensor:
         """Returns what `forward` does, for a weight that does not train."""
-        keys = [_shared(part, weight.shape[0]) if isinstance(part, Repeated) else None for part in parts]
+        out = weight.shape[0]
+        keys = [part.key() if type(part) is Repeated and part.gains(out) else None for part in parts]
         sizes = [part.shape[1] for part in parts]
 
         def make() -> list[list[Ready]]:
@@ -139,15 +139,6 @@ class Product(nn.Module):
 def trains(weight: Tensor) -> bool:
     """Returns whether a weight may change at any time, or autograd or a compiler follow what is made of it."""
     return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
-
-
-def _shared(part: Repeated, out: int) -> bytes | None:
-    """Returns the key of its columns, if a product with `out` columns gains by running once for what is shared."""
-    key, samples, users = part.key(), part.whole.shape[0], part.users.some_U.shape[0]
-    columns = Columns.of(key)
-    shared, own = columns.shared_S.shape[0], columns.own_O.shape[0]
-    saved = (samples - users) * shared * out - COPYING * samples * own
-    return key if saved >= LEAST else None
 
 
 def _ready(weight: Tensor, key: bytes | None) -> list[Ready]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -113,8 +114,8 @@ def _shared(batch: Batch) -> set[str]:
 def _known(batch: Batch, found: Tensor, is_shared: list[bool], widths: list[int]) -> Tensor:
     """Returns vectors side by side [B, sum of widths], with what samples of a user share."""
     assert isinstance(batch.dense_BC, Repeated)
-    marks = torch.tensor(is_shared).repeat_interleave(torch.tensor(widths))
-    return Repeated.of(found, batch.dense_BC.users, marks[None])
+    marks_1D = torch.from_numpy(np.repeat(is_shared, widths)[None])
+    return Repeated.of(found, batch.dense_BC.users, marks_1D)
 
 
 class Ids(nn.Module):

@@ -42,8 +42,9 @@ class DIN(nn.Module):
 
     As in the paper the weights are not a softmax, so many similar ids count more than one. They begin near 1, as in a
     sum. The column's own pooling is ignored. Hidden layers have ReLUs, where the paper has PReLU or Dice. The weights
-    depend on the candidate and so differ between the samples of a dedup group. So lists are expanded before they are
-    weighed. It raises UserError for a log without a list to weigh, and the UserErrors of `Ids`.
+    depend on the candidate and so differ between the samples of a dedup group, or of a user whose candidates are
+    ranked. So lists are expanded before they are weighed, and the attention runs for each candidate. It raises
+    UserError for a log without a list to weigh, and the UserErrors of `Ids`.
     """
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:

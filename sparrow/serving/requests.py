@@ -30,7 +30,6 @@ from sparrow.kernels.encode import Column, Encoded, Lookup, Rows, planned
 
 _TYPES = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
 _TYPES |= {"text": pa.string(), "bytes": pa.binary()}
-LEAST = 2  # candidates of a user, in the mean, from which products look for what she shares
 
 
 class _Part(NamedTuple):
@@ -85,22 +84,23 @@ class Encoder:
         Raises:
             UserError: for an absent column, and for a value that does not fit its kind. It names column and row.
         """
-        return self._made(rows, [], None)
+        return self._made(rows, [], None, shared=False)
 
-    def crossed(self, users: Sequence[Mapping[str, Any]], rows: Rows, user_B: Int64s) -> Batch:
+    def crossed(self, users: Sequence[Mapping[str, Any]], rows: Rows, user_B: Int64s, *, shared: bool = True) -> Batch:
         """Returns the batch of candidates of some users, in which a user's columns are stored once (RecD's IKJT).
 
         Args:
             users: their columns, the same ones for all.
             rows: the other columns of the candidates, as for `batch`.
             user_B: which user's each candidate is.
+            shared: whether products are to run once for what a user's candidates share, see `Repeated`.
 
         Raises:
             UserError: as `batch`, and for a column that both have.
         """
-        return self._made(rows, users, user_B)
+        return self._made(rows, users, user_B, shared)
 
-    def _made(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None) -> Batch:
+    def _made(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None, shared: bool) -> Batch:
         rows = _as_lists(rows)
         given = users[0].keys() if users else ()
         of_users = [column.source in given for column in self._columns]
@@ -129,7 +129,7 @@ class Encoder:
             _bounds=found.bounds,
         )
         dense_BC = self._standardised(found.numbers, count, of_users[ids:], users, user_B)
-        if whose is not None and any(of_users) and count >= LEAST * len(users):
+        if whose is not None and shared and any(of_users):
             dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_users[ids:]], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from torch import Tensor
 from sparrow.core import Batch, Chunk
 from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
+from sparrow.core.repeated import Repeated
 from sparrow.embeddings import rows_on, stored_in
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows, MappedStore, MemoryStore, RowStore
@@ -34,6 +36,8 @@ from sparrow.trained.run import Run
 
 CHECK, DENSE = "check.parquet", "dense.safetensors"
 CLOSE, CLOSE_ROUNDED = 1e-6, 2e-2  # how far scores may lie apart; where inputs of products are rounded
+WORTH = 1 << 24  # multiply-adds that take as long as it takes to follow what is shared through a model
+KINDS = 64  # of requests, by the columns of their users, of which it is known what they save
 IDS, NUMBER, SCORE = ":ids:", ":number:", ":score:"  # before the names of what the columns of CHECK hold
 
 
@@ -121,7 +125,7 @@ class Scorer:
     def rank(self, user: Mapping[str, Any], candidates: requests.Rows) -> Float32s:
         """Returns probabilities float32 [N, T] of a user's candidates, in order.
 
-        The user's columns are encoded, looked up and pooled once.
+        The user's columns are encoded, looked up and pooled once, and so are products of them.
 
         Args:
             user: the columns that all candidates share.
@@ -146,8 +150,21 @@ class Scorer:
             if odd := users[0].keys() ^ user.keys():
                 raise UserError(f"request {number}: {min(odd)!r} is of one user and not of another; give it to all")
         rows, counts = requests.stacked([candidates for _, candidates in asked])
-        batch = self.encoder.crossed(users, rows, np.repeat(np.arange(len(users)), counts))
-        return np.split(self.scores(batch).numpy(), np.cumsum(counts)[:-1])
+        user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(users[0])
+        repeats = max(len(user_B) - len(users), 0)
+        shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
+        batch = self.encoder.crossed(users, rows, user_B, shared=shared)
+        scores_BT = self.scores(batch)
+        if isinstance(batch.dense_BC, Repeated) and repeats:
+            if len(self._saved) >= KINDS:
+                self._saved.clear()
+            self._saved[columns] = batch.dense_BC.users.saved / repeats
+        return np.split(scores_BT.numpy(), np.cumsum(counts)[:-1])
+
+    @cached_property
+    def _saved(self) -> dict[Any, float]:
+        """Which columns were users' -> multiply-adds that a sample saved, but the first of its user."""
+        return {}
 
     def scores(self, batch: Batch) -> Tensor:
         """Returns probabilities [B, T] of a batch.

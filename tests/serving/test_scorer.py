@@ -144,6 +144,30 @@ def test_threads_share_a_scorer(scorer: Scorer, rows: list[dict[str, Any]]) -> N
     assert not failed
 
 
+def test_products_look_for_what_users_share_where_it_pays(
+    scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request with such columns tells what they save. Requests of unknown kinds are not kept for ever."""
+    looked, was = [], scorer.encoder.crossed
+
+    def crossed(*given: Any, shared: bool) -> Any:
+        looked.append(shared)
+        return was(*given, shared=shared)
+
+    monkeypatch.setattr(scorer.encoder, "crossed", crossed)
+    user = {name: rows[0][name] for name in ("user", "num_1", "num_2", "cat_1")}
+    candidates = [{n: v for n, v in row.items() if n not in user} for row in rows[:20]]
+    first = scorer.rank(user, candidates)
+    assert np.array_equal(scorer.rank(user, candidates), first)
+    monkeypatch.setattr("sparrow.serving.scorer.WORTH", 0)
+    scorer.rank(user, candidates)
+    assert scorer.rank(user, []).shape == (0, 1)
+    assert looked == [True, False, True, True]
+    for i in range(100):
+        scorer.rank({**user, f"not known {i}": 1}, candidates[:2])
+    assert len(scorer._saved) <= 64
+
+
 def test_nothing_that_a_server_does_not_need_is_imported(scorer: Scorer) -> None:
     program = (
         "import sys, torch; from sparrow.serving import load; load(sys.argv[1]);"
