@@ -88,12 +88,18 @@ class Repeated(Tensor):
         """Returns the marks of a matrix [B, D] for `Columns.of`."""
         return self.marks.numpy().tobytes()
 
-    def gains(self, out: int) -> bool:
-        """Returns whether a product of a matrix gains by running once for what is shared. out: its columns."""
+    def gains(self, out: int, least: int = LEAST, copying: int = COPYING) -> bool:
+        """Returns whether a product of a matrix gains by running once for what is shared.
+
+        Args:
+            out: columns of the product.
+            least: multiply-adds that take as long as taking it in two.
+            copying: multiply-adds that take as long as copying a number.
+        """
         shared, own = (of.shape[0] for of in Columns.of(self.key()))
-        saved = self.users.repeats * shared * out - COPYING * self.whole.shape[0] * own
+        saved = self.users.repeats * shared * out - copying * self.whole.shape[0] * own
         self.users.saved += max(saved, 0)
-        return saved >= LEAST
+        return saved >= least
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Returns what the samples of a matrix share, a row for each user [U, S], and what each has [B, O].

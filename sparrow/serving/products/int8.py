@@ -43,24 +43,17 @@ class Product:
 
     def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
         """See `Instead`."""
-        x = joined(parts)
-        if isinstance(x, Repeated) and self._gains(x):
-            shared_US, own_BO = x.halves()
-            if not own_BO.shape[1]:
-                return Repeated.spread(linear(shared_US, self._ready(b"", bias)[0], self._static, relu=relu), x.users)
-            assert self._static is not None
-            once, each = self._ready(x.key(), bias)
-            shared = Shared(sums(shared_US, once, self._static), x.users.inverse_B)
-            return linear(own_BO, each, self._static, relu=relu, shared=shared)
-        return linear(plain(x), self._ready(b"", bias)[0], self._static, relu=relu)
-
-    def _gains(self, x: Repeated) -> bool:
-        """Returns whether the multiply-adds that are saved take longer than the copies of columns."""
-        columns, (samples, users) = Columns.of(x.key()), (len(x.whole), len(x.users.some_U))
-        shared, own = len(columns.shared_S), len(columns.own_O)
-        saved = (samples - users) * shared * len(self._weight.scale_O)
-        may_share = shared and (self._static is not None or not own)  # else the scale is that of all columns
-        return bool(may_share) and saved - COPYING * samples * own >= LEAST
+        x, whole = joined(parts), self._ready(b"", bias)[0]
+        if not (isinstance(x, Repeated) and x.gains(len(self._weight.scale_O), LEAST, COPYING)):
+            return linear(plain(x), whole, self._static, relu=relu)
+        shared_US, own_BO = x.halves()
+        if not own_BO.shape[1]:
+            return Repeated.spread(linear(shared_US, whole, self._static, relu=relu), x.users)
+        if self._static is None:  # a row's scale is that of all its columns
+            return linear(plain(x), whole, None, relu=relu)
+        once, each = self._ready(x.key(), bias)
+        shared = Shared(sums(shared_US, once, self._static), x.users.inverse_B)
+        return linear(own_BO, each, self._static, relu=relu, shared=shared)
 
     def _ready(self, key: bytes, bias: Tensor | None) -> list[Packed]:
         """Returns the weight, or that of the columns that are shared and that of the others."""
