@@ -218,6 +218,8 @@ def load(path: str | Path, *, threads: int = 1) -> Scorer:
         UserError: when it is no model folder, is damaged, or does not reproduce its scores.
     """
     folder = open_folder(path)
+    if "to" in folder.manifest:
+        raise UserError(f"{path}: is for other programs (`sparrow convert`); load the model folder that it was made of")
     torch.set_num_threads(threads)
     run = Run.load(folder.path / "run.toml", {"run_dir": str(path), "data.path": "none"})
     transforms = Transforms.load(folder.path)
