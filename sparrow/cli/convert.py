@@ -14,11 +14,11 @@ def convert(
     /,
     to: Literal["onnx", "onnx-dense", "torch", "aot"] = "onnx",
 ) -> None:
-    """Write an exported model for other programs. Sparrow itself never loads what this writes.
+    """Write an exported model for other programs. Sparrow never loads again what this writes.
 
     The folder has the program, inputs.json with the type and shape of each input, and check.parquet: the rows that are
-    kept with the model, what the program is given for them, and its scores. It appears whole or not at all. The ONNX
-    file is run once on these rows in onnxruntime, which must give the model's scores within 1e-5.
+    kept with the model, what the program is given for them, and its scores. It appears whole or not at all. Before, an
+    ONNX file is run on these rows in onnxruntime, which must give the model's scores within 1e-5.
 
     Args:
         model: The folder of `sparrow export`.

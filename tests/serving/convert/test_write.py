@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sparrow import data
 from sparrow.cli import main
 from sparrow.core import UserError
+from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.models import dcnv2, din, dlrm, mmoe
 from sparrow.serving import load
 from sparrow.serving.convert import convert, write
@@ -109,6 +112,25 @@ def test_labels_weights_hashes_and_dropped_negatives(labels: int, tmp_path: Path
     given["weighted:weights"] += 1.0
     session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
     assert np.abs(session.run(None, given)[0] - expected_of(tmp_path / "onnx", slice(None))).max() > 1e-4
+
+
+@pytest.mark.parametrize("kept", ["numeric", "categorical"])
+def test_logs_of_numbers_or_ids_alone(kept: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pq.write_table(
+        pa.table({"label": random.integers(0, 2, 900), "a": random.integers(0, 9, 900), "b": random.normal(size=900)}),
+        tmp_path / "log.parquet",
+    )
+    columns = {
+        "label": Column(kind="label"),
+        "a": Column(kind="categorical", table="a") if kept == "categorical" else Column(kind="ignore"),
+        "b": Column(kind=kept if kept == "numeric" else "ignore"),  # type: ignore[arg-type]
+    }
+    out = tmp_path / "prepared"
+    data.prepare([tmp_path / "log.parquet"], out, schema=Schema(columns=columns, encodings={"a": Encoding()}))
+    served(out, tmp_path / "log.parquet", tmp_path, model=dcnv2.Config(dim=4, deep=(8,)))
+    convert(tmp_path / "model", tmp_path / "onnx")
+    assert_in_onnxruntime(tmp_path / "onnx")
 
 
 def test_a_program_of_torch_has_torchs_operators_alone(model: Path, tmp_path: Path) -> None:
