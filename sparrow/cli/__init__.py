@@ -31,7 +31,7 @@ ORDER = (
 )  # in the order in which a log meets them; others follow
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
-    **{"daft": "ray", "ray": "ray"},
+    **{"daft": "ray", "ray": "ray", "onnxruntime": "onnx", "onnxscript": "onnx"},
 }
 
 

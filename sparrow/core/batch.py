@@ -45,6 +45,12 @@ class Jagged:
         """Values per stored row, int64 [rows]."""
         return self.offsets_B1.diff()
 
+    def row_of_each(self) -> Tensor:
+        """Returns the row of each value, int64 [N]."""
+        lengths_B = self.lengths_B
+        row_B = torch.arange(len(lengths_B), device=lengths_B.device)
+        return row_B.repeat_interleave(lengths_B, output_size=len(self.values_N))
+
     def expanded(self) -> Jagged:
         """Returns the same feature with one row per sample and no inverse index (RecD's jagged index select)."""
         if self.inverse_B is None:

@@ -276,6 +276,12 @@ class EmbeddingTables(nn.Module):
             return {name: self.record(name).rows_of(keys_N, now) for name, keys_N in found.items()}
         return found
 
+    def combine_of(self, table: str) -> Any:
+        """Returns the `Combine` of a table, or None where there is nothing to combine."""
+        return (
+            self._combine(next(spec for spec in self.specs if spec.name == table)) if table in self._combined else None
+        )
+
     # -- ids that a table does not hold -------------------------------------------------------------------------
 
     def oov_counts(self) -> dict[str, int]:

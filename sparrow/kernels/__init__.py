@@ -3,7 +3,8 @@
 Each operator has a folder. Its `reference.py` is the definition, and its other implementations do the same, faster. The
 argument `impl` names the implementation everywhere: "reference", "cpp", "triton", or "auto". "auto" is the compiled
 kernels for CPU tensors if they are built, the Triton kernels for GPU tensors if the operator has some and triton is
-installed, else the reference. The compiled kernels are in one library, which `make setup` builds. Triton is an extra.
+installed, else the reference; within `torch.export` it is the reference. The compiled kernels are in one library, which
+`make setup` builds. Triton is an extra.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def resolve(impl: Impl, device: torch.device, *, has_triton: bool = False) -> Li
         if problem := missing():
             raise UserError(f"impl: 'cpp', but {problem}; build them with `make setup` or use impl='auto'")
         return "cpp"
-    if impl == "reference":
+    if impl == "reference" or torch.compiler.is_exporting():  # what is exported runs where our operators are not
         return "reference"
     if device.type == "cpu":
         if not (problem := missing()):

@@ -7,7 +7,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    seen: Tensor | None = None,
+) -> Tensor:
     """Returns softmax(query key^T scale) value, [..., length, D].
 
     On a GPU it is computed with plain products. Torch's fused kernels add parts of a gradient in the order in which
@@ -18,6 +26,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False
         query, key, value: [..., length, D].
         causal: whether no position sees a later one.
         scale: by default D**-0.5.
+        seen: bool, which positions [length, length] each one sees, instead of `causal`. It may have leading dims.
     """
     with sdpa_kernel(SDPBackend.MATH) if query.is_cuda else nullcontext():
-        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal, scale=scale)

@@ -59,6 +59,30 @@ class CausalTransformer(nn.Module):
         last = self.norm(x[ends_B[some] - 1])
         return last.new_zeros(size, last.shape[1]).index_copy(0, some, last)
 
+    def padded(self, values_BLD: Tensor, lengths_B: Tensor) -> Tensor:
+        """Returns what `forward` does, of sequences of one length L whose first `lengths_B` vectors count.
+
+        All shapes are known from those of the inputs, as programs in other formats need it. It computes with `longest`
+        vectors of each sequence, however few it has.
+
+        Args:
+            values_BLD: the vectors, L >= 1.
+            lengths_B: int64, 0 to L.
+        """
+        size, most = values_BLD.shape[0], self.longest
+        at_BW = lengths_B[:, None] - most + torch.arange(most, device=lengths_B.device)  # the last ones end each row
+        there_BW = at_BW >= 0
+        places_BWD = at_BW.clamp(min=0)[:, :, None].expand(-1, -1, values_BLD.shape[2])
+        x = (values_BLD.gather(1, places_BWD) + self.position.flip(0)).flatten(0, 1)
+        # what is not there sees itself, because a softmax over nothing is no number
+        earlier_WW = torch.ones(most, most, dtype=torch.bool, device=x.device).tril()
+        itself_WW = torch.eye(most, dtype=torch.bool, device=x.device)
+        seen_B1WW = ((there_BW[:, None] & earlier_WW) | itself_WW)[:, None]
+        for block in self.blocks:
+            x = block(x, None, size, most, seen_B1WW)
+        last_BD = self.norm(x.unflatten(0, (size, most))[:, -1])
+        return torch.where(lengths_B[:, None] > 0, last_BD, 0)
+
 
 class _Block(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x)) with a hidden layer of 4 dim."""
@@ -74,12 +98,19 @@ class _Block(nn.Module):
         self.up = MLP(dim, [4 * dim])
         self.down = Linear(4 * dim, dim)
 
-    def forward(self, x: Tensor, place_N: Tensor, size: int, most: int) -> Tensor:
-        """Returns [N, dim]. x: [N, dim], each at place_N of [size * most]; no vector sees the padding after its row."""
+    def forward(self, x: Tensor, place_N: Tensor | None, size: int, most: int, seen: Tensor | None = None) -> Tensor:
+        """Returns [N, dim].
+
+        Args:
+            x: [N, dim], each at place_N of [size * most]; all places where that is None.
+            place_N: no vector sees the padding after its row.
+            size, most: rows, and places of each.
+            seen: what each place sees, bool [size, 1, most, most], instead of itself and those before it.
+        """
         dim = x.shape[1]
         qkv = to_compute(self.qkv(self.norm_attention(x)))
-        padded = qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
+        padded = qkv if place_N is None else qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
         q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = attention(q, k, v, causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(size * most, dim)[place_N])
+        mixed = attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
+        x = x + self.out(mixed if place_N is None else mixed[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

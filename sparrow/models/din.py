@@ -93,8 +93,8 @@ class DIN(nn.Module):
 
     def _weighed(self, listed: Jagged, candidate_BD: Tensor, place: int) -> Tensor:
         """Returns the sum of a list's vectors, each times its weight, [B, D]."""
-        count, item_ND = len(candidate_BD), listed.values_N
-        row_N = torch.arange(count, device=item_ND.device).repeat_interleave(listed.lengths_B, output_size=len(item_ND))
+        count, item_ND = candidate_BD.shape[0], listed.values_N  # not `len`, which `torch.export` takes for a constant
+        row_N = listed.row_of_each()
         candidate_ND = expand(candidate_BD, row_N)
         both = torch.cat([item_ND, candidate_ND, item_ND - candidate_ND, item_ND * candidate_ND], 1)
         weight_N1 = self.weights[place](self.attention[place](both))

@@ -71,6 +71,8 @@ def opened(path: str | Path, deltas: Sequence[str | Path] = ()) -> Stack:
         UserError: when one is damaged, or does not follow those before it.
     """
     full = open_folder(path)
+    if "to" in full.manifest:
+        raise UserError(f"{path}: is for other programs (`sparrow convert`); load the model folder that it was made of")
     if full.manifest["parent"] is not None:
         raise UserError(f"{path}: a delta, number {full.manifest['number']}; give it after the full folder it is of")
     stack = Stack(folders=(full,), rows=_files(full))

@@ -211,7 +211,7 @@ class Trainer:
                 self._evaluate()  # a signal came between the step and its evaluation
             while self.epoch < self.run.loop.epochs and not self._finished():
                 self._epoch()
-            self._save()
+            self.save()
             self.saver.finish()
             self.profiler.finish()
         finally:
@@ -239,7 +239,7 @@ class Trainer:
                 self._evaluate()
             every = self.run.checkpoint.every
             if every and self.step % every == 0:  # after the evaluation, so that it is part of what is saved
-                self._save()
+                self.save()
 
     def _finished(self) -> bool:
         loop = self.run.loop
@@ -364,7 +364,7 @@ class Trainer:
         value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
         if self.best is None or value < self.best:
             self.best, self.best_step, self.worse = value, self.step, 0
-            self._save(best=True)
+            self.save(best=True)
         else:
             self.worse += 1
 
@@ -414,7 +414,8 @@ class Trainer:
         if self.ranks.world.size == 1:  # else all stop after the same step
             self.stop = self.asked
 
-    def _save(self, best: bool = False) -> None:
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint of now, unless there is one. best: it is the best so far."""
         for tables in self.tables:
             tables.raise_bad_ids()  # what they changed is never saved
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):

@@ -5,6 +5,7 @@ import torch
 
 import sparrow.kernels
 from sparrow.core import UserError
+from sparrow.interactions import CrossNet
 from sparrow.kernels import missing, resolve
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -20,6 +21,12 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_compiled_kernels_on_a_cpu() -> None:
     assert resolve("auto", CPU) == resolve("cpp", CPU) == "cpp"
     assert resolve("reference", CPU) == "reference"
+
+
+def test_what_is_exported_runs_without_our_operators() -> None:
+    exported = torch.export.export(CrossNet(6, layers=2, rank=3).eval(), (torch.randn(4, 6),))
+    called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert called and not [name for name in called if "sparrow" in name]
 
 
 @pytest.mark.usefixtures("unbuilt")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparrow.layers import MLP, Linear, NumericEmbedding, attention, computing, to_compute
+from sparrow.core import Jagged
+from sparrow.layers import MLP, CausalTransformer, Linear, NumericEmbedding, attention, computing, to_compute
 
 
 def gradients(y: Tensor, of: list[Tensor]) -> tuple[Tensor, ...]:
@@ -148,3 +149,17 @@ def test_attention_is_a_softmax_over_the_keys(causal: bool) -> None:
     if causal:
         weights = weights.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(attention(query, key, value, causal=causal, scale=0.3), weights.softmax(2) @ value)
+
+
+@pytest.mark.parametrize("longest", [1, 3, 9])
+def test_a_padded_transformer_is_the_ragged_one(longest: int) -> None:
+    torch.manual_seed(0)
+    reader = CausalTransformer(8, layers=2, heads=2, longest=longest)
+    lengths_B = torch.tensor([0, 1, 4, 2, 7, 0])
+    offsets_B1 = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_B.cumsum(0)])
+    values_ND = torch.randn(int(lengths_B.sum()), 8)
+    expected = reader(Jagged(values_N=values_ND, offsets_B1=offsets_B1))
+    for padding in (0.0, 1e3):  # what is there is not seen
+        padded = torch.full((6, 7, 8), padding)
+        padded[torch.arange(7) < lengths_B[:, None]] = values_ND
+        torch.testing.assert_close(reader.padded(padded, lengths_B), expected, rtol=1e-5, atol=1e-6)

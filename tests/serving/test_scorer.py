@@ -93,8 +93,8 @@ def test_tables_are_served_as_they_are_evaluated(name: str, prepared: Path, log:
             assert 0 < path.stat().st_size - whole < 600  # a header
 
 
-def test_labels_weights_lists_as_text_and_dropped_negatives(tmp_path: Path) -> None:
-    """What the generated log lacks."""
+def log_with_all_columns(tmp_path: Path, labels: int = 1) -> Path:
+    """A prepared log with what the generated one lacks; the raw one is tmp_path/log.parquet."""
     random, count = np.random.default_rng(0), 3000
     x, ids = random.normal(size=count), random.integers(0, 30, count)
     lists = [[int(i) for i in random.integers(0, 30, random.integers(0, 5))] for _ in range(count)]
@@ -111,8 +111,15 @@ def test_labels_weights_lists_as_text_and_dropped_negatives(tmp_path: Path) -> N
         "age": Column(kind="categorical", table="age", quantiles=5),
     }  # fmt: skip
     encodings = {"id": Encoding(kind="vocabulary"), "seen": Encoding(kind="hash"), "age": Encoding()}
-    schema = Schema(columns=kinds, encodings=encodings, split=Split(by="ratio", negatives=0.5))
-    prepared = data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema).out
+    if labels == 2:
+        kinds["bought"] = Column(kind="label", source="id", threshold=15.0)
+    split = Split(by="ratio", negatives=0.5 if labels == 1 else 1.0)
+    schema = Schema(columns=kinds, encodings=encodings, split=split)
+    return data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema).out
+
+
+def test_labels_weights_lists_as_text_and_dropped_negatives(tmp_path: Path) -> None:
+    prepared = log_with_all_columns(tmp_path)
     scorer = served(prepared, tmp_path / "log.parquet", tmp_path)
     table = pq.read_table(tmp_path / "log.parquet").slice(0, 50)
     expected = restore(tmp_path / "run").score_rows(table)

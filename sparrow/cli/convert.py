@@ -1,0 +1,43 @@
+"""Write an exported model for other programs: ONNX, torch.export, AOTInductor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+def convert(
+    model: tyro.conf.Positional[Path],
+    out: tyro.conf.Positional[Path],
+    /,
+    to: Literal["onnx", "onnx-dense", "torch", "aot"] = "onnx",
+) -> None:
+    """Write an exported model for other programs. Sparrow never loads again what this writes.
+
+    The folder has the program, inputs.json with the type and shape of each input, and check.parquet: the rows that are
+    kept with the model, what the program is given for them, and its scores. It appears whole or not at all. Before, an
+    ONNX file is run on these rows in onnxruntime, which must give the model's scores within 1e-5.
+
+    Args:
+        model: The folder of `sparrow export`.
+        out: The folder to make. It must not exist.
+        to: "onnx": ids and numbers -> scores, with the tables, decoded to fp32. "onnx-dense": vectors and numbers ->
+            scores, for programs that look ids up themselves. "torch": the same as a program of torch.export. "aot": the
+            same as an AOTInductor package: native code, made by a C++ compiler, for this release of torch only.
+    """
+    from sparrow.cli import _show
+    from sparrow.serving.convert import convert as write
+
+    folder = write(model, out, to)
+    table = _show.Table(title=f"{out}: {folder.manifest['model']}, as {to}", title_justify="left")
+    table.add_column("file")
+    table.add_column("bytes", justify="right")
+    for name, of in folder.manifest["files"].items():
+        table.add_row(name, f"{of['bytes']:,}")
+    _show.out.print(table)
+    if to != "aot":
+        _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
+    else:
+        _show.out.print(f"run it on the rows in {out / 'check.parquet'}: it is not run here", soft_wrap=True)

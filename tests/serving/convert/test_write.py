@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.cli import main
+from sparrow.core import UserError
+from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.models import dcnv2, din, dlrm, mmoe
+from sparrow.serving import load
+from sparrow.serving.convert import convert, write
+from sparrow.serving.scorer import CHECK, SCORE
+from tests.embeddings.test_members import CHOICES
+from tests.models.test_models import MODELS, named
+from tests.serving.test_scorer import log_with_all_columns, served
+
+pytest.importorskip("onnxscript", reason="onnxscript is not installed (the extra onnx)")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (the extra onnx)")
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("convert")
+    served(prepared, log, place, model=din.Config(dim=4, attention=(8,), deep=(16,)))
+    return place / "model"
+
+
+def inputs_of(folder: Path, rows: slice, wider: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """What the program of a folder is given for some rows of its check.parquet, as a person would write it."""
+    check, given = pq.read_table(folder / CHECK), {}
+    for name, told in json.loads((folder / "inputs.json").read_text())["inputs"].items():
+        values = check[told["check"]].to_pylist()[rows]
+        if len(told["shape"]) > 1 and isinstance(told["shape"][1], str):
+            if name.endswith(":mask"):
+                values = [[True] * len(of) for of in values]
+            longest = max(1, *map(len, values)) + wider
+            padding: Any = [0.0] * told["shape"][2] if len(told["shape"]) > 2 else 0
+            values = [of + [padding] * (longest - len(of)) for of in values]
+        given[name] = np.array(values, told["type"])
+        said = list(zip(told["shape"], given[name].shape, strict=True))
+        assert all(size == n for size, n in said if isinstance(size, int)), name
+    return given
+
+
+def expected_of(folder: Path, rows: slice) -> np.ndarray[Any, Any]:
+    labels = json.loads((folder / "inputs.json").read_text())["outputs"]["scores"]["check"]
+    check = pq.read_table(folder / CHECK)
+    return np.stack([check[label].to_numpy() for label in labels], 1)[rows]
+
+
+def assert_in_onnxruntime(folder: Path) -> None:
+    """All rows, one, and few with longer lists."""
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    for rows, wider in ((slice(None), 0), (slice(3, 4), 0), (slice(10, 30), 7)):
+        scores = session.run(None, inputs_of(folder, rows, wider))[0]
+        assert np.abs(scores - expected_of(folder, rows)).max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(c, marks=() if isinstance(c, din.Config) or c is MODELS[-1] else pytest.mark.slow) for c in MODELS],
+    ids=named,
+)  # quick: weighed lists, a transformer
+def test_every_model_in_onnxruntime(config: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
+    scorer = served(prepared, log, tmp_path, model=config)
+    rows = pq.read_table(tmp_path / "model" / CHECK).select(list(scorer.encoder.sources)).to_pylist()
+    convert(tmp_path / "model", tmp_path / "onnx")
+    assert np.abs(scorer.score(rows) - expected_of(tmp_path / "onnx", slice(None))).max() <= 1e-6
+    assert_in_onnxruntime(tmp_path / "onnx")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("int4 and its state", "quotient and remainder") else pytest.mark.slow)
+        for name in CHOICES
+        if name not in ("paths", "ids that come and go", "dynamic with a cache", "two components", "some tables")
+    ],
+)
+def test_every_kind_of_table_in_onnxruntime(name: str, prepared: Path, log: Path, tmp_path: Path) -> None:
+    served(prepared, log, tmp_path, tables=CHOICES[name](), model=dlrm.Config(dim=8, bottom=(8,), top=(8,)))
+    convert(tmp_path / "model", tmp_path / "out")
+    assert_in_onnxruntime(tmp_path / "out")
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_labels_weights_hashes_and_dropped_negatives(labels: int, tmp_path: Path) -> None:
+    """What the generated log lacks. With two labels no negatives are dropped."""
+    prepared = log_with_all_columns(tmp_path, labels)
+    config: Any = mmoe.Config(dim=4, expert=(8,), tower=(8,)) if labels == 2 else dcnv2.Config(dim=4, deep=(8,))
+    scorer = served(prepared, tmp_path / "log.parquet", tmp_path, model=config)
+    assert (scorer.schema.split.negatives < 1) == (labels == 1)
+    for to in ("onnx", "onnx-dense"):
+        convert(tmp_path / "model", tmp_path / to, to)  # type: ignore[arg-type]
+        assert_in_onnxruntime(tmp_path / to)
+    given = inputs_of(tmp_path / "onnx", slice(None))
+    assert {"weighted:weights", "weighted:mask"} < given.keys() and not (given["weighted:weights"] <= 1).all()
+    given["weighted:weights"] += 1.0
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    assert np.abs(session.run(None, given)[0] - expected_of(tmp_path / "onnx", slice(None))).max() > 1e-4
+
+
+@pytest.mark.parametrize("kept", ["numeric", "categorical"])
+def test_logs_of_numbers_or_ids_alone(kept: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pq.write_table(
+        pa.table({"label": random.integers(0, 2, 900), "a": random.integers(0, 9, 900), "b": random.normal(size=900)}),
+        tmp_path / "log.parquet",
+    )
+    columns = {
+        "label": Column(kind="label"),
+        "a": Column(kind="categorical", table="a") if kept == "categorical" else Column(kind="ignore"),
+        "b": Column(kind=kept if kept == "numeric" else "ignore"),  # type: ignore[arg-type]
+    }
+    out = tmp_path / "prepared"
+    data.prepare([tmp_path / "log.parquet"], out, schema=Schema(columns=columns, encodings={"a": Encoding()}))
+    served(out, tmp_path / "log.parquet", tmp_path, model=dcnv2.Config(dim=4, deep=(8,)))
+    convert(tmp_path / "model", tmp_path / "onnx")
+    assert_in_onnxruntime(tmp_path / "onnx")
+
+
+def test_a_program_of_torch_has_torchs_operators_alone(model: Path, tmp_path: Path) -> None:
+    convert(model, tmp_path / "out", "torch")
+    program = torch.export.load(tmp_path / "out" / "model.pt2")
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert called and not [name for name in called if "sparrow" in name]
+    run = program.module()
+    for rows, wider in ((slice(None), 0), (slice(0, 1), 0), (slice(5, 30), 4)):
+        given = {name: torch.from_numpy(x) for name, x in inputs_of(tmp_path / "out", rows, wider).items()}
+        assert np.abs(run(given).detach().numpy() - expected_of(tmp_path / "out", rows)).max() <= 1e-6
+
+
+def test_onnx_has_standard_operators_and_no_path(model: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed (the extra onnx)")
+    convert(model, tmp_path / "out")
+    file = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    onnx.checker.check_model(tmp_path / "out" / "model.onnx", full_check=True)
+    assert {node.domain for node in file.graph.node} == {""} and not file.functions
+    for path in (tmp_path / "out").iterdir():
+        held = path.read_bytes()
+        assert not [one for one in (ROOT, model, tmp_path) if str(one).encode() in held]
+    apart = [x.dims for x in file.graph.initializer if x.data_location == x.EXTERNAL]
+    assert len(apart) > 5 and (tmp_path / "out" / "model.onnx").stat().st_size < 60_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_every_models_dense_part(config: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
+    served(prepared, log, tmp_path, model=config)
+    convert(tmp_path / "model", tmp_path / "onnx", "onnx-dense")
+    assert_in_onnxruntime(tmp_path / "onnx")
+    convert(tmp_path / "model", tmp_path / "torch", "torch")  # within 1e-6, or it is refused
+
+
+@pytest.mark.slow
+def test_a_package_of_aotinductor(model: Path, tmp_path: Path) -> None:
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("no C++ compiler here")
+    convert(model, tmp_path / "out", "aot")
+    program = (
+        "import sys, torch\n"
+        "run = torch._inductor.aoti_load_package(sys.argv[1])\n"
+        "torch.save(run(torch.load(sys.argv[2])), sys.argv[2] + '.scores')"
+    )
+    given = {name: torch.from_numpy(x) for name, x in inputs_of(tmp_path / "out", slice(None)).items()}
+    torch.save(given, tmp_path / "given")
+    subprocess.run([sys.executable, "-c", program, tmp_path / "out" / "model.pt2", tmp_path / "given"], check=True)
+    scores = torch.load(tmp_path / "given.scores").numpy()
+    assert np.abs(scores - expected_of(tmp_path / "out", slice(None))).max() <= 1e-5
+
+
+def test_a_run_in_bf16_is_converted_in_fp32(prepared: Path, log: Path, tmp_path: Path) -> None:
+    served(prepared, log, tmp_path, precision="bf16")
+    convert(tmp_path / "model", tmp_path / "out", "torch")
+    theirs = pq.read_table(tmp_path / "model" / CHECK)[SCORE + "label"].to_numpy()
+    apart = np.abs(expected_of(tmp_path / "out", slice(None))[:, 0] - theirs).max()
+    assert 1e-5 < apart < 2e-2
+
+
+def test_the_documented_program_runs(model: Path, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    (program,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "onnxruntime" in code]
+    convert(model, tmp_path / "models" / "small_onnx")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert not done.stderr and float(done.stdout) <= 1e-5
+
+
+def test_the_command(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["convert", str(model), str(out)]) == 0
+    said = capfd.readouterr()
+    assert "model.onnx.data" in said.out and "it reproduces the scores" in said.out and not said.err
+    held = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert main(["convert", str(model), str(out)]) == 2
+    assert "exists; choose another name" in capfd.readouterr().err
+    assert held == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert main(["convert", str(out), str(tmp_path / "other")]) == 2
+    assert "is for other programs" in capfd.readouterr().err
+    with pytest.raises(UserError, match="load the model folder"):
+        load(out)
+
+
+def test_without_the_packages_it_says_which(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main(["convert", str(model), str(tmp_path / "out")]) == 2
+    assert "needs 'onnxruntime'; pip install 'sparrow-rec[onnx]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_with_other_scores_gets_no_name(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_torch", lambda exported, made: lambda given: torch.full((256, 1), float("nan")))
+    with pytest.raises(UserError, match="apart"):
+        convert(model, tmp_path / "out", "torch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_of_onnx_is_imported_before_it_is_needed() -> None:
+    program = "import sys, sparrow.serving.convert; print([n for n in sys.modules if n.startswith('onnx')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
