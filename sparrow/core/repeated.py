@@ -88,14 +88,15 @@ class Repeated(Tensor):
         """Returns the marks of a matrix [B, D] for `Columns.of`."""
         return self.marks.numpy().tobytes()
 
-    def gains(self, out: int, least: int = LEAST, copying: int = COPYING) -> bool:
+    def gains(self, out: int, least: int | None = None, copying: int | None = None) -> bool:
         """Returns whether a product of a matrix gains by running once for what is shared.
 
         Args:
             out: columns of the product.
-            least: multiply-adds that take as long as taking it in two.
-            copying: multiply-adds that take as long as copying a number.
+            least: multiply-adds that take as long as taking it in two, by default those of fp32.
+            copying: multiply-adds that take as long as copying a number, by default those of fp32.
         """
+        least, copying = LEAST if least is None else least, COPYING if copying is None else copying
         shared, own = (of.shape[0] for of in Columns.of(self.key()))
         saved = self.users.repeats * shared * out - copying * self.whole.shape[0] * own
         self.users.saved += max(saved, 0)

@@ -23,14 +23,15 @@ class Config:
         if not 0 < len(self.scores) == len(self.probabilities):
             raise UserError("scores, probabilities: of other lengths; export the model again")
         for name in ("scores", "probabilities"):
-            if list(getattr(self, name)) != sorted(getattr(self, name)):
+            points = list(getattr(self, name))
+            if points != sorted(points) or (name == "scores" and len(set(points)) < len(points)):
                 raise UserError(f"{name}: do not rise; export the model again")
 
     def __call__(self, scores_B: Tensor) -> Tensor:
         """See `Calibrator`."""
-        found_B = np.interp(scores_B.double().numpy(), self.scores, self.probabilities)
-        found_B[np.isnan(scores_B.numpy())] = np.nan
-        return torch.from_numpy(found_B).to(scores_B.dtype)
+        scores_P, probabilities_P = (torch.tensor(of, dtype=torch.float64) for of in (self.scores, self.probabilities))
+        along_BP = ((scores_B.double()[:, None] - scores_P[:-1]) / scores_P.diff()).clamp(0.0, 1.0)  # of each line
+        return (probabilities_P[0] + (along_BP * probabilities_P.diff()).sum(1)).to(scores_B.dtype)
 
 
 def fitted(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Config:

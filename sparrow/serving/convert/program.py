@@ -17,6 +17,7 @@ from sparrow.embeddings.addressing.path import Paths
 from sparrow.features.schema import Schema
 from sparrow.layers import CausalTransformer
 from sparrow.losses import probabilities
+from sparrow.serving.calibrators import Calibrator, calibrated
 from sparrow.trained.build import of_whole_log, tables_of
 
 MASK, WEIGHTS = ":mask", ":weights"  # after the name of a list
@@ -154,15 +155,18 @@ class Program(nn.Module):
     Args:
         model: an exported model, whose tables and readers of lists are replaced in it.
         schema: of its log.
+        calibrators: what its scores pass through last.
         with_tables: whether ids are looked up in it, or it is given their vectors.
 
     Raises:
         UserError: as `Lookups`.
     """
 
-    def __init__(self, model: nn.Module, schema: Schema, *, with_tables: bool) -> None:
+    def __init__(
+        self, model: nn.Module, schema: Schema, calibrators: Sequence[Calibrator] = (), *, with_tables: bool
+    ) -> None:
         super().__init__()
-        self.schema = schema
+        self.schema, self.calibrators = schema, calibrators
         (tables,) = tables_of(model)
         self.inputs = inputs_of(schema, tables, with_tables)
         self.lookups = Lookups(schema, tables) if with_tables else None
@@ -185,7 +189,8 @@ class Program(nn.Module):
         numbers = [inputs[name] for name in self.schema.dense]
         dense_BC = torch.stack(numbers, 1) if numbers else torch.zeros(rows, 0)
         batch = Batch(dense_BC=dense_BC, ids=_Vectors(each))  # type: ignore[arg-type]
-        return of_whole_log(probabilities(self.model(batch)), self.schema.split.negatives)
+        kept = self.schema.split.negatives
+        return calibrated(lambda of: of_whole_log(probabilities(self.model(of)), kept), self.calibrators)(batch)
 
 
 def _padded(vectors_BLD: Tensor, mask_BL: Tensor) -> Padded:

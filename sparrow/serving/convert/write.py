@@ -21,6 +21,8 @@ from sparrow.core import Batch, Jagged
 from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.features.schema import Schema
+from sparrow.serving import products
+from sparrow.serving.calibrators import calibrated
 from sparrow.serving.convert.program import MASK, WEIGHTS, Input, Program
 from sparrow.serving.folder import Folder, new_folder, open_folder
 from sparrow.serving.scorer import CHECK, IDS, NUMBER, SCORE, load
@@ -51,12 +53,15 @@ def convert(model: str | Path, out: str | Path, to: To = "onnx") -> Folder:
     out, write = Path(out), {"onnx": _onnx, "onnx-dense": _onnx, "torch": _torch, "aot": _aot}[to]
     scorer = load(model)
     schema, told = scorer.schema, scorer.folder.manifest
+    if products.FILE in told["files"]:
+        raise UserError(f"{model}: its products are in few bits; convert the folder that `sparrow quantize` was given")
     kept = pq.ParquetFile(scorer.folder.path / CHECK).read()
     batch = scorer.encoder.batch(kept.select(list(scorer.encoder.sources)).to_pylist())
     with torch.no_grad():
         vectors: Mapping[str, Any] = {} if to == "onnx" else tables_of(scorer.model)[0](batch.ids)
-        scores_BT = scoring(scorer.model, replace(scorer.run, precision="fp32"), schema)(batch)
-    program = Program(scorer.model, schema, with_tables=to == "onnx").eval()
+        score = scoring(scorer.model, replace(scorer.run, precision="fp32"), schema)
+        scores_BT = calibrated(score, scorer.calibrators)(batch)
+    program = Program(scorer.model, schema, scorer.calibrators, with_tables=to == "onnx").eval()
     sources = {name: _source(one, name, batch, vectors, schema) for name, one in program.inputs.items()}
     with new_folder(
         out, {"model": told["model"], "step": told["step"], "from": scorer.folder.digest, "to": to}

@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from sparrow import data
+from sparrow.analysis.bits.quantize import quantize
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.models import dcnv2, din, dlrm, mmoe
 from sparrow.serving import load
 from sparrow.serving.convert import convert, write
+from sparrow.serving.export import export
 from sparrow.serving.scorer import CHECK, SCORE
 from tests.embeddings.test_members import CHOICES
 from tests.models.test_models import MODELS, named
@@ -189,6 +191,22 @@ def test_a_run_in_bf16_is_converted_in_fp32(prepared: Path, log: Path, tmp_path:
     theirs = pq.read_table(tmp_path / "model" / CHECK)[SCORE + "label"].to_numpy()
     apart = np.abs(expected_of(tmp_path / "out", slice(None))[:, 0] - theirs).max()
     assert 1e-5 < apart < 2e-2
+
+
+@pytest.mark.parametrize("kind", ["logistic", "isotonic"])
+def test_what_scores_pass_through_last_is_in_the_program(kind: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
+    plain = served(prepared, log, tmp_path)
+    export(tmp_path / "run", tmp_path / "right", [log], calibrate=kind)
+    convert(tmp_path / "right", tmp_path / "out")
+    assert_in_onnxruntime(tmp_path / "out")
+    theirs = pq.read_table(plain.folder.path / CHECK)[SCORE + "label"].to_numpy()
+    assert np.abs(expected_of(tmp_path / "out", slice(None))[:, 0] - theirs).max() > 1e-3
+
+
+def test_a_model_in_few_bits_is_refused(model: Path, prepared: Path, tmp_path: Path) -> None:
+    quantize(model, tmp_path / "few", prepared, budget=float("inf"), rows=600)
+    with pytest.raises(UserError, match="convert the folder that `sparrow quantize` was given"):
+        convert(tmp_path / "few", tmp_path / "out")
 
 
 def test_the_documented_program_runs(model: Path, tmp_path: Path) -> None:
