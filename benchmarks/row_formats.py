@@ -282,12 +282,13 @@ def serving(seconds: float) -> None:
         other = _inference_module(name, [(SERVED_ROWS, dim)] * SERVED_TABLES)
         if other is None:
             return print("fbgemm is not installed: see benchmarks/README.md")
+        other.weights_host = empty_rows(other.weights_host.numel(), dtype=torch.uint8)
         for t, (key, (theirs, _)) in enumerate(
             zip(keys, other.split_embedding_weights(split_scale_shifts=False), strict=True)
         ):
             weights_RD = torch.randn(SERVED_ROWS, dim, generator=random) * 0.1
             ours = tables.record(key).fields["weight"]
-            if t == 0:  # fbgemm's rows of 8 bits have scale and bias in fp16 here, and 4 bytes less
+            if t == 0 and pooling == 1:  # fbgemm's rows of 8 bits have scale and bias in fp16 here, and 4 bytes less
                 print(f"{name}, D = {dim}: {ours.shape[1]} bytes a row, fbgemm {theirs.shape[1]}")
             ours.copy_(converted(weights_RD, format)["weight"])
             bits = {"int8": 8, "int4": 4}[name]
@@ -363,7 +364,7 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, fbgemm {peer_version()}, {options.threads} threads, {processor()}, "
         f"{cpp.processor()} loops, last-level cache {bytes_last_level_cache() >> 20} MiB; "
-        f"{BATCH} bags of {POOLING}; ratios are the other side / ours"
+        f"{'' if options.serving else f'{BATCH} bags of {POOLING}; '}ratios are the other side / ours"
     )
     if options.serving:
         with torch.no_grad():
