@@ -2,11 +2,15 @@
 
     python benchmarks/row_formats.py           # under fifteen minutes
     python benchmarks/row_formats.py --quick   # two points, under a minute, the same checks
+    python benchmarks/row_formats.py --serving --threads 1   # lookups of a service alone, under two minutes
 
 Every format has a table of the same rows, in pages of 2 MiB. A format and fp32 take turns of some milliseconds, and a
 ratio is the median over pairs of neighbouring turns: above 1 the format is faster. The turns go through many batches,
 so that the caches hold no row of a large table from its last use. A step is a lookup and a fused update by row-wise
 AdaGrad. FBGEMM's modules for training and for inference have the same rows and ids, in pages of the same size.
+
+With `--serving` there are 26 tables of 100,000 rows and batches of 500, as in a service. `EmbeddingTables.pooled` is
+compared with the module of FBGEMM that torchrec's quantised collections call.
 """
 
 from __future__ import annotations
@@ -27,15 +31,18 @@ from embedding_bag import RULE, Times, compare, peer_version, target, zipf
 from limits import bytes_last_level_cache
 from torch import Tensor
 
+from sparrow.core import KeyedJagged
 from sparrow.core.config import Family
 from sparrow.core.memory import keep_freed_memory
 from sparrow.core.pages import empty_rows
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, TableSpec
 from sparrow.kernels import missing
 from sparrow.kernels.embedding_bag import Bags, Rows, Table, Tables, bags_of, fused_update, lookup
-from sparrow.kernels.formats import RowFormat
+from sparrow.kernels.formats import RowFormat, converted
 from sparrow.kernels.rules import init_state, sgd
 
 BATCH, POOLING = 2048, 20
+SERVED_TABLES, SERVED_ROWS, SERVED_BATCH, SERVED_BATCHES = 26, 100_000, 500, 16
 BATCHES = 64  # their rows are more than the caches hold
 BYTES_FP32 = max(int(1.25e9), 16 * bytes_last_level_cache())  # of a table that is beyond the caches in any format
 TILE = 1 << 16  # rows that a table repeats
@@ -147,7 +154,6 @@ def fbgemm(format: str, point: Point) -> Iterator[tuple[str, Callable[[Bags], Te
     try:
         from fbgemm_gpu.split_embedding_configs import SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
@@ -164,11 +170,7 @@ def fbgemm(format: str, point: Point) -> Iterator[tuple[str, Callable[[Bags], Te
         fields = mine.encode(values_TD, None)
         made.weights_host.data = repeated(fields["weight"], rows).view(-1)
         yield "training", lambda bags: made(bags.slots_N, bags.offsets_B1), mine.decode(fields, dim)
-    spec = ("", rows, dim, kind, host)
-    other: Any = IntNBitTableBatchedEmbeddingBagsCodegen(
-        [spec], device="cpu", pooling_mode=sum_pooling, output_dtype=SparseType.FP32
-    )
-    other.initialize_weights()
+    other = _inference_module(format, [(rows, dim)])
     if format == "fp16":
         tile, read_TD = values_TD.half().view(torch.uint8), values_TD.half().float()
     else:
@@ -178,6 +180,22 @@ def fbgemm(format: str, point: Point) -> Iterator[tuple[str, Callable[[Bags], Te
         tile = tile.roll(4, 1)  # these tables have scale and bias first
     other.weights_host = repeated(tile, rows).view(-1)
     yield "inference", lambda bags: other(bags.slots_N, bags.offsets_B1), read_TD
+
+
+def _inference_module(format: str, sizes: Sequence[tuple[int, int]]) -> Any:
+    """FBGEMM's module for inference with tables of so many rows and columns, not yet filled; None without FBGEMM."""
+    try:
+        from fbgemm_gpu.split_embedding_configs import SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
+    except ImportError:
+        return None
+    specs = [("", rows, dim, SparseType(format), EmbeddingLocation.HOST) for rows, dim in sizes]
+    made: Any = IntNBitTableBatchedEmbeddingBagsCodegen(
+        specs, device="cpu", pooling_mode=PoolingMode.SUM, output_dtype=SparseType.FP32
+    )
+    made.initialize_weights()
+    return made
 
 
 def check_peer(find: Callable[[Bags], Tensor], bags: Bags, read_TD: Tensor) -> None:
@@ -252,6 +270,48 @@ def run(point: Point, results: Results) -> None:
             results.add(what, name, point, Turns(mine.step, batches), Turns(fp32.step, batches))
 
 
+def serving(seconds: float) -> None:
+    """Pooled lookups of many tables in few bits, beside FBGEMM's module for inference."""
+    lowest = math.inf
+    for name, dim, pooling in itertools.product(("int8", "int4"), (16, 64), (1, 20)):
+        random = torch.Generator().manual_seed(4)
+        keys = tuple(f"t{t}" for t in range(SERVED_TABLES))
+        format: Any = Family("sparrow.kernels.formats").config(name)(rounding="nearest")
+        specs = [TableSpec(name=key, dim=dim, addressing=Direct(SERVED_ROWS), format=format) for key in keys]
+        tables = EmbeddingTables(specs, [Feature(name=key, table=key) for key in keys], seed=1, mode="off").eval()
+        other = _inference_module(name, [(SERVED_ROWS, dim)] * SERVED_TABLES)
+        if other is None:
+            return print("fbgemm is not installed: see benchmarks/README.md")
+        other.weights_host = empty_rows(other.weights_host.numel(), dtype=torch.uint8)
+        for t, (key, (theirs, _)) in enumerate(
+            zip(keys, other.split_embedding_weights(split_scale_shifts=False), strict=True)
+        ):
+            weights_RD = torch.randn(SERVED_ROWS, dim, generator=random) * 0.1
+            ours = tables.record(key).fields["weight"]
+            if t == 0 and pooling == 1:  # fbgemm's rows of 8 bits have scale and bias in fp16 here, and 4 bytes less
+                print(f"{name}, D = {dim}: {ours.shape[1]} bytes a row, fbgemm {theirs.shape[1]}")
+            ours.copy_(converted(weights_RD, format)["weight"])
+            bits = {"int8": 8, "int4": 4}[name]
+            made = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(weights_RD, bits).roll(4, 1)
+            theirs[:, : made.shape[1]] = made
+        drawn = (SERVED_BATCHES, SERVED_TABLES * SERVED_BATCH * pooling)
+        batches = [
+            KeyedJagged(keys=keys, values_N=ids_N, lengths=torch.full((SERVED_TABLES * SERVED_BATCH,), pooling))
+            for ids_N in torch.randint(0, SERVED_ROWS, drawn, generator=random)
+        ]
+        found, expected = tables.pooled(batches[0]), other(batches[0].values_N, batches[0].offsets)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=4e-3 * pooling)  # scales in fp16
+        t = compare(
+            Turns(tables.pooled, batches),  # type: ignore[arg-type]
+            Turns(lambda ids, other=other: other(ids.values_N, ids.offsets), batches),  # type: ignore[arg-type,misc]
+            seconds,
+        )
+        what = f"{SERVED_TABLES} x {SERVED_ROWS} x {dim:<3} {name}, {SERVED_BATCH} bags of {pooling}"
+        print(f"{what:<45} {t.ours:9.3f} {t.peer:9.3f} {t.ratio:6.2f} ({t.low:5.2f} - {t.high:5.2f})", flush=True)
+        lowest = min(lowest, t.ratio)
+    target("lookup of a service against fbgemm, lowest", lowest, 1.0)
+
+
 def targets(results: Results) -> None:
     """What the formats were built to reach, with tables beyond the caches."""
     for name in ("fp16", "bf16", "int8", "int4"):
@@ -277,12 +337,17 @@ def processor() -> str:
     return f"{found.get('model name', 'an unknown processor')} {has} AVX-512"
 
 
-def begun(description: str | None, quick: str) -> argparse.Namespace:
-    """The options of a program that compares tables; its threads and kernels are ready. quick: what `--quick` does."""
+def begun(description: str | None, quick: str, serving: bool = False) -> argparse.Namespace:
+    """The options of a program that compares tables; its threads and kernels are ready.
+
+    quick: what `--quick` does. serving: whether there is `--serving`.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each ratio")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (all)")
+    if serving:
+        parser.add_argument("--serving", action="store_true", help="lookups of a service alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
@@ -293,14 +358,17 @@ def begun(description: str | None, quick: str) -> argparse.Namespace:
 
 def main() -> None:
     """Measure and print."""
-    options = begun(__doc__, "two points, under a minute")
+    options = begun(__doc__, "two points, under a minute", serving=True)
     from sparrow.kernels.embedding_bag import cpp
 
     print(
         f"torch {torch.__version__}, fbgemm {peer_version()}, {options.threads} threads, {processor()}, "
         f"{cpp.processor()} loops, last-level cache {bytes_last_level_cache() >> 20} MiB; "
-        f"{BATCH} bags of {POOLING}; ratios are the other side / ours"
+        f"{'' if options.serving else f'{BATCH} bags of {POOLING}; '}ratios are the other side / ours"
     )
+    if options.serving:
+        with torch.no_grad():
+            return serving(0.3 if options.quick else options.seconds)
     print(f"{'rows x dim ids':<21} {'format':<10} {'what':<28} {'ours ms':>9} {'other ms':>9}  ratio (quartiles)")
     results = Results(0.3 if options.quick else options.seconds)
     with torch.no_grad():
