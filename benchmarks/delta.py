@@ -7,8 +7,8 @@ A day. A model learns all of a log but its last day, and is exported. Then it go
 the rows of that day, whose new ids get rows. Each of these is exported in full and as a delta. Before anything is timed
 the delta is compacted: that must be the full export, to the byte. Seconds are medians. Those of an export are without
 the card, which both write alike: its rows are scored. A server loads a full folder (`load`), or goes on from the base
-with a delta (`updated`). Both check every byte and 256 rows. Then scores of the two take turns, with the same rows:
-medians, and the median ratio of neighbours.
+with a delta (`updated`). Both check every byte and 256 rows. Loads and scores of the two take turns, with the same
+rows: medians, and the median ratio of neighbours.
 
 Changed rows. A table of rows of 16 numbers, of which a share is other than in its base, spread at random: the bytes and
 the seconds of both ways of writing it, and of lookups in it with and without the level of the delta. The share from
@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,16 @@ CHANGED = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # of a table's rows
 FORMATS: dict[str, Any] = {"fp32": fp32.Config(), "int8": int8.Config(rounding="nearest")}
 
 
-def timed(work: Callable[[], Any], times: int) -> float:
-    """Median seconds."""
-    taken = []
+def in_turns(one: Callable[[], Any], other: Callable[[], Any], times: int) -> tuple[float, float, float]:
+    """Median seconds of two ways that take turns, and the median ratio of neighbours: the second over the first."""
+    taken: tuple[list[float], list[float]] = [], []
     for _ in range(times):
-        begun = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+        for way, into in zip((one, other), taken, strict=True):
+            begun = time.perf_counter()
+            way()
+            into.append(time.perf_counter() - begun)
+    ratio = statistics.median(two / one for one, two in zip(*taken, strict=True))
+    return statistics.median(taken[0]), statistics.median(taken[1]), ratio
 
 
 # -- a day ------------------------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def day(what: str, log: Path, schema: Schema | None, place: Path, settings: dict
     export(base_run, base, [place / "before.parquet"])
     print(
         f"{'of the day':>10} {'changed':>8} {'new':>7} {'bytes of tables':>24} {'vocabularies':>13} {'of all':>24}"
-        f" {'export s':>14} {'load s':>14} {'us, 1 x 1':>15} {'':4} {'us, 1 x 500':>16}"
+        f" {'export s':>14} {'load s':>14} {'':4} {'us, 1 x 1':>15} {'':4} {'us, 1 x 500':>16}"
     )
     found = []
     for share in SHARES:
@@ -154,37 +157,33 @@ def beside(share: float, place: Path, run: Path, log: Path, base: Path, times: i
     for _ in range(times):
         full()
         delta()
-    loads = timed(lambda: load(full.out), times), timed(lambda: old.updated(delta.out), times)
+    loads = in_turns(lambda: load(full.out), lambda: old.updated(delta.out), 7 * times)
     stack = scorer.stack
     changed = sum(len(of.rows_U) for of in stack.rows.values())
     count = sum(of.count for of in stack.rows.values())
     grown = sum(of.count - of.below for of in stack.rows.values())
     sizes = [parts(open_folder(of.out)) for of in (delta, full)]
-    slower = [turns(whole, scorer, rows[:n], times) for n in (1, 500)]
+    slower = []
+    for some, repeats in ((rows[:1], 200), (rows, 30)):
+        found = in_turns(partial(twice, whole, some), partial(twice, scorer, some), repeats * times)
+        slower.append([found[0] * 5e5, found[1] * 5e5, found[2]])
     cells = [f"{sizes[0][of]:,} / {sizes[1][of]:,}" for of in ("tables", "all")]
     words = sizes[0]["vocabulary"]
     exports = [statistics.median(of.seconds[1:]) for of in (delta, full)]  # the first were for the checks
     print(
         f"{share:>10.0%} {changed / count:>8.1%} {grown:>7,} {cells[0]:>24} {words:>13,} {cells[1]:>24}"
-        f" {exports[0]:>6.2f} / {exports[1]:<5.2f} {loads[1]:>6.2f} / {loads[0]:<5.2f}"
+        f" {exports[0]:>6.2f} / {exports[1]:<5.2f} {loads[1]:>6.3f} / {loads[0]:<5.3f} {loads[2]:.2f}"
         f" {slower[0][1]:>7,.0f} / {slower[0][0]:<5,.0f} {slower[0][2]:.2f}"
         f" {slower[1][1]:>7,.0f} / {slower[1][0]:<6,.0f} {slower[1][2]:.2f}",
         flush=True,
     )
-    return sizes[0]["all"] / sizes[1]["all"], loads[1] / loads[0], slower[0][2]
+    return sizes[0]["all"] / sizes[1]["all"], loads[2], slower[0][2]
 
 
-def turns(whole: Scorer, leveled: Scorer, rows: list[dict[str, Any]], times: int) -> tuple[float, float, float]:
-    """Microseconds of a score with one level and with two, and the median ratio of neighbours."""
-    taken: list[list[float]] = [[], []]
-    for _ in range((200 if len(rows) == 1 else 20) * times):
-        for way, of in enumerate((whole, leveled)):
-            of.score(rows)
-            begun = time.perf_counter()
-            of.score(rows)
-            taken[way].append(1e6 * (time.perf_counter() - begun))
-    ratios = [two / one for one, two in zip(*taken, strict=True)]
-    return statistics.median(taken[0]), statistics.median(taken[1]), statistics.median(ratios)
+def twice(scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    """Score two times, so that half of it is with code and tables in the processor's caches."""
+    scorer.score(rows)
+    scorer.score(rows)
 
 
 # -- changed rows -----------------------------------------------------------------------------------------------------
@@ -213,12 +212,12 @@ def of_share(place: Path, format: Any, fields: dict[str, Tensor], rows_U: Tensor
     for of in newer.values():
         of[rows_U] = of[rows_U].view(torch.uint8).bitwise_xor(1).view(of.dtype)
     old, new, files = LeveledRows(fields=fields), LeveledRows(fields=newer), (place / "delta", place / "full")
-    seconds = timed(lambda: delta_to(files[0], old, new), times), timed(lambda: full_to(files[1], new), times)
+    whole, part, _ = in_turns(lambda: full_to(files[1], new), lambda: delta_to(files[0], old, new), times)
     above = tensors_of(files[0])
     assert torch.equal(above[ROW], rows_U), "other rows than were changed"
     sizes = [file.stat().st_size for file in files]
-    one, two = compared(format, new, old.updated(above.pop(ROW), above), times)
-    return f"{f'{sizes[0]:,} / {sizes[1]:,}':>27} {seconds[0]:>6.2f} / {seconds[1]:<5.2f} {two:>6.0f} / {one:<5.0f}"
+    one, two = compared(format, new, new.updated(above.pop(ROW), above), times)  # both in the same memory
+    return f"{f'{sizes[0]:,} / {sizes[1]:,}':>27} {part:>6.2f} / {whole:<5.2f} {two:>6.0f} / {one:<5.0f}"
 
 
 def delta_to(path: Path, old: LeveledRows, new: LeveledRows) -> None:
@@ -242,22 +241,26 @@ def compared(format: Any, plain: LeveledRows, leveled: LeveledRows, times: int) 
     """Nanoseconds a row of lookups with one level, and with two, whose vectors are compared."""
 
     def tables(rows: LeveledRows) -> EmbeddingTables:
-        spec = TableSpec(name="t", dim=16, addressing=Direct(count), format=format, rule=sgd.Config())
+        spec = TableSpec(name="t", dim=16, addressing=Direct(plain.count), format=format, rule=sgd.Config())
         with stored_in(lambda component, *_: MappedStore(component, rows)):
             return EmbeddingTables([spec], [Feature(name="f", table="t")], mode="off").eval()
 
-    count = plain.count
-    both, taken = (tables(plain), tables(leveled)), ([], [])
-    for seed in range(40 * times):
-        values_N = torch.randint(0, count, (4096,), generator=torch.Generator().manual_seed(seed))
-        ids = KeyedJagged(keys=("f",), values_N=values_N, lengths=torch.ones(4096, dtype=torch.int64))
-        vectors = []
-        for of, into in zip(both, taken, strict=True):
-            begun = time.perf_counter()
-            with torch.inference_mode():
-                vectors.append(of.pooled(ids))
-            into.append(1e9 * (time.perf_counter() - begun) / 4096)
-        assert torch.equal(*vectors), "a level changes a vector"
+    random, ways = torch.Generator().manual_seed(0), (tables(plain), tables(leveled))
+
+    def ids() -> KeyedJagged:
+        values_N = torch.randint(0, plain.count, (4096,), generator=random)
+        return KeyedJagged(keys=("f",), values_N=values_N, lengths=torch.ones(4096, dtype=torch.int64))
+
+    taken: tuple[list[float], list[float]] = [], []
+    with torch.inference_mode():
+        for _ in range(100 * times):
+            batch = ids()
+            assert torch.equal(*(of.pooled(batch) for of in ways)), "a level changes a vector"
+            for of, into in zip(ways, taken, strict=True):
+                batch = ids()  # others for each, whose rows are not yet in the processor's caches
+                begun = time.perf_counter()
+                of.pooled(batch)
+                into.append(1e9 * (time.perf_counter() - begun) / 4096)
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
