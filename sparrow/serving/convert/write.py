@@ -192,13 +192,16 @@ def _torch(exported: ExportedProgram, made: Path) -> Run:
 
 def _aot(exported: ExportedProgram, made: Path) -> None:
     """Writes model.pt2, whose code is native. It is not loaded here."""
-    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
-
+    with _quiet():
+        from torch._inductor.exc import CppCompileError, InductorError
     try:
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(made / "model.pt2"))
-    except (InvalidCxxCompiler, CppCompileError) as error:
+        with _quiet():
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(made / "model.pt2"))
+    except (InductorError, CppCompileError) as error:
         told = str(error).strip().splitlines()[0]
-        raise UserError(f"aot: no package without a C++ compiler ({told}); install g++, or use --to torch") from None
+        raise UserError(
+            f"aot: no package was made ({told}); it takes a working C++ compiler, or use --to torch"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from sparrow.analysis.bits.quantize import quantize
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Encoding, Schema
-from sparrow.models import dcnv2, din, dlrm, mmoe
+from sparrow.models import dcnv2, din, dlrm, fm, mmoe
 from sparrow.serving import load
 from sparrow.serving.convert import convert, write
 from sparrow.serving.export import export
@@ -32,6 +33,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed (the extra
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (the extra onnx)")
 
 ROOT = Path(__file__).parents[3]
+READ = [config for config in MODELS if isinstance(config, fm.Config) and config.history.lists]  # by a transformer
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +76,9 @@ def assert_in_onnxruntime(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(c, marks=() if isinstance(c, din.Config) or c is MODELS[-1] else pytest.mark.slow) for c in MODELS],
+    [pytest.param(c, marks=() if isinstance(c, din.Config) or c in READ else pytest.mark.slow) for c in MODELS],
     ids=named,
-)  # quick: weighed lists, a transformer
+)
 def test_every_model_in_onnxruntime(config: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
     scorer = served(prepared, log, tmp_path, model=config)
     rows = pq.read_table(tmp_path / "model" / CHECK).select(list(scorer.encoder.sources)).to_pylist()
@@ -183,6 +185,16 @@ def test_a_package_of_aotinductor(model: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, tmp_path / "out" / "model.pt2", tmp_path / "given"], check=True)
     scores = torch.load(tmp_path / "given.scores").numpy()
     assert np.abs(scores - expected_of(tmp_path / "out", slice(None))).max() <= 1e-5
+
+
+@pytest.mark.slow
+def test_without_a_compiler_there_is_no_package(model: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"CXX": "/absent/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "sparrow", "convert", str(model), str(tmp_path / "out"), "--to", "aot"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "it takes a working C++ compiler, or use --to torch" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_in_bf16_is_converted_in_fp32(prepared: Path, log: Path, tmp_path: Path) -> None:
