@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import marks_of_one, remarked
+from sparrow.core.repeated import marks_of_one, plain, remarked
 from sparrow.kernels import dense
 from sparrow.layers.precision import compute_dtype
 
@@ -40,7 +40,8 @@ class NumericEmbedding(nn.Module):
             dense_BC: the numbers.
             rest_BR: further inputs.
         """
-        found = applied(_Beside, dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
+        numbers, rest = plain(dense_BC), plain(rest_BR)
+        found = applied(_Beside, numbers, self.weight_CD, rest, compute_dtype(rest))
         wide, narrow = remarked(found, self._marks, dense_BC, rest_BR)
         return wide, narrow
 
