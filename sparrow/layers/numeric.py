@@ -47,10 +47,10 @@ class NumericEmbedding(nn.Module):
 
     def _marks(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what users' samples share of the two forms, see `Repeated`."""
-        ones_CD = torch.ones(self.weight_CD.shape)
-        numbers, rest = marks_of_one(dense_BC).float(), marks_of_one(rest_BR).float()
-        wide, narrow = dense.beside(numbers, ones_CD, rest, torch.float32)
-        return wide.bool(), narrow.bool()
+        numbers, rest = marks_of_one(dense_BC), marks_of_one(rest_BR)
+        scaled = numbers[:, :, None].expand(-1, *self.weight_CD.shape).flatten(1)
+        filled = F.pad(numbers, (0, -numbers.shape[1] % dense.ALIGNED), value=True)  # its columns of 0 are all alike
+        return torch.cat([scaled, rest], 1), torch.cat([filled, rest], 1)
 
     def fold(self, weight: Tensor) -> Tensor:
         """Returns the weight [out, P + R] for the second form of `forward`, given the one for the first.
