@@ -10,8 +10,9 @@ timed, scores of both ways are compared. Then the ways take turns of some millis
 lookup and the rest is timed apart. Printed are medians in microseconds with their quartiles, and the median ratio of
 neighbouring turns. Then the products of DCNv2 of `vs_fuxictr.py` are timed alone, after its lookups, with the same
 inputs: as a stack of torch's layers, as the same stack in onnxruntime, as the model that we serve, and as that model
-when every second column is a user's. Last, a model with 1 GB of tables is loaded by fresh processes: the time to the
-first answer, and the memory of four of them at once (PSS).
+when every second column is a user's. With one thread that is its CPU time, since other programs change it less. Last, a
+model with 1 GB of tables is loaded by fresh processes: the time to the first answer, and the memory of four of them at
+once (PSS).
 """
 
 from __future__ import annotations
@@ -77,23 +78,25 @@ def made(
     return restore(place / "run"), load(place / "model")
 
 
-def turns(ways: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+def turns(
+    ways: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Microseconds of a call, of ways that take turns. A turn is some calls in a row, as in a server that is asked."""
     calls = {}
     for name, way in ways.items():
         way()
-        begun = time.perf_counter()
+        begun = clock()
         way()
-        calls[name] = max(1, round(TURN_S / (time.perf_counter() - begun)))
+        calls[name] = max(1, round(TURN_S / (clock() - begun)))
     taken: dict[str, list[float]] = {name: [] for name in ways}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(taken.values()))) < 5:
         for name, way in ways.items():
             way()  # brings its code and tables back into the processor's caches
-            begun = time.perf_counter()
+            begun = clock()
             for _ in range(calls[name]):
                 way()
-            taken[name].append(1e6 * (time.perf_counter() - begun) / calls[name])
+            taken[name].append(1e6 * (clock() - begun) / calls[name])
     return taken
 
 
@@ -173,7 +176,7 @@ def measure_products(model: DCNv2, threads: int, seconds: float) -> dict[str, fl
             ways["half a user's"] = products.ours(model, dense_BC, ids_BX, whose)
         want = np.asarray(ways["eager"]())
         assert all(np.abs(np.asarray(way()) - want).max() <= 10 * CLOSE for way in ways.values())  # logits
-        taken = turns(ways, seconds)
+        taken = turns(ways, seconds, time.thread_time if threads == 1 else time.perf_counter)
         print(f"{rows:5} rows  " + "  ".join(f"{way} {told(times)}" for way, times in taken.items()))
         found |= {f"{way} {rows}": ratio(times, taken["ours"]) for way, times in taken.items()}
         if rows > 1:

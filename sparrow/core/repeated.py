@@ -84,10 +84,14 @@ class Repeated(Tensor):
         whole = once_UD.index_select(0, users.inverse_B)
         return cls.of(whole, users, torch.ones(1, once_UD.shape[1], dtype=torch.bool))
 
-    def key(self) -> bytes:
-        """Returns the marks of a matrix [B, D] for `Columns.of`."""
-        return self.marks.numpy().tobytes()
+    # -- for products: a matrix [B, C], or vectors that stand before samples, [C, B, D] -----------------------------
 
+    def key(self) -> bytes:
+        """Returns for `Columns.of` which of the C are shared; a vector is if all of it is."""
+        marks = self.marks if self.marks.dim() == 2 else self.marks.all(2)
+        return marks.numpy().tobytes()
+
+<<<<<<< HEAD
     def gains(self, out: int, least: int | None = None, copying: int | None = None) -> bool:
         """Returns whether a product of a matrix gains by running once for what is shared.
 
@@ -99,18 +103,26 @@ class Repeated(Tensor):
         least, copying = LEAST if least is None else least, COPYING if copying is None else copying
         shared, own = (of.shape[0] for of in Columns.of(self.key()))
         saved = self.users.repeats * shared * out - copying * self.whole.shape[0] * own
+=======
+    def gains(self, out: int) -> bool:
+        """Returns whether a product gains by running once for what is shared. out: how many sums of the C it makes."""
+        shared, own = (of.shape[0] for of in Columns.of(self.key()))
+        size, samples = self.marks.shape[2] if self.marks.dim() == 3 else 1, self.users.inverse_B.shape[0]
+        saved = size * (self.users.repeats * shared * out - COPYING * samples * own)
+>>>>>>> repeat
         self.users.saved += max(saved, 0)
         return saved >= least
 
     def halves(self) -> tuple[Tensor, Tensor]:
-        """Returns what the samples of a matrix share, a row for each user [U, S], and what each has [B, O].
+        """Returns what samples share, once for each user [U, S] or [S, U, D], and what each has [B, O] or [O, B, D].
 
         It is done once, since often several products have the same input.
         """
         if self._halves is None:
             shared_S, own_O = Columns.of(self.key())
-            shared_US = self.whole.index_select(0, self.users.some_U).index_select(1, shared_S)
-            self._halves = shared_US, self.whole.index_select(1, own_O)
+            of_samples = self.marks.dim() - 2
+            once = self.whole.index_select(of_samples, self.users.some_U).index_select(1 - of_samples, shared_S)
+            self._halves = once, self.whole.index_select(1 - of_samples, own_O)
         return self._halves
 
     @classmethod

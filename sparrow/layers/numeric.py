@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sparrow.core.functions import applied
-from sparrow.core.repeated import marks_of_one, remarked
+from sparrow.core.repeated import marks_of_one, plain, remarked
 from sparrow.kernels import dense
 from sparrow.layers.precision import compute_dtype
 
@@ -40,16 +40,17 @@ class NumericEmbedding(nn.Module):
             dense_BC: the numbers.
             rest_BR: further inputs.
         """
-        found = applied(_Beside, dense_BC, self.weight_CD, rest_BR, compute_dtype(rest_BR))
+        numbers, rest = plain(dense_BC), plain(rest_BR)
+        found = applied(_Beside, numbers, self.weight_CD, rest, compute_dtype(rest))
         wide, narrow = remarked(found, self._marks, dense_BC, rest_BR)
         return wide, narrow
 
     def _marks(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what users' samples share of the two forms, see `Repeated`."""
-        ones_CD = torch.ones(self.weight_CD.shape)
-        numbers, rest = marks_of_one(dense_BC).float(), marks_of_one(rest_BR).float()
-        wide, narrow = dense.beside(numbers, ones_CD, rest, torch.float32)
-        return wide.bool(), narrow.bool()
+        numbers, rest = marks_of_one(dense_BC), marks_of_one(rest_BR)
+        scaled = numbers[:, :, None].expand(-1, *self.weight_CD.shape).flatten(1)
+        filled = F.pad(numbers, (0, -numbers.shape[1] % dense.ALIGNED), value=True)  # its columns of 0 are all alike
+        return torch.cat([scaled, rest], 1), torch.cat([filled, rest], 1)
 
     def fold(self, weight: Tensor) -> Tensor:
         """Returns the weight [out, P + R] for the second form of `forward`, given the one for the first.

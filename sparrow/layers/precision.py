@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparrow.core.repeated import plain
+
 Precision = Literal["fp32", "bf16"]
 
 
@@ -29,7 +31,9 @@ def lacks_bf16(device: torch.device) -> bool:
 
 def to_compute(x: Tensor) -> Tensor:
     """Returns x in the type that matrix products run in, so that what stands between two products is as narrow."""
-    return x.to(compute_dtype(x))
+    whole = plain(x)
+    dtype = compute_dtype(whole)
+    return x if whole.dtype == dtype else x.to(dtype)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -64,16 +64,17 @@ class Product(nn.Module):
             bias: b [out].
             relu: whether a ReLU follows. Then there are one part and a bias.
             fold: fits the weight to x (see `NumericEmbedding.fold`).
-            across: whether the one part is x^T [in, B] and the result is W x^T [out, B]. Then there is no bias.
+            across: whether the one part is x^T [in, B], or [in, B, D], and the result is W x^T [out, B, D]. Then there
+                is no bias.
         """
+        if across:
+            return self._across(to_compute(parts[0]), weight)
         if self.instead is not None:
-            return self.instead([parts[0].t()], bias, relu).t() if across else self.instead(parts, bias, relu)
+            return self.instead(parts, bias, relu)
         first = plain(parts[0])
-        if not (across or trains(weight)) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
+        if not trains(weight) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
             return self._served(parts, weight, bias, relu, fold)
         parts = [to_compute(part) for part in parts]
-        if across:
-            return self.weights(weight, [parts[0].t()])[0] @ parts[0]
         weights = self.weights(weight, parts, fold)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
@@ -109,13 +110,15 @@ class Product(nn.Module):
         """Returns what `forward` does, for a weight that does not train."""
         out = weight.shape[0]
         keys = [part.key() if type(part) is Repeated and part.gains(out) else None for part in parts]
-        sizes = [part.shape[1] for part in parts]
+        sizes = [plain(part).shape[1] for part in parts]
 
         def make() -> list[list[Ready]]:
             cut = _cut(weight, sizes, parts[0].dtype, fold)
             return [_ready(one, key) for one, key in zip(cut, keys, strict=True)]
 
         ready = self._once(weight, (*sizes, *keys), make)
+        if len(parts) == 1 and keys[0] is None:
+            return ready[0][0](plain(parts[0]), bias, relu=relu)
         if not any(keys):
             return _summed([(one[0], part) for one, part in zip(ready, parts, strict=True)], bias, relu)
         once, each = [], []  # what runs for each user, and what runs for each sample
@@ -134,6 +137,25 @@ class Product(nn.Module):
             return _summed(each, y_UO[0], relu)
         y = y_UO.index_select(0, users.inverse_B).add_(_summed(each, None, relu=False))
         return y.relu_() if relu else y
+
+    def _across(self, x_IBD: Tensor, weight: Tensor) -> Tensor:
+        """Returns W x^T."""
+        whole = plain(x_IBD)
+        flat = whole.flatten(1)
+        if self.instead is not None:
+            return self.instead([flat.t()], None, False).t().unflatten(1, whole.shape[1:])
+        if trains(weight) or type(x_IBD) is not Repeated or not x_IBD.gains(weight.shape[0]):
+            (weight,) = self.weights(weight, [flat.t()])
+            return (weight @ flat).unflatten(1, whole.shape[1:])
+        key, users, (once_SUD, own_OBD) = x_IBD.key(), x_IBD.users, x_IBD.halves()
+
+        def make() -> list[Tensor]:
+            return [weight[:, at].to(whole.dtype) for at in Columns.of(key)]
+
+        of_shared, of_own = self._once(weight, ("across", key, whole.dtype), make)
+        y_IUD = (of_shared @ once_SUD.flatten(1)).unflatten(1, once_SUD.shape[1:])
+        y_IBD: Tensor = (of_own @ own_OBD.flatten(1)).unflatten(1, own_OBD.shape[1:])
+        return y_IBD.add_(y_IUD if y_IUD.shape[1] == 1 else y_IUD.index_select(1, users.inverse_B))
 
 
 def trains(weight: Tensor) -> bool:

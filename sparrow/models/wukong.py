@@ -137,8 +137,8 @@ class _Across(nn.Module):
         self.product = Product()
 
     def forward(self, x_NBD: Tensor) -> tuple[Tensor, ...]:
-        y: Tensor = self.product((x_NBD.flatten(1),), self.weight, across=True)
-        return y.unflatten(1, x_NBD.shape[1:]).split(self.sizes)
+        y_MBD: Tensor = self.product((x_NBD,), self.weight, across=True)
+        return y_MBD.split(self.sizes)
 
 
 class _FactorizationBlock(nn.Module):
