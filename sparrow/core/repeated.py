@@ -91,25 +91,18 @@ class Repeated(Tensor):
         marks = self.marks if self.marks.dim() == 2 else self.marks.all(2)
         return marks.numpy().tobytes()
 
-<<<<<<< HEAD
     def gains(self, out: int, least: int | None = None, copying: int | None = None) -> bool:
-        """Returns whether a product of a matrix gains by running once for what is shared.
+        """Returns whether a product gains by running once for what is shared.
 
         Args:
-            out: columns of the product.
+            out: how many sums of the C it makes.
             least: multiply-adds that take as long as taking it in two, by default those of fp32.
             copying: multiply-adds that take as long as copying a number, by default those of fp32.
         """
         least, copying = LEAST if least is None else least, COPYING if copying is None else copying
         shared, own = (of.shape[0] for of in Columns.of(self.key()))
-        saved = self.users.repeats * shared * out - copying * self.whole.shape[0] * own
-=======
-    def gains(self, out: int) -> bool:
-        """Returns whether a product gains by running once for what is shared. out: how many sums of the C it makes."""
-        shared, own = (of.shape[0] for of in Columns.of(self.key()))
         size, samples = self.marks.shape[2] if self.marks.dim() == 3 else 1, self.users.inverse_B.shape[0]
-        saved = size * (self.users.repeats * shared * out - COPYING * samples * own)
->>>>>>> repeat
+        saved = size * (self.users.repeats * shared * out - copying * samples * own)
         self.users.saved += max(saved, 0)
         return saved >= least
 
