@@ -278,9 +278,8 @@ class EmbeddingTables(nn.Module):
 
     def combine_of(self, table: str) -> Any:
         """Returns the `Combine` of a table, or None where there is nothing to combine."""
-        return (
-            self._combine(next(spec for spec in self.specs if spec.name == table)) if table in self._combined else None
-        )
+        spec = next((spec for spec in self.specs if spec.name == table and table in self._combined), None)
+        return None if spec is None else self._combine(spec)
 
     # -- ids that a table does not hold -------------------------------------------------------------------------
 

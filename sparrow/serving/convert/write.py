@@ -148,7 +148,7 @@ Run = Callable[[Mapping[str, Tensor]], Any]
 
 def _exported(program: Program) -> ExportedProgram:
     """Returns the program as `torch.export` sees it, for any number of rows and any length of lists."""
-    names = {size: None for one in program.inputs.values() for size in one.shape if isinstance(size, str)}
+    names = dict.fromkeys(size for one in program.inputs.values() for size in one.shape if isinstance(size, str))
     sizes = {size: 5 + 2 * number for number, size in enumerate(names)}  # for a trace: no two alike
     dims = {size: Dim(f"size_{number}" if number else "rows", min=1) for number, size in enumerate(names)}
     example, shapes = {}, {}
