@@ -60,7 +60,7 @@ def watched(model: nn.Module, see: See) -> Iterator[None]:
         def told(product: Product, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
             parts = args[0]
             if kwargs.get("across"):
-                parts, y = [part.t() for part in parts], y.t()
+                parts, y = [_upright(part) for part in parts], _upright(y)
             see(site, parts, y)
 
         return told
@@ -113,7 +113,7 @@ def _weights(model: nn.Module, score: Callable[[Batch], Tensor], batch: Batch) -
         def told(product: Product, args: Any, kwargs: dict[str, Any]) -> None:
             parts, weight, *bias = args
             if kwargs.get("across"):
-                parts = [part.t() for part in parts]
+                parts = [_upright(part) for part in parts]
             weights = product.weights(weight, [joined([part]) for part in parts], kwargs.get("fold"))
             found[site] = Seen(
                 weight_OI=joined(weights).contiguous(),
@@ -130,6 +130,11 @@ def _weights(model: nn.Module, score: Callable[[Batch], Tensor], batch: Batch) -
         for handle in handles:
             handle.remove()
     return found
+
+
+def _upright(x: Tensor) -> Tensor:
+    """Returns what a product across reads or gives, [n, B, D], as the rows of a matrix, [B * D, n]."""
+    return x.flatten(1).t()
 
 
 def least_squares(counts_H: Tensor, low: float, high: float) -> Range:
