@@ -16,7 +16,7 @@ def export(
     base: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...")] = (),
     checkpoint: str = "best",
     check: Literal["rows", "made"] = "rows",
-    calibrate: Literal["none", "logistic", "isotonic"] = "none",
+    calibrate: Literal["none", "logistic", "isotonic"] | None = None,
 ) -> None:
     """Write a trained model as a folder that serves, and load it once to prove that it does.
 
@@ -34,7 +34,8 @@ def export(
         base: A full folder, and the deltas that follow it, in order. The new folder is the next delta.
         checkpoint: "best" (else the last), "last", or a step number.
         check: "rows" keeps rows of the log. "made" draws each column apart, so that no person's row travels.
-        calibrate: What scores pass through last, fitted to the valid part, so that they are right on average.
+        calibrate: What scores pass through last, fitted to the valid part, so that they are right on average. By
+            default as in --base, else none.
     """
     from sparrow.cli import _show
     from sparrow.serving.export import export as write

@@ -57,7 +57,7 @@ def export(
     base: Sequence[str | Path] = (),
     which: str = "best",
     check: Check = "rows",
-    calibrate: KINDS = "none",
+    calibrate: KINDS | None = None,
     told: Progress | None = None,
 ) -> Folder:
     """Write a trained model as a folder that serves. Returns it, after it has been loaded and has scored its rows.
@@ -72,7 +72,8 @@ def export(
         base: a full folder and its deltas. Of the tables only rows are written that are other than there.
         which: the checkpoint, see `restore`.
         check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
-        calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic".
+        calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic". By default
+            it is of the kind that the base has, else none.
         told: is told how far it is.
 
     Raises:
@@ -110,7 +111,8 @@ def export(
                 write_rows(full := Digest(), new)
                 whole[name] = full.entry
             told("tables written", done, len(records))
-        served = Served(found, _calibrators(found, dataset, calibrate, told))
+        kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
+        served = Served(found, _calibrators(found, dataset, kind, told))
         calibrators.save(served.calibrators, made)
         pq.write_table(_with_scores(served, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(served, dataset, told), indent=1) + "\n")

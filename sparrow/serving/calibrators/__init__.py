@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ def calibrated(score: Scores, calibrators: Sequence[Calibrator]) -> Scores:
         return torch.stack(each, 1)
 
     return passed
+
+
+def kind_of(calibrators: Sequence[Calibrator]) -> KINDS:
+    """Returns of what kind they are."""
+    return cast(KINDS, _FAMILY.name_of(calibrators[0]) if calibrators else "none")
 
 
 def save(calibrators: Sequence[Calibrator], folder: Path) -> None:

@@ -108,6 +108,20 @@ def test_a_served_model_passes_its_scores_through(kind: Any, prepared: Path, log
     assert after < min(before / 2, 0.03) or kind == "none"
 
 
+def test_a_delta_is_calibrated_as_its_base(prepared: Path, log: Path, tmp_path: Path) -> None:
+    """Unless told otherwise, and to the rows of its own model."""
+    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
+    base = [tmp_path / "base"]
+    export(tmp_path / "run", base[0], [log], calibrate="logistic")
+    train(small_run(prepared, tmp_path / "next", loop=Loop(max_steps=3), init_from=str(tmp_path / "run")))
+    export(tmp_path / "next", tmp_path / "delta", [log], base=base)
+    export(tmp_path / "next", tmp_path / "plain", [log], base=base, calibrate="none")
+    before, after = load(base[0]), load(base[0], [tmp_path / "delta"])
+    assert calibrators.kind_of(after.calibrators) == "logistic"
+    assert after.calibrators != before.calibrators
+    assert load(base[0], [tmp_path / "plain"]).calibrators == ()
+
+
 def test_what_cannot_be_fitted_or_read(tmp_path: Path) -> None:
     scores, ones = torch.rand(5, 1), torch.ones(5, 1)
     with pytest.raises(UserError, match="label 'click' is the same in all rows"):
