@@ -129,6 +129,7 @@ INLINE Ints dot(const Ints& sums, const Codes& x, const Weights& w) {
 #pragma GCC pop_options
 #endif
 
+#if __has_include(<avxvnniintrin.h>)  // compilers before GCC 11 and clang 12 lack it
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,avxvnni"))), apply_to = function)
 #else
@@ -151,6 +152,8 @@ INLINE Ints dot(const Ints& sums, const Codes& x, const Weights& w) {
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
+#endif
+#define HAS_AVX_VNNI
 #endif
 #undef LANES
 
@@ -181,7 +184,7 @@ INLINE Ints dot(const Ints& sums, const Codes& x, const Weights& w) {
 #endif
 #undef LANES
 
-bool has_avx_vnni() {  // compilers learnt its name late
+[[maybe_unused]] bool has_avx_vnni() {  // compilers learnt its name late
   unsigned a = 0, b, c, d;
   return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
 }
@@ -203,7 +206,9 @@ const std::vector<Processor>& processors() {
       {"avx512_vnni", avx512_vnni::multiply,
        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")},
+#if defined(HAS_AVX_VNNI)
       {"avx_vnni", avx_vnni::multiply, has_avx_vnni()},
+#endif
       {"avx2", avx2::multiply, static_cast<bool>(__builtin_cpu_supports("avx2"))},
       {"portable", portable::multiply, true}};
 #else
