@@ -1,12 +1,17 @@
 """What fewer bits cost in quality, for served models: uniform formats beside what `sparrow quantize` finds.
 
     python benchmarks/quantize.py --globo REQUESTS.parquet --work WORK   # an hour, one core; resumable
+    python benchmarks/quantize.py --widest                               # two minutes, on a machine that is quiet
     python benchmarks/quantize.py --quick                                # a small generated log, one seed, a minute
 
 Two logs: Globo's requests of one session in five, and a generated one of a million rows. DLRM, DCNv2 and Wukong with
 vectors of 16 numbers, and DLRM with 64, are trained with the defaults of `sparrow train`, three seeds each, and
 exported. Then formats are changed, and NE of the *test* part is compared, row by row, with that of fp32. `quantize`
 sees the training and valid parts alone. Models are kept in WORK, so that a stopped run goes on where it was.
+
+With --widest, the widest DCNv2 is looked for that answers 100 candidates within 10 ms (99 of 100 requests, one
+thread), in fp32 and with products of int8, and their FLOP are compared: how much larger a model may be. What its
+weights are does not matter for that.
 
 "int4" are rows between their least and largest number, "int4 greedy" those of a range search. "searched" is
 `quantize` with a budget of 0.02 % of NE; what it promised is printed beside what came.
@@ -19,10 +24,14 @@ import math
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 from _peers.cells import kept
 from row_formats import processor
@@ -33,16 +42,21 @@ from sparrow.analysis.bits.quantize import last, quantize
 from sparrow.analysis.bits.search import rises
 from sparrow.analysis.bits.variants import TABLES, Variants
 from sparrow.analysis.judge import Judge
-from sparrow.features.schema import Schema
+from sparrow.core import Batch
+from sparrow.embeddings.spec import Component
+from sparrow.features.schema import Schema, Split
 from sparrow.kernels.formats import int4
-from sparrow.models import dcnv2, dlrm, wukong
-from sparrow.serving import load
+from sparrow.models import Offset, dcnv2, dlrm, wukong
+from sparrow.serving import Scorer, load, products
 from sparrow.serving.export import export
+from sparrow.serving.scorer import CHECK, assembled, table_file
+from sparrow.trained.build import tables_of, untrained
 from sparrow.trained.run import Data, Log, Run
 from sparrow.training import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 BUDGET = 2e-4
+CANDIDATES, LIMIT_MS = 100, 10.0
 MIN_MAX = {**TABLES, "int4": int4.Config(rounding="nearest")}
 MODELS: dict[str, Callable[[int], Any]] = {
     "dlrm": lambda dim: dlrm.Config(dim=dim),
@@ -131,11 +145,65 @@ def logs(arguments: argparse.Namespace, work: Path) -> list[Path]:
         if not place.exists():
             place.symlink_to(arguments.globo.resolve())
         found.append(place)
-        schemas[place] = Schema.load(RECIPES / "globo.schema.toml")
+        schemas[place] = replace(Schema.load(RECIPES / "globo.schema.toml"), split=Split(by="time"))
     for log in found:
         if not (work / log.stem).exists():
             data.prepare([log], work / log.stem, schema=schemas[log])
     return found
+
+
+def wide(base: Scorer, width: int, batch: Batch) -> dict[str, tuple[Scorer, float]]:
+    """A DCNv2 with random weights, in fp32 and in int8, with its MFLOP a row."""
+    torch.manual_seed(0)
+    run = replace(base.run, model=dcnv2.Config(dim=16, deep=(width, width // 2)))
+    rows = {component.name: base.stack.rows[table_file(component.name)] for component in components(base)}
+    dense = dict(Offset(untrained(run, base.schema), base.schema).state_dict())
+    exact = replace(base, run=run, model=assembled(run, base.schema, lambda c: rows[c.name], dense, {}))
+    seen = calibrated(exact.model, exact.scores, [batch])
+    few_bits = {}
+    for site, of in seen.items():
+        few_bits |= products.named(site, "int8", products.format_of("int8").encoded(of.weight_OI, of.range))
+        del dense[site]
+    few = replace(base, run=run, model=assembled(run, base.schema, lambda c: rows[c.name], dense, few_bits))
+    flops = sum(of.flops for of in seen.values()) / 1e6
+    return {"fp32": (exact, flops), "int8": (few, flops)}
+
+
+def components(scorer: Scorer) -> list[Component]:
+    """Those of all tables."""
+    return [record.component for tables in tables_of(scorer.model) for record in tables.all_records()]
+
+
+def widest(work: Path) -> None:
+    """Look for the widest models, and print what each width takes."""
+    base, requests = load(trained(work, work / "generated.parquet", "dcnv2", 16, 0)), 300
+    rows = pq.ParquetFile(base.folder.path / CHECK).read().select(list(base.encoder.sources)).to_pylist()[:CANDIDATES]
+    user = {"user": 7, "history": [3, 12, 40]}
+    candidates = [{name: of for name, of in row.items() if name not in user} for row in rows]
+    batch = base.encoder.batch(rows)
+    found = {"fp32": 0.0, "int8": 0.0}
+    width, open_ = 512, set(found)
+    while open_:
+        for name, (scorer, flops) in wide(base, width, batch).items():
+            if name not in open_:
+                continue
+            taken = []
+            for _ in range(requests):
+                begun = time.perf_counter()
+                scorer.rank(user, candidates)
+                taken.append(1e3 * (time.perf_counter() - begun))
+            p50, p99 = np.percentile(taken, [50, 99])
+            print(
+                f"deep ({width:5}, {width // 2:5}) {flops:8.1f} MFLOP a row, {name}: p50 {p50:6.2f} p99 {p99:6.2f} ms"
+            )
+            if p99 <= LIMIT_MS:
+                found[name] = flops
+            if p50 > LIMIT_MS:
+                open_.discard(name)
+        width = int(width * 1.2) // 16 * 16
+    times = found["int8"] / found["fp32"]
+    print(f"widest within {LIMIT_MS} ms at 1 x {CANDIDATES}: {found['fp32']:.1f} and {found['int8']:.1f} MFLOP a row")
+    print(f"int8 over fp32: {times:.1f} times the FLOP (the paper says: up to 5 times more complex models)")
 
 
 def main() -> None:
@@ -146,6 +214,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=50_000, help="by which `quantize` chooses")
     parser.add_argument("--train", action="store_true", help="train what is not there, and measure nothing")
+    parser.add_argument("--widest", action="store_true", help="look for the widest model instead")
     parser.add_argument("--quick", action="store_true", help="a small generated log, one seed")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
@@ -158,6 +227,10 @@ def run(arguments: argparse.Namespace, work: Path) -> None:
     torch.set_num_threads(1)
     seeds: Sequence[int] = range(1 if arguments.quick else arguments.seeds)
     print(f"{processor()}; torch {torch.__version__}; {len(seeds)} seeds; rises of NE in the test part, in % of it")
+    if arguments.widest:
+        logs(arguments, work)
+        widest(work)
+        return
     verdicts = []
     for log in logs(arguments, work):
         kept_to = []
