@@ -327,7 +327,8 @@ class Batch:
     """What a model is given: B samples.
 
     Args:
-        dense_BC: numeric features, float32 [B, C]; C may be 0.
+        dense_BC: numeric features, float32 [B, C]; C may be 0. It is a `Repeated` where models may make use of what a
+            user's samples share: these of the numbers, and the ids of the groups with its `inverse_B`.
         ids: sparse features.
         labels_BT: 0 or 1, float32 [B, T]; None when predicting.
         weights_B: sample weights, float32 [B]; None for ones.

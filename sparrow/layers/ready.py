@@ -14,8 +14,8 @@ ROWS = 128  # of a product that the layout is chosen for; others may have more o
 class Ready:
     """x W^T + b, and perhaps a ReLU, for one W.
 
-    Large products go to oneDNN, which gets the weight in its own layout. Torch's `mm` calls MKL, which does not use
-    AVX-512 on AMD's processors: there it takes 2.3 times as long.
+    Large products go to oneDNN, which gets the weight in its own layout. Torch's `mm` calls MKL, which takes
+    2.3 times as long on an AMD processor with AVX-512.
 
     weight: W [out, in], fp32.
     """

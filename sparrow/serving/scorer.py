@@ -150,7 +150,7 @@ class Scorer:
             if odd := users[0].keys() ^ user.keys():
                 raise UserError(f"request {number}: {min(odd)!r} is of one user and not of another; give it to all")
         rows, counts = requests.stacked([candidates for _, candidates in asked])
-        user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(users[0])
+        user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(*users[:1])
         repeats = max(len(user_B) - len(users), 0)
         shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
         batch = self.encoder.crossed(users, rows, user_B, shared=shared)
