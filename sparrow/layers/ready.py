@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 LEAST = 1 << 20  # multiply-adds from which oneDNN wins: its calls take 8 us longer
 ROWS = 128  # of a product that the layout is chosen for; others may have more or fewer
@@ -22,7 +23,6 @@ class Ready:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
-        self._turned = weight.t()
         self._least = LEAST / max(weight.numel(), 1) if torch.backends.mkldnn.is_available() else math.inf  # rows
         self._packed: Tensor | None = None
 
@@ -34,5 +34,9 @@ class Ready:
             kind = "relu" if relu else "none"
             found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, kind, [], "")
             return found
-        y = x @ self._turned if bias is None else torch.addmm(bias, x, self._turned)
+        if x.shape[0] == 1:  # a product with a vector reads the weight once, and twice as fast
+            y = torch.mv(self.weight, x[0]) if bias is None else torch.addmv(bias, self.weight, x[0])
+            y = y[None]
+        else:
+            y = F.linear(x, self.weight, bias)
         return y.relu_() if relu else y
