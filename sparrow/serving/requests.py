@@ -375,6 +375,8 @@ def _kind(value: Any, name: str, row: int, *, nested: bool = True) -> str:
         return "int" if -(2**63) <= int(value) < 2**63 else "text"
     for kinds, found in (((float, np.floating), "float"), (str, "text"), (bytes, "bytes")):
         if isinstance(value, kinds):
+            if not _is_text(value):
+                raise UserError(f"column {name!r}, row {row}: {value!r} is no text in UTF-8; write it as such, or null")
             return found
     if isinstance(value, (list, tuple, np.ndarray)) and nested:
         of = sorted({_kind(one, name, row, nested=False) for one in value} - {"null"})
@@ -382,6 +384,15 @@ def _kind(value: Any, name: str, row: int, *, nested: bool = True) -> str:
             of = ["float"]
         return "list:" + (of[0] if len(of) == 1 else "text" if of else "null")
     raise UserError(f"column {name!r}, row {row}: {value!r} is no value; give a number, text, a list of them, or null")
+
+
+def _is_text(value: Any) -> bool:
+    """Returns whether UTF-8 can say a text, or bytes are UTF-8; half of a surrogate pair in JSON is neither."""
+    try:
+        value.encode() if isinstance(value, str) else value.decode() if isinstance(value, bytes) else None
+    except UnicodeError:
+        return False
+    return True
 
 
 def _array(values: list[Any], kind: str) -> pa.Array:

@@ -206,6 +206,10 @@ ROW_TWO: dict[str, Any] = dict.fromkeys(ONE) | {"weighted": [], "w": [], "words"
         ({"w": [math.nan]}, "column 'weighted', row 2: weight nan is not a finite number"),
         ({"json": "[1"}, "column 'json', row 2: '\\[1' is no flat JSON array"),
         ({"bucket": [1]}, "column 'bucket': .* where a number is needed"),
+        ({"word": "\ud800"}, "column 'word', row 2: '.*' is no text in UTF-8"),
+        ({"x": "\ud800"}, "column 'x', row 2: '.*' is no text in UTF-8"),
+        ({"words": ["a", "\ud800"]}, "column 'words', row 2: '.*' is no text in UTF-8"),
+        ({"words": [b"\xff"]}, "column 'words', row 2: .* is no text in UTF-8"),
     ],
 )
 def test_mistakes_are_told_with_column_and_row(change: dict[str, Any], says: str) -> None:
