@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparrow.analysis.bits.quantize import quantize
 from sparrow.core import UserError
 from sparrow.serving import load
 from sparrow.serving.deltas import compact
@@ -23,7 +24,7 @@ from sparrow.training import train
 from tests.runs import small_run
 from tests.serving.test_export import contents
 
-WAYS = ("export", "delta", "compact")
+WAYS = ("export", "delta", "compact", "quantize")
 
 # Forks for each moment, before any thread runs: an import of torch takes longer than what is killed. A moment is a call
 # that Python's audit hooks hear of, an fsync or a write of rows; at the one that is asked for the fork kills itself.
@@ -33,7 +34,7 @@ import sparrow.serving.export
 from pathlib import Path
 from tests.faults.test_model_folders import write
 
-log, run, base, delta = map(Path, sys.argv[1:])
+made = list(map(Path, sys.argv[1:]))
 HEARD = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree", "shutil.copyfile")
 
 def hooked(last, out):
@@ -72,29 +73,31 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         seen = hooked(int(last), Path(out))
-        write(way, Path(out), log, run, base, delta)
+        write(way, Path(out), *made)
         print(seen(), flush=True)
         os._exit(0)
     print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def write(way: str, out: Path, log: Path, run: Path, base: Path, delta: Path) -> Folder:
+def write(way: str, out: Path, log: Path, run: Path, base: Path, delta: Path, prepared: Path) -> Folder:
     """Make a folder, in one of WAYS."""
+    if way == "quantize":
+        return quantize(base, out, prepared, budget=float("inf"), tables="int8", rows=200).scorer.folder
     if way == "compact":
         return compact(base, [delta], out)
     return export(run, out, [log], base=[base] if way == "delta" else [])
 
 
 @pytest.fixture(scope="module")
-def made(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path, Path]:
-    """Log, run, base and delta."""
+def made(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path, Path, Path]:
+    """Log, run, base, delta, and the prepared log."""
     place = tmp_path_factory.mktemp("folders")
     train(small_run(prepared, place / "before", loop=Loop(max_steps=2)))
     train(small_run(prepared, place / "run", loop=Loop(max_steps=1), batch_size=32, init_from=str(place / "before")))
     export(place / "before", place / "base", [log])
     export(place / "run", place / "delta", [log], base=[place / "base"])
-    return log, place / "run", place / "base", place / "delta"
+    return log, place / "run", place / "base", place / "delta", prepared
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def killed(made: tuple[Path, ...]) -> Iterator[Callable[[str, int, Path], tuple[
 def test_killed_at_any_moment_it_is_there_or_not(
     way: str,
     points: int,
-    made: tuple[Path, Path, Path, Path],
+    made: tuple[Path, Path, Path, Path, Path],
     killed: Callable[[str, int, Path], tuple[int, int]],
     tmp_path: Path,
 ) -> None:
@@ -153,7 +156,7 @@ def test_killed_at_any_moment_it_is_there_or_not(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kilobytes", [8, 32, 48, 64])
 def test_on_a_full_disk_there_is_nothing(
-    kilobytes: int, way: str, made: tuple[Path, Path, Path, Path], tmp_path: Path
+    kilobytes: int, way: str, made: tuple[Path, Path, Path, Path, Path], tmp_path: Path
 ) -> None:
     """Wherever it ends: among tables, weights or rows that are kept."""
     disk = tmp_path / "disk"

@@ -166,7 +166,7 @@ def _parts(variants: Variants, found: Found, batch: Batch) -> list[dict[str, Any
     """Returns what is known of each part, as plain data, the most harmful first."""
     score, seen = variants.scorer.scores, variants.seen
     errors: dict[str, dict[str, float]] = {}
-    for name in {step for part in found.alone for step in part.steps[:-1] if part.kind == "product"}:
+    for name in dict.fromkeys(step for part in found.alone for step in part.steps[:-1] if part.kind == "product"):
         sites = [part.name for part in found.alone if part.kind == "product" and name in part.steps]
         made = {site: format_of(name).Product(variants.encoded(site, name)) for site in sites}
         for site, error in output_errors(variants.scorer.model, score, batch, dict(seen), made).items():

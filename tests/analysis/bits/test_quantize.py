@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
@@ -18,9 +20,10 @@ from sparrow.analysis.bits.quantize import REPORT, Quantized, quantize
 from sparrow.analysis.bits.search import rises
 from sparrow.analysis.judge import judges
 from sparrow.cli import main
+from sparrow.core import UserError
 from sparrow.data.batches.dataset import Dataset
 from sparrow.serving import Scorer, load, products
-from sparrow.serving.scorer import table_file
+from sparrow.serving.scorer import CHECK, table_file
 from tests.serving.test_export import contents
 
 
@@ -99,6 +102,34 @@ def test_the_same_model_and_log_make_the_same_folder(
 ) -> None:
     quantize(exported, tmp_path / "again", prepared, budget=float("inf"))
     assert contents(tmp_path / "again") == contents(narrow.scorer.folder.path)
+
+
+def test_a_report_does_not_depend_on_the_order_of_sets(narrow: Quantized) -> None:
+    """The order of a set of texts is another one in each process."""
+    report = json.loads((narrow.scorer.folder.path / REPORT).read_text())
+    for part in report["parts"]:
+        assert list(part["error"]) == list(part["damage"]) == list(part["bytes"])[:-1]
+
+
+@pytest.mark.parametrize("shift", [5e-4, "one row"], ids=str)
+def test_scores_that_are_a_little_off_in_all_rows_are_refused(
+    shift: Any, narrow: Quantized, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An input may get the next code on another machine, in some rows; a wrong range shows in all of them."""
+    place = tmp_path / "model"
+    shutil.copytree(narrow.scorer.folder.path, place)
+    kept = pq.read_table(place / CHECK)
+    scores = np.array(kept[":score:label"].to_pylist(), np.float32)
+    scores[slice(7, 8) if shift == "one row" else slice(None)] += 1e-2 if shift == "one row" else shift
+    pq.write_table(
+        kept.set_column(kept.column_names.index(":score:label"), ":score:label", pa.array(scores)), place / CHECK
+    )
+    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest: "")
+    if shift == "one row":
+        load(place)
+        return
+    with pytest.raises(UserError, match=f"{CHECK}: row .*: the score of 'label' is .* export the model here"):
+        load(place)
 
 
 def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: Path, tmp_path: Path) -> None:

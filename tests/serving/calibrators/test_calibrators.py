@@ -122,6 +122,13 @@ def test_a_delta_is_calibrated_as_its_base(prepared: Path, log: Path, tmp_path: 
     assert load(base[0], [tmp_path / "plain"]).calibrators == ()
 
 
+def test_a_file_that_is_not_of_the_folder_is_not_read(prepared: Path, log: Path, tmp_path: Path) -> None:
+    train(small_run(prepared, tmp_path / "run", loop=Loop(max_steps=3)))
+    export(tmp_path / "run", tmp_path / "model", [log])
+    calibrators.save([logistic.Config(slope=1.0, intercept=1e-7)], tmp_path / "model")
+    assert load(tmp_path / "model").calibrators == ()
+
+
 def test_what_cannot_be_fitted_or_read(tmp_path: Path) -> None:
     scores, ones = torch.rand(5, 1), torch.ones(5, 1)
     with pytest.raises(UserError, match="label 'click' is the same in all rows"):
