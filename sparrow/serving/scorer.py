@@ -264,6 +264,7 @@ def _made(stack: Stack, threads: int) -> Scorer:
     return scorer
 
 
+@torch.inference_mode(False)  # a weight that is made within it has no version, which `Product` asks for
 def assembled(
     run: Run,
     schema: Schema,

@@ -266,6 +266,13 @@ def test_a_folder_that_does_not_reproduce_its_rows_is_refused(
         load(place)
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_who_loads_may_have_turned_gradients_off(mode: Any, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    with mode():
+        loaded = load(scorer.folder.path)
+    assert np.array_equal(loaded.score(rows), scorer.score(rows))
+
+
 def test_rows_are_mapped_and_never_written(scorer: Scorer) -> None:
     """The bytes of the tables are those of their files, which this process has mapped."""
     mapped = Path("/proc/self/maps")
