@@ -16,7 +16,7 @@ import safetensors.torch
 from sparrow import data
 from sparrow.analysis.bits.calibrate import calibrated, output_errors
 from sparrow.analysis.bits.search import Choice, Found, Rise, search
-from sparrow.analysis.bits.variants import EXACT, Variants
+from sparrow.analysis.bits.variants import EXACT, Inputs, Variants
 from sparrow.analysis.judge import judges
 from sparrow.core import Batch
 from sparrow.core.config import read_toml, to_dict, write_toml
@@ -72,6 +72,7 @@ def quantize(
     budget: float,
     tables: str = "int4",
     layers: str = "int8",
+    inputs: Inputs = "calibrated",
     rows: int = 50_000,
     told: Progress | None = None,
 ) -> Quantized:
@@ -87,6 +88,7 @@ def quantize(
         budget: how much NE may rise, as a share of it; infinite takes the narrowest formats.
         tables: the narrowest format of rows, or "fp32".
         layers: the narrowest format of products, or "fp32".
+        inputs: see `Variants`.
         rows: of the valid part, by which to choose; and of the training part, to calibrate.
         told: is told how far it is.
 
@@ -102,7 +104,7 @@ def quantize(
         seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
         scratch = made.parent / "rows"
         scratch.mkdir()
-        variants = Variants(scorer, seen, scratch)
+        variants = Variants(scorer, seen, scratch, inputs=inputs)
         (judge,) = judges(dataset, rows, parts=1)
         found = search(variants.parts(tables, layers), variants.score, judge, budget, told)
         parts = _parts(variants, found, judge.batch.part(0, min(4096, judge.batch.batch_size)))
