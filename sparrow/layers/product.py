@@ -204,7 +204,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return x @ weight.t()
+        return dense.product(x, weight.t())
 
     @staticmethod
     @once_differentiable
