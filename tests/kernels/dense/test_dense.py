@@ -156,7 +156,7 @@ def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype
 @pytest.mark.skipif(bool(missing()) or not torch.backends.mkldnn.is_available(), reason="no compiled kernels or oneDNN")
 @pytest.mark.parametrize("in_onednn", [False, True])
 def test_large_products_of_both_libraries(in_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of matrices, of transposed ones and of parts; a row with NaN spoils no other, and a second time gives the same."""
+    """Of matrices, transposed ones and parts. A row with NaN spoils no other. A second time gives the same bits."""
     from sparrow.kernels.dense import cpp
 
     monkeypatch.setattr(cpp, "_has_slow_mm", lambda: in_onednn)
