@@ -96,7 +96,8 @@ class Product(nn.Module):
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
-        key = (weight.data_ptr(), weight._version, *what)
+        version = 0 if weight.is_inference() else weight._version  # made in inference mode, it has none
+        key = (weight.data_ptr(), version, *what)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
