@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from _peers.cells import kept
 from row_formats import processor
@@ -49,7 +48,7 @@ from sparrow.kernels.formats import int4
 from sparrow.models import Offset, dcnv2, dlrm, wukong
 from sparrow.serving import Scorer, load, products
 from sparrow.serving.export import export
-from sparrow.serving.scorer import CHECK, assembled, table_file
+from sparrow.serving.scorer import assembled, table_file
 from sparrow.trained.build import tables_of, untrained
 from sparrow.trained.run import Data, Log, Run
 from sparrow.training import train
@@ -177,7 +176,7 @@ def components(scorer: Scorer) -> list[Component]:
 def widest(work: Path) -> None:
     """Look for the widest models, and print what each width takes."""
     base, requests = load(trained(work, work / "generated.parquet", "dcnv2", 16, 0)), 300
-    rows = pq.ParquetFile(base.folder.path / CHECK).read().select(list(base.encoder.sources)).to_pylist()[:CANDIDATES]
+    rows = base.kept()[1][:CANDIDATES]
     user = {"user": 7, "history": [3, 12, 40]}
     candidates = [{name: of for name, of in row.items() if name not in user} for row in rows]
     batch = base.encoder.batch(rows)

@@ -35,8 +35,7 @@ from sparrow.kernels.rules import sgd
 from sparrow.serving import calibrators
 from sparrow.serving.calibrators import KINDS, Calibrator, calibrated
 from sparrow.serving.card import card, scored
-from sparrow.serving.deltas import Digest
-from sparrow.serving.folder import Folder, new_folder
+from sparrow.serving.folder import Digest, Folder, new_folder
 from sparrow.serving.requests import Encoder
 from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file

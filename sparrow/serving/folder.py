@@ -53,6 +53,23 @@ class Folder:
         return sum(of["bytes"] for of in self.manifest["files"].values())
 
 
+class Digest:
+    """Takes bytes as a file does, and keeps what a manifest says of them."""
+
+    def __init__(self) -> None:
+        self._sha256, self._bytes = hashlib.sha256(), 0
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Take some bytes."""
+        self._sha256.update(data)
+        self._bytes += len(data)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Size and SHA-256 of all."""
+        return {"bytes": self._bytes, "sha256": self._sha256.hexdigest()}
+
+
 @contextmanager
 def new_folder(
     out: Path, told: Mapping[str, Any], *, whole: Mapping[str, Any] | None = None, digest: str = ""
@@ -138,14 +155,13 @@ def _unlike(path: Path, size: int, digest: str) -> str:
 
 
 def _entry(path: Path, settle: bool = False) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
+    digest = Digest()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
+            digest.write(block)
         if settle:
             os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return digest.entry
 
 
 def _settle(path: Path) -> None:

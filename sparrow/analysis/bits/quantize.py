@@ -153,8 +153,8 @@ def _write(made: Path, variants: Variants, choice: Choice, dataset: Dataset, tol
         for record in tables.all_records():
             shutil.copyfile(variants.file(record.component), made / table_file(record.component.name))
     now = replace(scorer, run=variants.run(choice), model=model)
-    kept = pq.ParquetFile(before / CHECK).read()
-    scores_NT = now.score(kept.select(list(scorer.encoder.sources)).to_pylist())
+    kept, rows = scorer.kept()
+    scores_NT = now.score(rows)
     for t, label in enumerate(scorer.labels):
         at = kept.column_names.index(SCORE + label)
         kept = kept.set_column(at, SCORE + label, pa.array(scores_NT[:, t].copy()))
@@ -208,8 +208,8 @@ def _report(found: Found, parts: list[dict[str, Any]], budget: float) -> dict[st
 def _milliseconds(*scorers: Scorer) -> list[float]:
     """Returns the median time of a request with CANDIDATES candidates, of models that take turns."""
     taken: list[list[float]] = [[] for _ in scorers]
-    rows = pq.ParquetFile(scorers[0].folder.path / CHECK).read().slice(0, CANDIDATES).to_pylist()
-    batches = [scorer.encoder.batch(rows) for scorer in scorers]
+    _, rows = scorers[0].kept()
+    batches = [scorer.encoder.batch(rows[:CANDIDATES]) for scorer in scorers]
     for turn in range(WARM + TURNS):
         for scorer, batch, times in zip(scorers, batches, taken, strict=True):
             begun = time.perf_counter()

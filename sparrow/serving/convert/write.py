@@ -55,8 +55,8 @@ def convert(model: str | Path, out: str | Path, to: To = "onnx") -> Folder:
     schema, told = scorer.schema, scorer.folder.manifest
     if products.FILE in told["files"]:
         raise UserError(f"{model}: its products are in few bits; convert the folder that `sparrow quantize` was given")
-    kept = pq.ParquetFile(scorer.folder.path / CHECK).read()
-    batch = scorer.encoder.batch(kept.select(list(scorer.encoder.sources)).to_pylist())
+    kept, rows = scorer.kept()
+    batch = scorer.encoder.batch(rows)
     with torch.no_grad():
         vectors: Mapping[str, Any] = {} if to == "onnx" else tables_of(scorer.model)[0](batch.ids)
         score = scoring(scorer.model, replace(scorer.run, precision="fp32"), schema)
