@@ -94,11 +94,11 @@ def cell(model: Path, prepared: Path, name: str, rows: int) -> dict[str, Any]:
     test = next(iter(dataset.loader(dataset.rows("test"), split="test", dedup="off")))
     judge = Judge(test, prepared)
     scorer = load(model)
-    before = judge.ne_of(lambda batch, row: scorer.scores(batch), 1024)
+    before = judge.ne_of(scorer.scores)
     with tempfile.TemporaryDirectory() as folder:
         if name == "searched":
             done = quantize(model, Path(folder) / "out", prepared, budget=BUDGET, rows=rows)
-            after = judge.ne_of(lambda batch, row: done.scorer.scores(batch), 1024)
+            after = judge.ne_of(done.scorer.scores)
             best = done.found.best
             found = {"promised": best.rise.upper, "bytes": done.bytes_of(best.choice), "whole": done.bytes_of({})}
         else:
@@ -106,8 +106,7 @@ def cell(model: Path, prepared: Path, name: str, rows: int) -> dict[str, Any]:
             seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
             variants = Variants(scorer, seen, Path(folder), MIN_MAX if name == "int4 rows" else TABLES)
             choice = {part: part.steps[0] for part in variants.parts(tables, layers)}
-            score = variants.score(choice)
-            after = judge.ne_of(lambda batch, row: score(batch), 1024)
+            after = judge.ne_of(variants.score(choice))
             every = variants.parts("int4", "int8")
             of = {(part.kind, part.name): step for part, step in choice.items()}
             found = {

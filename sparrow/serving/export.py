@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,8 @@ def export(
         transforms.save(made)
         settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
-        (made / DENSE).write_bytes(safetensors.torch.save(_plain(found.model.state_dict())))
+        dense = {name: of.contiguous().clone() for name, of in found.model.state_dict().items()}
+        (made / DENSE).write_bytes(safetensors.torch.save(dense))
         (made / "tables").mkdir()
         records = [record for tables in tables_of(found.model) for record in tables.all_records()]
         for done, record in enumerate(records, 1):
@@ -133,10 +134,8 @@ def _calibrators(found: Restored, dataset: data.Dataset, kind: KINDS, told: Prog
         return ()
     if not dataset.rows("valid"):
         raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; prepare with one, or leave it out")
-    judged = list(scored(found, dataset, "valid", told))
-    scores, labels, weights = ([one[i] for one in judged] for i in range(3))
-    all_weights = None if weights[0] is None else torch.cat(weights)
-    return calibrators.fitted(kind, torch.cat(scores), torch.cat(labels), all_weights, found.schema.labels)
+    scores_BT, labels_BT, weights_B, _ = scored(found, dataset, "valid", told)
+    return calibrators.fitted(kind, scores_BT, labels_BT, weights_B, found.schema.labels)
 
 
 def check_base(old: Scorer, found: Restored, run: Run) -> None:
@@ -232,10 +231,6 @@ def _without_rare(transforms: Transforms) -> Transforms:
     return replace(transforms, vocabularies=known)
 
 
-def _plain(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.contiguous().clone() for name, tensor in state.items()}
-
-
 def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
     """Returns the fields of a component's rows that serving reads."""
     component = record.component
@@ -306,7 +301,7 @@ def _telling(found: Restored, table: pa.Table) -> list[int]:
         lengths = ids.lengths_B
         if found.schema.columns[name].kind == "list":
             rows |= {int(lengths.argmax()): None, int(lengths.argmin()): None}
-        row_N = torch.arange(len(lengths)).repeat_interleave(lengths)
+        row_N = ids.row_of_each()
         for number in (MISSING, UNKNOWN):
             rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
     for c in range(len(found.schema.dense)):

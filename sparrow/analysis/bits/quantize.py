@@ -17,7 +17,7 @@ from sparrow import data
 from sparrow.analysis.bits.calibrate import calibrated, output_errors
 from sparrow.analysis.bits.search import Choice, Found, Rise, search
 from sparrow.analysis.bits.variants import EXACT, Variants
-from sparrow.analysis.judge import judges
+from sparrow.analysis.judge import BATCH, judges
 from sparrow.core import Batch
 from sparrow.core.config import read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError
@@ -32,7 +32,6 @@ from sparrow.serving.scorer import CHECK, DENSE, SCORE, table_file
 from sparrow.trained.build import check_schema, tables_of
 
 REPORT = "quantized.json"
-BATCH = 1024  # rows that are scored at a time
 CANDIDATES, WARM, TURNS = 100, 3, 21  # of the request that is timed
 
 

@@ -103,7 +103,7 @@ def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: P
     assert [part["name"] for part in report["parts"]] == [part["name"] for part in done.parts]
     dataset = data.open(prepared)
     (judge,) = judges(dataset, 50_000, parts=1)
-    before, after = (judge.ne_of(lambda batch, row, s=s: s.scores(batch), 1024) for s in (load(exported), done.scorer))
+    before, after = (judge.ne_of(of.scores) for of in (load(exported), done.scorer))
     assert rises(before, after).upper == pytest.approx(best.rise.upper, abs=1e-9)  # what was chosen is what is served
 
 
