@@ -36,7 +36,7 @@ from _peers.cells import kept
 from row_formats import processor
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import calibrated
+from sparrow.analysis.bits.calibrate import observed
 from sparrow.analysis.bits.quantize import last, quantize
 from sparrow.analysis.bits.search import rises
 from sparrow.analysis.bits.variants import TABLES, Variants
@@ -102,10 +102,10 @@ def cell(model: Path, prepared: Path, name: str, rows: int) -> dict[str, Any]:
             best = done.found.best
             found = {"promised": best.rise.upper, "bytes": done.bytes_of(best.choice), "whole": done.bytes_of({})}
         else:
-            tables, layers = UNIFORM[name]
-            seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
+            tables, few = UNIFORM[name]
+            seen = observed(scorer.model, scorer.scores, last(dataset, rows))
             variants = Variants(scorer, seen, Path(folder), MIN_MAX if name == "int4 rows" else TABLES)
-            choice = {part: part.steps[0] for part in variants.parts(tables, layers)}
+            choice = {part: part.steps[0] for part in variants.parts(tables, few)}
             after = judge.ne_of(variants.score(choice))
             every = variants.parts("int4", "int8")
             of = {(part.kind, part.name): step for part, step in choice.items()}
@@ -157,7 +157,7 @@ def wide(base: Scorer, width: int, batch: Batch) -> dict[str, tuple[Scorer, floa
     rows = {component.name: base.stack.rows[table_file(component.name)] for component in components(base)}
     dense = dict(Offset(untrained(run, base.schema), base.schema).state_dict())
     exact = replace(base, run=run, model=assembled(run, base.schema, lambda c: rows[c.name], dense, {}))
-    seen = calibrated(exact.model, exact.scores, [batch])
+    seen = observed(exact.model, exact.scores, [batch])
     few_bits = {}
     for site, of in seen.items():
         few_bits |= products.named(site, "int8", products.format_of("int8").encoded(of.weight_OI, of.range))

@@ -56,7 +56,7 @@ def quantize(
 
     budget = parsed(ne_budget)
     with _show.progress_bar() as told:
-        done = write(model, out, log, budget=budget, tables=tables, layers=products, rows=rows, told=told)
+        done = write(model, out, log, budget=budget, tables=tables, products=products, rows=rows, told=told)
     _show_parts(done, out)
     drawn = picture or out.with_name(f"{out.name}.png")
     if draw(done, drawn):

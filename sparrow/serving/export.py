@@ -35,6 +35,7 @@ from sparrow.kernels.rules import sgd
 from sparrow.serving import calibrators
 from sparrow.serving.calibrators import KINDS, Calibrator, calibrated
 from sparrow.serving.card import card, scored
+from sparrow.serving.deltas import TABLES
 from sparrow.serving.folder import Digest, Folder, new_folder
 from sparrow.serving.requests import Encoder
 from sparrow.serving.rows import changed_rows, write_rows
@@ -99,7 +100,7 @@ def export(
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
         dense = {name: of.contiguous().clone() for name, of in found.model.state_dict().items()}
         (made / DENSE).write_bytes(safetensors.torch.save(dense))
-        (made / "tables").mkdir()
+        (made / TABLES).mkdir()
         records = [record for tables in tables_of(found.model) for record in tables.all_records()]
         for done, record in enumerate(records, 1):
             name, new = table_file(record.component.name), LeveledRows(fields=_rows(record, run))

@@ -44,7 +44,7 @@ class Variants:
 
     Args:
         scorer: the model.
-        seen: what its products do, see `calibrated`.
+        seen: what its products do, see `observed`.
         place: a folder for converted rows.
         of_rows: name -> how rows are converted to this format, narrowest first.
     """
@@ -79,7 +79,7 @@ class Variants:
             smaller = [format for format in formats if all(self._row(c, format) < self._row(c, EXACT) for c in of)]
             if plain and smaller:
                 found.append(Part(kind="table", name=name, steps=(*smaller, EXACT)))
-        native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
+        native = [name for name in _from(products, list(FORMATS)) if format_of(name).is_native()]
         for site in self.seen if native else ():
             found.append(Part(kind="product", name=site, steps=(*native, EXACT)))
         return found

@@ -134,7 +134,7 @@ def test_the_test_part_chooses_nothing(
 
 
 def test_formats_that_may_not_be_narrower(exported: Path, prepared: Path, tmp_path: Path) -> None:
-    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", layers="fp32")
+    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", products="fp32")
     assert {(part["kind"], part["format"]) for part in done.parts} <= {("table", "int8"), ("table", "fp16")}
     assert not (tmp_path / "rows" / products.FILE).exists()
     assert not done.scorer.is_rounded
