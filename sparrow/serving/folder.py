@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.core.errors import UserError
-from sparrow.core.files import cannot_write
+from sparrow.core.files import cannot_write, sync
 from sparrow.core.workplace import workplace
 
 FORMAT = 1
@@ -104,9 +104,9 @@ def new_folder(
                 raise UserError(f"{out}: not what it was to be, to the byte; try again, and check memory and disk")
             (made / MANIFEST).write_text(_text(manifest), encoding="utf-8")
             for path in (made / MANIFEST, *(p for p in made.rglob("*") if p.is_dir()), made):
-                _settle(path)
+                sync(path)
             made.rename(out)
-            _settle(out.parent)
+            sync(out.parent)
         except OSError as error:
             raise cannot_write(out, error) from error
 
@@ -162,15 +162,6 @@ def _entry(path: Path, settle: bool = False) -> dict[str, Any]:
         if settle:
             os.fsync(file.fileno())
     return digest.entry
-
-
-def _settle(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -142,7 +142,7 @@ def _described(inputs: Mapping[str, Input], labels: Sequence[str]) -> dict[str, 
 
 # -- targets --------------------------------------------------------------------------------------------------------
 
-Run = Callable[[Mapping[str, Tensor]], Any]
+Scores = Callable[[Mapping[str, Tensor]], Any]
 """Returns the scores of a program that was written, [B, T]."""
 
 
@@ -163,7 +163,7 @@ def _exported(program: Program) -> ExportedProgram:
     return exported
 
 
-def _onnx(exported: ExportedProgram, made: Path) -> Run:
+def _onnx(exported: ExportedProgram, made: Path) -> Scores:
     """Writes model.onnx. The numbers of large weights are in model.onnx.data beside it."""
     import onnxruntime
     import onnxscript  # noqa: F401 - torch imports it, and words its absence otherwise
@@ -184,7 +184,7 @@ def _onnx(exported: ExportedProgram, made: Path) -> Run:
     return lambda given: session.run([SCORES], {name: x.numpy() for name, x in given.items()})[0]
 
 
-def _torch(exported: ExportedProgram, made: Path) -> Run:
+def _torch(exported: ExportedProgram, made: Path) -> Scores:
     """Writes model.pt2."""
     torch.export.save(exported, made / "model.pt2")
     return exported.module()
