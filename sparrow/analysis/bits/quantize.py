@@ -16,7 +16,7 @@ import safetensors.torch
 from sparrow import data
 from sparrow.analysis.bits.calibrate import observed, output_errors
 from sparrow.analysis.bits.search import Choice, Found, Rise, search
-from sparrow.analysis.bits.variants import EXACT, Variants
+from sparrow.analysis.bits.variants import EXACT, Inputs, Variants
 from sparrow.analysis.judge import BATCH, judges
 from sparrow.core import Batch
 from sparrow.core.config import read_toml, to_dict, write_toml
@@ -73,6 +73,7 @@ def quantize(
     budget: float,
     tables: str = "int4",
     products: str = "int8",
+    inputs: Inputs = "calibrated",
     rows: int = 50_000,
     told: Progress | None = None,
 ) -> Quantized:
@@ -88,6 +89,7 @@ def quantize(
         budget: how much NE may rise, as a share of it; infinite takes the narrowest formats.
         tables: the narrowest format of rows, or "fp32".
         products: the narrowest format of products, or "fp32".
+        inputs: see `Variants`.
         rows: of the valid part, by which to choose; and of the training part, to calibrate.
         told: is told how far it is.
 
@@ -104,7 +106,7 @@ def quantize(
         seen = observed(scorer.model, scorer.scores, last(dataset, rows))
         scratch = made.parent / "rows"
         scratch.mkdir()
-        variants = Variants(scorer, seen, scratch)
+        variants = Variants(scorer, seen, scratch, inputs=inputs)
         (judge,) = judges(dataset, rows, parts=1)
         found = search(variants.parts(tables, products), variants.score, judge, budget, told)
         parts = _parts(variants, found, judge.batch.part(0, min(4096, judge.batch.batch_size)))

@@ -16,11 +16,15 @@ LEAST = 1 << 24  # multiply-adds that take as long as it takes to find what is s
 COPYING = 200  # multiply-adds that take as long as copying a number of a column
 
 
-def encoded(weight_OI: Tensor, inputs: Range) -> dict[str, Tensor]:
-    """See `ProductFormat.encoded`. Its fields: codes int8 [out, in], scale [out], and scale and zero of the inputs."""
+def encoded(weight_OI: Tensor, inputs: Range | None) -> dict[str, Tensor]:
+    """See `ProductFormat.encoded`. Its fields are codes int8 [out, in], scale [out], and scale and zero of the inputs.
+
+    Without a range of inputs each row has its own, and there is no third field.
+    """
     codes_OI, scale_O = quantised(weight_OI)
-    static = Static.of(*inputs)
-    return {"codes": codes_OI, "scale": scale_O, "inputs": torch.tensor([static.scale, static.zero])}
+    static = None if inputs is None else Static.of(*inputs)
+    inputs_2 = {} if static is None else {"inputs": torch.tensor([static.scale, static.zero])}
+    return {"codes": codes_OI, "scale": scale_O, **inputs_2}
 
 
 def is_native() -> bool:
@@ -33,8 +37,8 @@ class Product:
 
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         self._weight = Weight(fields["codes"], fields["scale"])
-        scale, zero = fields["inputs"].tolist()
-        self._static = Static(scale=scale, zero=int(zero))
+        scale, zero = fields["inputs"].tolist() if "inputs" in fields else (0.0, 0.0)
+        self._static = Static(scale=scale, zero=int(zero)) if "inputs" in fields else None
         self._packed: dict[bytes, list[Packed]] = {}  # by the marks of the columns that are shared
 
     def __call__(self, parts: Sequence[Tensor], bias: Tensor | None, relu: bool) -> Tensor:
@@ -45,6 +49,8 @@ class Product:
         shared_US, own_BO = x.halves()
         if not own_BO.shape[1]:
             return Repeated.spread(linear(shared_US, whole, self._static, relu=relu), x.users)
+        if self._static is None:  # a row's scale is that of all its columns
+            return linear(plain(x), whole, None, relu=relu)
         once, each = self._ready(x.key(), bias)
         shared = Shared(sums(shared_US, once, self._static), x.users.inverse_B)
         return linear(own_BO, each, self._static, relu=relu, shared=shared)

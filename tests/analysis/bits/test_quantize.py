@@ -140,6 +140,15 @@ def test_formats_that_may_not_be_narrower(exported: Path, prepared: Path, tmp_pa
     assert not done.scorer.is_rounded
 
 
+def test_each_row_may_have_its_own_range(exported: Path, served: Scorer, prepared: Path, tmp_path: Path) -> None:
+    """Then a number far from those of training is no more wrong than others."""
+    quantize(exported, tmp_path / "out", prepared, budget=float("inf"), inputs="of-each-row", rows=600)
+    with safe_open(tmp_path / "out" / products.FILE, "pt") as file:
+        assert not [name for name in file.keys() if name.endswith("/inputs")]  # noqa: SIM118
+    row = dict.fromkeys(served.encoder.sources) | {"num_0": 40.0, "user": 3}
+    assert abs(load(tmp_path / "out").score([row]) - served.score([row])).max() < 0.05
+
+
 def test_mistakes_are_one_line(
     exported: Path, narrow: Quantized, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

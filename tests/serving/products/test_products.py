@@ -67,6 +67,13 @@ def test_parts_bias_and_relu(name: str) -> None:
     torch.testing.assert_close(format.Product(fields)([x], None, False), x @ weight_OI.t(), rtol=0, atol=0.15)
 
 
+def test_inputs_of_bytes_may_have_ranges_of_their_own_rows() -> None:
+    product = int8.Product(int8.encoded(torch.eye(3), None))
+    x = torch.tensor([[1.0, 2.0, 3.0], [1000.0, 0.0, -1000.0]])
+    torch.testing.assert_close(product([x], None, False), x, rtol=0.02, atol=0.02)
+    assert torch.equal(product([x[:1]], None, False), product([x], None, False)[:1])
+
+
 def test_a_file_of_another_model_is_refused() -> None:
     plain = model()
     dense = dict(plain.state_dict())
@@ -104,3 +111,5 @@ def test_sums_of_what_users_share_are_added_exactly(users: int, share: float, mo
     assert torch.equal(found, expected)
     assert rows == ([users] if 0 < share < 1 else [])
     assert isinstance(found, Repeated) is (share == 1)  # the next product runs for each user too
+    whole = int8.Product(int8.encoded(torch.eye(30), None))  # each row has its own scale: there is nothing to share
+    assert torch.equal(whole([Repeated.of(x_BI, whose, marks)], None, False), whole([x_BI], None, False))
