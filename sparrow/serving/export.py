@@ -85,8 +85,8 @@ def export(
     found = restore(run_dir, which=which, device="cpu")
     run = _served(found)
     if old is not None:
-        check_base(old, found, run)
-    kept = checked_rows(found, log, check)
+        _check_base(old, found, run)
+    kept = _checked_rows(found, log, check)
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     about = {"model": found.name, "step": found.step, "parent": None, "number": 0}
@@ -113,14 +113,14 @@ def export(
                 whole[name] = full.entry
             told("tables written", done, len(records))
         kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
-        served = Served(found, _calibrators(found, dataset, kind, told))
+        served = _Served(found, _calibrators(found, dataset, kind, told))
         calibrators.save(served.calibrators, made)
         pq.write_table(_with_scores(served, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(served, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder
 
 
-class Served:
+class _Served:
     """A run's model with what its scores pass through."""
 
     def __init__(self, found: Restored, calibrators: tuple[Calibrator, ...]) -> None:
@@ -139,7 +139,7 @@ def _calibrators(found: Restored, dataset: data.Dataset, kind: KINDS, told: Prog
     return calibrators.fitted(kind, scores_BT, labels_BT, weights_B, found.schema.labels)
 
 
-def check_base(old: Scorer, found: Restored, run: Run) -> None:
+def _check_base(old: Scorer, found: Restored, run: Run) -> None:
     """Check that a model may follow another one as a delta: settings and tables are the same, but for rows of new ids.
 
     Args:
@@ -257,7 +257,7 @@ def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: 
 # -- rows that are kept ---------------------------------------------------------------------------------------------
 
 
-def checked_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows") -> pa.Table:
+def _checked_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows") -> pa.Table:
     """Returns raw rows of a log to keep with a model: of each column a missing value, an unknown one, an empty list.
 
     Args:
@@ -340,7 +340,7 @@ def _nobody(kind: pa.DataType, encoding: Encoding | None) -> Any:
     return (1 << (kind.bit_width - 1)) - 1 if pa.types.is_signed_integer(kind) else None
 
 
-def _with_scores(found: Served, rows: pa.Table) -> pa.Table:
+def _with_scores(found: _Served, rows: pa.Table) -> pa.Table:
     """Returns raw rows with the ids, numbers and scores that the run makes of them."""
     (batch,) = batches(found.schema, found.transforms.transform(rows, training=False), rows.num_rows)
     beside: dict[str, Any] = {}
