@@ -96,7 +96,8 @@ class Product(nn.Module):
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
-        key = (weight.data_ptr(), weight._version, *what)
+        version = 0 if weight.is_inference() else weight._version  # made in inference mode, it has none
+        key = (weight.data_ptr(), version, *what)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
@@ -204,7 +205,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return x @ weight.t()
+        return dense.product(x, weight.t())
 
     @staticmethod
     @once_differentiable
