@@ -24,20 +24,13 @@ from sparrow.kernels.int8_linear import (
     sums,
 )
 
+pytestmark = pytest.mark.usefixtures("poison")
 built = pytest.mark.skipif(bool(missing()), reason=f"{missing()}: run `make setup`")
 IMPLS: list[Any] = ["reference", pytest.param("cpp", marks=built)]
 each_impl = pytest.mark.parametrize("impl", IMPLS)
 PROCESSORS = ("avx512_vnni", "avx_vnni", "avx2", "portable")
 STATIC = Static.of(-2.5, 3.0)
 INPUTS, OUTPUTS, ROWS = (1, 3, 31, 624, 1025), (1, 7, 64, 624), (0, 1, 5, 500)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def poison() -> Iterator[None]:
-    """What aten leaves uninitialised, for C++ too, is NaN or the largest integer, so that reading it shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
