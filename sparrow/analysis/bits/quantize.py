@@ -146,7 +146,7 @@ def _write(made: Path, variants: Variants, choice: Choice, dataset: Dataset, tol
     dense, few_bits = variants.stored(choice)
     for name, of in ((DENSE, dense), (PRODUCTS, few_bits)):
         if of or name == DENSE:
-            safetensors.torch.save_file({n: t.contiguous() for n, t in of.items()}, made / name)
+            (made / name).write_bytes(safetensors.torch.save({n: t.contiguous() for n, t in of.items()}))
     (made / TABLES).mkdir()
     for tables in tables_of(model):
         for record in tables.all_records():

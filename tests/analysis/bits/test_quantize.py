@@ -59,6 +59,13 @@ def test_bytes_are_those_of_the_formats(served: Scorer, narrow: Quantized) -> No
     assert narrow.scorer.folder.bytes < served.folder.bytes
 
 
+def test_others_may_read_all_of_it(narrow: Quantized) -> None:
+    """A service need not run as who made the model."""
+    folder = narrow.scorer.folder.path
+    mode = (folder / "manifest.json").stat().st_mode
+    assert {name for name in narrow.scorer.folder.manifest["files"] if (folder / name).stat().st_mode != mode} == set()
+
+
 def test_a_row_has_the_same_score_alone_and_beside_others(narrow: Quantized, rows: list[dict[str, Any]]) -> None:
     """Log-odds to the bit: products are whole numbers. A sigmoid has another last bit where a vector of them ends."""
     scorer = narrow.scorer
