@@ -59,7 +59,7 @@ def quantize(
     budget = parsed(ne_budget)
     with _show.progress_bar() as told:
         done = write(
-            model, out, log, budget=budget, tables=tables, layers=products, inputs=inputs, rows=rows, told=told
+            model, out, log, budget=budget, tables=tables, products=products, inputs=inputs, rows=rows, told=told
         )
     _show_parts(done, out)
     drawn = picture or out.with_name(f"{out.name}.png")

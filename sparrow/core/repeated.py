@@ -22,12 +22,14 @@ class Users:
     """Whose the samples are.
 
     inverse_B: which user each sample is of, int64 [B]. some_U: a sample of each user, int64 [U]; any one for a user
-    who has none. saved: multiply-adds that products could do without so far, see `Repeated.gains`.
+    who has none. saved: multiply-adds that products could do without so far, see `Repeated.gains`. writes: how often
+    an operation has written into one of their tensors.
     """
 
     inverse_B: Tensor
     some_U: Tensor
     saved: int = 0
+    writes: int = 0
 
     @classmethod
     def of(cls, user_B: Int64s, count: int) -> Users:
@@ -69,7 +71,7 @@ class Repeated(Tensor):
     users: Users
     marks: Tensor
     whole: Tensor
-    _halves: tuple[Tensor, Tensor] | None
+    _halves: tuple[int, Tensor, Tensor] | None
 
     @classmethod
     def of(cls, whole: Tensor, users: Users, marks: Tensor) -> Repeated:
@@ -109,14 +111,15 @@ class Repeated(Tensor):
     def halves(self) -> tuple[Tensor, Tensor]:
         """Returns what samples share, once for each user [U, S] or [S, U, D], and what each has [B, O] or [O, B, D].
 
-        It is done once, since often several products have the same input.
+        It is done once, since often several products have the same input; and again after a write, which may have been
+        into a view.
         """
-        if self._halves is None:
+        if self._halves is None or self._halves[0] != self.users.writes:
             shared_S, own_O = Columns.of(self.key())
             of_samples = self.marks.dim() - 2
             once = self.whole.index_select(of_samples, self.users.some_U).index_select(1 - of_samples, shared_S)
-            self._halves = once, self.whole.index_select(1 - of_samples, own_O)
-        return self._halves
+            self._halves = self.users.writes, once, self.whole.index_select(1 - of_samples, own_O)
+        return self._halves[1:]
 
     @classmethod
     def __torch_function__(
@@ -126,10 +129,12 @@ class Repeated(Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **kwargs)
-            if _writes(func.__name__) or "out" in kwargs or kwargs.get("inplace"):
+            in_place = kwargs.get("inplace") or (args and found is args[0] and any(of is True for of in args))
+            if _writes(func.__name__) or "out" in kwargs or in_place:
                 for of in (*args, kwargs.get("out")):
                     if isinstance(of, Repeated):
                         of.marks.zero_()  # views of it have views of them
+                        of.users.writes += 1
             elif func in _MARKS and not isinstance(found, Repeated):  # there was something to be done
                 return remarked(found, _MARKS[func], *args, **kwargs)
             return found
@@ -154,7 +159,7 @@ def remarked(found: Any, marks_of: Callable[..., Any], *args: Any, **kwargs: Any
         return found
     try:
         marks = marks_of(*args, **kwargs)
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError, TypeError):
         return found  # what was done is nothing that can be done with a batch of one
     if isinstance(found, Tensor):
         return _marked(found, users[0], marks)
@@ -165,8 +170,8 @@ def remarked(found: Any, marks_of: Callable[..., Any], *args: Any, **kwargs: Any
 
 def _marked(found: Tensor, users: Users, marks: Tensor) -> Tensor:
     """Returns a tensor with its marks, if they are those of this batch."""
-    samples = [size for size, mark in zip(found.shape, marks.shape, strict=False) if size != mark]
-    is_batch = found.dim() == marks.dim() and samples == [users.inverse_B.shape[0]]
+    samples = [(size, mark) for size, mark in zip(found.shape, marks.shape, strict=False) if size != mark]
+    is_batch = found.dim() == marks.dim() and samples == [(users.inverse_B.shape[0], 1)]
     return Repeated.of(found, users, marks) if is_batch and found.device == users.inverse_B.device else found
 
 

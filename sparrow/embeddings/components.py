@@ -91,8 +91,8 @@ class ComponentTables(nn.Module):
         """What a copy must have anew."""
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
-        self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         stores = [record.store for record in self.all_records()]
+        self._slots_are_rows = all(store.slots_are_rows for store in stores)
         self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
         self._places = None if self._slots_are_rows else _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
@@ -493,7 +493,7 @@ def _places(stores: Sequence[RowStore]) -> tuple[Tensor, list[int], list[int]]:
     for number, store in enumerate(stores):
         if isinstance(store, MappedStore) and not store.slots_are_rows:
             begins[number], below[number] = sum(map(len, words)), store.rows.below
-            words.append(row_levels.places_of(store.rows.rows_U, store.rows.count))
+            words.append(store.rows.places)
     return torch.cat(words), begins, below
 
 

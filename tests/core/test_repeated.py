@@ -98,6 +98,8 @@ def test_operations_that_keep_it(name: str) -> None:
         lambda x: x.split(1)[0],
         lambda x: torch.cat([x, x]),
         lambda x: torch.cat([x, matrix()], 1),  # of another batch
+        lambda x: torch.cat([x, torch.empty(0, 6)]),
+        lambda x: torch.mul(x, other=2.0),  # only arguments by position are followed
         lambda x: torch.stack([x, x], 1),
         lambda x: x.clone(),
     ],
@@ -118,6 +120,7 @@ def test_every_other_operation_gives_a_plain_tensor(operation: Callable[[Tensor]
         lambda x: x.unflatten(1, (3, 2)).flatten(1).mul_(torch.randn(7, 6)),
         lambda x: x.unbind(1)[0].normal_(),
         lambda x: F.relu(x, inplace=True),
+        lambda x: F.relu(x, True),
     ],
 )
 def test_who_writes_into_it_or_into_a_view_ends_its_knowledge(write: Callable[[Tensor], Any]) -> None:
@@ -139,6 +142,18 @@ def test_halves() -> None:
     whole[:, columns.shared_S], whole[:, columns.own_O] = shared_US[x.users.inverse_B], own_BO
     assert torch.equal(whole, x.whole)
     assert x.halves()[1] is own_BO
+
+
+@pytest.mark.parametrize("part", [slice(1, 2), slice(2, 3), slice(0, 6)], ids=["own", "shared", "all"])
+def test_halves_are_of_the_tensor_as_it_is_now(part: slice) -> None:
+    """Whoever writes into a view writes into the tensor."""
+    x = matrix()
+    x.halves()
+    x[:, part].normal_()
+    shared_US, own_BO = x.halves()
+    columns = Columns.of(x.key())
+    assert torch.equal(shared_US[x.users.inverse_B], x.whole[:, columns.shared_S])
+    assert torch.equal(own_BO, x.whole[:, columns.own_O])
 
 
 def test_spread() -> None:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import quote
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from sparrow.kernels.formats import RowFormat, converted, fp16, fp32, int4, int8
 from sparrow.serving import Scorer
 from sparrow.serving.calibrators import calibrated
 from sparrow.serving.products import FORMATS, format_of, named
-from sparrow.serving.rows import tensors_of
+from sparrow.serving.rows import tensors_of, write_rows
 from sparrow.serving.scorer import DENSE, assembled, table_file, weights
 from sparrow.trained.build import scoring, tables_of
 from sparrow.trained.run import Run
@@ -45,7 +44,7 @@ class Variants:
 
     Args:
         scorer: the model.
-        seen: what its products do, see `calibrated`.
+        seen: what its products do, see `observed`.
         place: a folder for converted rows.
         of_rows: name -> how rows are converted to this format, narrowest first.
         inputs: whether those of a product have the range that was calibrated, or each row one of its own.
@@ -70,7 +69,8 @@ class Variants:
     def parts(self, tables: str, products: str) -> list[Part]:
         """Returns the parts of the model that can have fewer bits, and would take fewer bytes.
 
-        Tables that are not in fp32 stay as they are, and so do those whose ids come and go.
+        Tables that are not in fp32 stay as they are, and so do those whose ids come and go. A format in which a row
+        would not be finite is not tried, whether or not rows of a log meet it.
 
         Args:
             tables: the narrowest format of rows.
@@ -81,9 +81,10 @@ class Variants:
         for name, of in self._tables.items():
             plain = all(isinstance(c.format, fp32.Config) and not c.policy for c in of)
             smaller = [format for format in formats if all(self._row(c, format) < self._row(c, EXACT) for c in of)]
-            if plain and smaller:
-                found.append(Part(kind="table", name=name, steps=(*smaller, EXACT)))
-        native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
+            steps = [format for format in smaller if plain and all(self._holds(c, format) for c in of)]
+            if steps:
+                found.append(Part(kind="table", name=name, steps=(*steps, EXACT)))
+        native = [name for name in _from(products, list(FORMATS)) if format_of(name).is_native()]
         for site in self.seen if native else ():
             found.append(Part(kind="product", name=site, steps=(*native, EXACT)))
         return found
@@ -140,7 +141,9 @@ class Variants:
         name = Family("sparrow.kernels.formats").name_of(component.format)
         path = self._place / quote(f"{name} {component.name}", safe="")
         if not path.exists():
-            safetensors.torch.save_file(converted(tensors_of(before)["weight"], self._of_rows[name]), path)
+            made = LeveledRows(fields=converted(tensors_of(before)["weight"], self._of_rows[name]))
+            with path.open("wb") as file:
+                write_rows(file, made)
         return path
 
     def error(self, part: Part, name: str) -> float:
@@ -167,6 +170,14 @@ class Variants:
                 return self._dense[part.name].nbytes
             return sum(of.nbytes for of in self.encoded(part.name, name).values())
         return sum(c.rows * self._row(c, name) for c in self._tables[part.name])
+
+    def _holds(self, component: Component, name: str) -> bool:
+        """Returns whether rows of a component in fp32 stay finite in a format: those with the most extreme numbers."""
+        weight_RD = tensors_of(self.scorer.folder.path / table_file(component.name))["weight"]
+        low_R, high_R = weight_RD.amin(1), weight_RD.amax(1)
+        rows_3 = torch.stack([low_R.argmin(), high_R.argmax(), (high_R - low_R).argmax()])
+        format = self._of_rows[name]
+        return bool(format.decode(format.encode(weight_RD[rows_3], None), component.dim).isfinite().all())
 
     def _row(self, component: Component, name: str) -> int:
         """Returns the bytes of the values of a row in a format."""

@@ -59,6 +59,13 @@ def test_bytes_are_those_of_the_formats(served: Scorer, narrow: Quantized) -> No
     assert narrow.scorer.folder.bytes < served.folder.bytes
 
 
+def test_others_may_read_all_of_it(narrow: Quantized) -> None:
+    """A service need not run as who made the model."""
+    folder = narrow.scorer.folder.path
+    mode = (folder / "manifest.json").stat().st_mode
+    assert {name for name in narrow.scorer.folder.manifest["files"] if (folder / name).stat().st_mode != mode} == set()
+
+
 def test_a_row_has_the_same_score_alone_and_beside_others(narrow: Quantized, rows: list[dict[str, Any]]) -> None:
     """Log-odds to the bit: products are whole numbers. A sigmoid has another last bit where a vector of them ends."""
     scorer = narrow.scorer
@@ -103,7 +110,7 @@ def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: P
     assert [part["name"] for part in report["parts"]] == [part["name"] for part in done.parts]
     dataset = data.open(prepared)
     (judge,) = judges(dataset, 50_000, parts=1)
-    before, after = (judge.ne_of(lambda batch, row, s=s: s.scores(batch), 1024) for s in (load(exported), done.scorer))
+    before, after = (judge.ne_of(of.scores) for of in (load(exported), done.scorer))
     assert rises(before, after).upper == pytest.approx(best.rise.upper, abs=1e-9)  # what was chosen is what is served
 
 
@@ -134,7 +141,7 @@ def test_the_test_part_chooses_nothing(
 
 
 def test_formats_that_may_not_be_narrower(exported: Path, prepared: Path, tmp_path: Path) -> None:
-    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", layers="fp32")
+    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", products="fp32")
     assert {(part["kind"], part["format"]) for part in done.parts} <= {("table", "int8"), ("table", "fp16")}
     assert not (tmp_path / "rows" / products.FILE).exists()
     assert not done.scorer.is_rounded

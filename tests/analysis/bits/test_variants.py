@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import calibrated, watched
+from sparrow.analysis.bits.calibrate import observed, watched
 from sparrow.analysis.bits.quantize import last
 from sparrow.analysis.bits.variants import Variants
 from sparrow.layers import sites
-from sparrow.serving import products
+from sparrow.serving import Scorer, products
+from sparrow.serving.rows import tensors_of
 from tests.models.test_models import MODELS, named
 from tests.serving.test_scorer import served as served_model
 
@@ -23,7 +24,7 @@ def test_every_model_in_few_bits(model: Any, prepared: Path, log: Path, tmp_path
     """Every product is seen, with its weight as it is used. With all in few bits, scores are near those of fp32."""
     scorer = served_model(prepared, log, tmp_path, model=model)
     batches = last(data.open(prepared), 600)
-    seen = calibrated(scorer.model, scorer.scores, batches)
+    seen = observed(scorer.model, scorer.scores, batches)
     assert seen.keys() == sites(scorer.model).keys()
     rows = dict.fromkeys(seen, 0)
 
@@ -48,3 +49,24 @@ def test_every_model_in_few_bits(model: Any, prepared: Path, log: Path, tmp_path
     for row in (0, 50):  # fp32 between the products sums in another order, and may move an input to the next code
         assert float((few(batch.part(row, row + 1)) - found[row]).abs().max()) < 1e-2
     assert bool((few(batch) == found).all())
+
+
+@pytest.mark.parametrize(
+    ("number", "formats"), [(1.0, ["int4", "int8", "fp16"]), (9e4, ["int4", "int8"]), (2e6, ["int8"])], ids=str
+)
+def test_formats_in_which_a_row_is_not_finite_are_not_tried(
+    number: float, formats: list[str], served: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that no row of the log meets would show in no score, and fail the first request that meets it."""
+
+    def changed(path: Path) -> dict[str, torch.Tensor]:
+        found = tensors_of(path)
+        if path.stem == "item":
+            found["weight"] = found["weight"].clone()
+            found["weight"][3, 2] = number
+        return found
+
+    monkeypatch.setattr("sparrow.analysis.bits.variants.tensors_of", changed)
+    parts = Variants(served, {}, tmp_path).parts("int4", "fp32")
+    steps = {part.name: part.steps for part in parts}
+    assert steps["item"] == (*formats, "fp32") and steps["user"] == ("int4", "int8", "fp16", "fp32")
