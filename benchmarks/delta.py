@@ -42,9 +42,9 @@ from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import fp32, int8
 from sparrow.kernels.rules import sgd
 from sparrow.serving import Scorer, load
-from sparrow.serving.deltas import Digest, compact
+from sparrow.serving.deltas import compact
 from sparrow.serving.export import export
-from sparrow.serving.folder import Folder, open_folder
+from sparrow.serving.folder import Digest, Folder, open_folder
 from sparrow.serving.rows import ROW, changed_rows, tensors_of, write_rows
 from sparrow.trained.run import Run
 from sparrow.training import train

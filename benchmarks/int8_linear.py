@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _peers.turns import TURN_S, turns
 from embedding_bag import target
 from row_formats import processor
 from torch import Tensor
@@ -44,7 +45,6 @@ from sparrow.kernels.int8_linear import Static, linear, packed, quantised, sums
 SHAPES = ((1, 624, 624), (100, 624, 624), (500, 624, 624), (500, 624, 512))
 WIDTH, DEEP, CROSSES = 624, (512, 256), 3
 STACKS = (1, 100, 500)  # rows
-TURN_S = 0.01
 PORTABLE_MACS = 1 << 24  # a processor without vector products takes too long for more
 Ways = dict[str, Callable[[], Any]]
 
@@ -255,30 +255,10 @@ def stack_ways(rows: int, folder: Path, threads: int) -> Ways:
 # -- timing ------------------------------------------------------------------------------------------------------------
 
 
-def turns(ways: Ways, seconds: float, threads: int) -> dict[str, list[float]]:
-    """Microseconds of a call, of ways that take turns."""
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    calls = {}
-    for name, way in ways.items():
-        way()
-        begun = time.perf_counter()
-        way()
-        calls[name] = max(1, round(TURN_S / (time.perf_counter() - begun))) if threads == 1 else 1
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(taken["fp32"]) < 5:
-        for name, way in ways.items():
-            way()  # brings its code and weights back into the processor's caches
-            begun = clock()
-            for _ in range(calls[name]):
-                way()
-            taken[name].append(1e6 * (clock() - begun) / calls[name])
-    return taken
-
-
 def measured(what: str, ways: Ways, seconds: float, threads: int) -> dict[str, float]:
     """Print a point; returns the median ratio of each side to ours with static scales."""
-    taken = turns(ways, seconds, threads)
+    clock, turn_s = (time.thread_time, TURN_S) if threads == 1 else (time.perf_counter, 0.0)
+    taken = turns(ways, seconds, clock, turn_s)
     found = {}
     for name, times in taken.items():
         ratios = [theirs / ours for theirs, ours in zip(times, taken["ours static"], strict=True)]

@@ -31,13 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from _peers.cells import kept
 from row_formats import processor
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import calibrated
+from sparrow.analysis.bits.calibrate import observed
 from sparrow.analysis.bits.quantize import last, quantize
 from sparrow.analysis.bits.search import rises
 from sparrow.analysis.bits.variants import TABLES, Variants
@@ -49,7 +48,7 @@ from sparrow.kernels.formats import int4
 from sparrow.models import Offset, dcnv2, dlrm, wukong
 from sparrow.serving import Scorer, load, products
 from sparrow.serving.export import export
-from sparrow.serving.scorer import CHECK, assembled, table_file
+from sparrow.serving.scorer import assembled, table_file
 from sparrow.trained.build import tables_of, untrained
 from sparrow.trained.run import Data, Log, Run
 from sparrow.training import train
@@ -95,20 +94,19 @@ def cell(model: Path, prepared: Path, name: str, rows: int) -> dict[str, Any]:
     test = next(iter(dataset.loader(dataset.rows("test"), split="test", dedup="off")))
     judge = Judge(test, prepared)
     scorer = load(model)
-    before = judge.ne_of(lambda batch, row: scorer.scores(batch), 1024)
+    before = judge.ne_of(scorer.scores)
     with tempfile.TemporaryDirectory() as folder:
         if name == "searched":
             done = quantize(model, Path(folder) / "out", prepared, budget=BUDGET, rows=rows)
-            after = judge.ne_of(lambda batch, row: done.scorer.scores(batch), 1024)
+            after = judge.ne_of(done.scorer.scores)
             best = done.found.best
             found = {"promised": best.rise.upper, "bytes": done.bytes_of(best.choice), "whole": done.bytes_of({})}
         else:
-            tables, layers = UNIFORM[name]
-            seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
+            tables, few = UNIFORM[name]
+            seen = observed(scorer.model, scorer.scores, last(dataset, rows))
             variants = Variants(scorer, seen, Path(folder), MIN_MAX if name == "int4 rows" else TABLES)
-            choice = {part: part.steps[0] for part in variants.parts(tables, layers)}
-            score = variants.score(choice)
-            after = judge.ne_of(lambda batch, row: score(batch), 1024)
+            choice = {part: part.steps[0] for part in variants.parts(tables, few)}
+            after = judge.ne_of(variants.score(choice))
             every = variants.parts("int4", "int8")
             of = {(part.kind, part.name): step for part, step in choice.items()}
             found = {
@@ -159,7 +157,7 @@ def wide(base: Scorer, width: int, batch: Batch) -> dict[str, tuple[Scorer, floa
     rows = {component.name: base.stack.rows[table_file(component.name)] for component in components(base)}
     dense = dict(Offset(untrained(run, base.schema), base.schema).state_dict())
     exact = replace(base, run=run, model=assembled(run, base.schema, lambda c: rows[c.name], dense, {}))
-    seen = calibrated(exact.model, exact.scores, [batch])
+    seen = observed(exact.model, exact.scores, [batch])
     few_bits = {}
     for site, of in seen.items():
         few_bits |= products.named(site, "int8", products.format_of("int8").encoded(of.weight_OI, of.range))
@@ -177,7 +175,7 @@ def components(scorer: Scorer) -> list[Component]:
 def widest(work: Path) -> None:
     """Look for the widest models, and print what each width takes."""
     base, requests = load(trained(work, work / "generated.parquet", "dcnv2", 16, 0)), 300
-    rows = pq.ParquetFile(base.folder.path / CHECK).read().select(list(base.encoder.sources)).to_pylist()[:CANDIDATES]
+    rows = base.kept()[1][:CANDIDATES]
     user = {"user": 7, "history": [3, 12, 40]}
     candidates = [{name: of for name, of in row.items() if name not in user} for row in rows]
     batch = base.encoder.batch(rows)

@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from _peers import products
+from _peers.turns import turns
 from row_formats import processor
 
 from sparrow import data
@@ -56,7 +57,6 @@ MODELS: dict[str, Any] = {
     "dlrm, history read": dlrm.Config(dim=16, bottom=(64,), top=(128, 64), history=History(lists=("history",))),
 }
 CLOSE = 1e-6
-TURN_S = 0.01
 BIG_ROWS = 15_600_000  # of 16 numbers: 1 GB
 
 
@@ -76,28 +76,6 @@ def made(
     train(run)
     export(place / "run", place / "model", [log])
     return restore(place / "run"), load(place / "model")
-
-
-def turns(
-    ways: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """Microseconds of a call, of ways that take turns. A turn is some calls in a row, as in a server that is asked."""
-    calls = {}
-    for name, way in ways.items():
-        way()
-        begun = clock()
-        way()
-        calls[name] = max(1, round(TURN_S / (clock() - begun)))
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(taken.values()))) < 5:
-        for name, way in ways.items():
-            way()  # brings its code and tables back into the processor's caches
-            begun = clock()
-            for _ in range(calls[name]):
-                way()
-            taken[name].append(1e6 * (clock() - begun) / calls[name])
-    return taken
 
 
 def told(values: Sequence[float]) -> str:

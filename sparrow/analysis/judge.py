@@ -16,6 +16,8 @@ from sparrow.data.batches.dataset import Dataset
 from sparrow.metrics.intervals import Estimate
 from sparrow.trained.scorer import Restored
 
+BATCH = 1024  # rows that are scored at a time
+
 
 class Judge:
     """Scores the same rows again and again.
@@ -35,20 +37,23 @@ class Judge:
         Raises:
             UserError: when the labels are all alike.
         """
-        return self.ne_of(found.scores, found.run.data.batch_size)[0]
+        return self._estimates(found.scores, found.run.data.batch_size)[0]
 
-    def ne_of(self, scores: Callable[[Batch, int], Tensor], size: int) -> list[Estimate]:
+    def ne_of(self, scores: Callable[[Batch], Tensor]) -> list[Estimate]:
         """Returns the normalised entropy of scores, for each label.
 
         Two of them that are subtracted are a paired difference (see `Estimate`).
 
         Args:
-            scores: gives the probabilities [B, T] of a batch whose first row has this number.
-            size: rows of a batch.
+            scores: gives the probabilities [B, T] of a batch.
 
         Raises:
             UserError: when the labels are all alike.
         """
+        return self._estimates(lambda batch, row: scores(batch), BATCH)
+
+    def _estimates(self, scores: Callable[[Batch, int], Tensor], size: int) -> list[Estimate]:
+        """Returns what `ne_of` does. scores: of a batch and the number of its first row. size: rows of a batch."""
         batch = self.batch
         spans = [(low, min(low + size, batch.batch_size)) for low in range(0, batch.batch_size, size)]
         scores_NT = torch.cat([scores(batch.part(low, high), low) for low, high in spans])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
-from sparrow.core.files import PATIENCE_S, comes_into_view, write_text
+from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
 
 FORMAT = 3
 Place = tuple[str, tuple[int, int], tuple[int, int]]
@@ -179,7 +179,7 @@ def save(
             files[file] = {**place, "is_cache": chunk.is_cache, **_write(writing / file, chunk.fields)}
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
-            _sync(writing)
+            sync(writing)
         team.all_written()
         if rank:
             return final
@@ -190,9 +190,9 @@ def save(
             files |= _files_of(other, writing)
         manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
-        _sync(writing)
+        sync(writing)
         os.rename(writing, final)
-        _sync(directory)
+        sync(directory)
     except OSError as error:
         shutil.rmtree(writing, ignore_errors=True)
         kept = latest(directory)
@@ -327,11 +327,3 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,15 +20,8 @@ from sparrow.core.memory import keep_freed_memory, leave_out, return_freed_memor
 
 __all__ = ["main"]
 
-ORDER = (
-    "generate",
-    "prepare",
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "compact",
-)  # in the order in which a log meets them; others follow
+# in the order in which a log meets them; others follow
+ORDER = ("generate", "prepare", "train", "evaluate", "predict", "export", "compact")
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **{"daft": "ray", "ray": "ray", "onnxruntime": "onnx", "onnxscript": "onnx"},

@@ -125,7 +125,7 @@ def folder_table(place: str, manifest: Mapping[str, Any]) -> Table:
         place: where it is.
         manifest: its own.
     """
-    number = manifest["number"]
+    number = manifest.get("number")  # of a delta
     kind = f"delta number {number} of {manifest['model']}" if number else manifest["model"]
     table = Table(title=f"{place}: {kind}, step {manifest['step']}", title_justify="left")
     for name in ("part", "files", "bytes"):

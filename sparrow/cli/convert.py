@@ -31,13 +31,7 @@ def convert(
     from sparrow.serving.convert import convert as write
 
     folder = write(model, out, to)
-    table = _show.Table(title=f"{out}: {folder.manifest['model']}, as {to}", title_justify="left")
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
-    for name, of in folder.manifest["files"].items():
-        table.add_row(name, f"{of['bytes']:,}")
-    _show.out.print(table)
-    if to != "aot":
-        _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
-    else:
-        _show.out.print(f"run it on the rows in {out / 'check.parquet'}: it is not run here", soft_wrap=True)
+    _show.out.print(_show.folder_table(str(out), folder.manifest))
+    rows = f"the rows in {out / 'check.parquet'}"
+    told = f"run it on {rows}: it is not run here" if to == "aot" else f"as {to} it reproduces the scores of {rows}"
+    _show.out.print(told, soft_wrap=True)

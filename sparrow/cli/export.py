@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,7 @@ def export(
         folder = write(run_dir, out, log, base=base, which=checkpoint, check=check, calibrate=calibrate, told=told)
     _show.out.print(_show.folder_table(str(out), folder.manifest))
     _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
-    said = f'"{out}"'
+    said = json.dumps(str(out))
     if base:
-        said = f'"{base[0]}", [{", ".join(f"{str(delta)!r}" for delta in (*base[1:], out))}]'.replace("'", '"')
+        said = f"{json.dumps(str(base[0]))}, {json.dumps([str(delta) for delta in (*base[1:], out)])}"
     _show.out.print(f"in Python: sparrow.serving.load({said}).score([{{...}}])", markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ def quantize(
     ne_budget: str = "0.02%",
     tables: Literal["int4", "int8", "fp16", "fp32"] = "int4",
     products: Literal["int8", "bf16", "fp32"] = "int8",
+    inputs: Literal["calibrated", "of-each-row"] = "calibrated",
     rows: int = 50_000,
     picture: Path | None = None,
     compare: Annotated[Path | None, tyro.conf.arg(metavar="OTHER")] = None,
@@ -37,6 +38,7 @@ def quantize(
         ne_budget: How much NE may rise, as a share of it, such as 0.02%; "inf" takes the narrowest formats.
         tables: The narrowest format of rows of tables.
         products: The narrowest format of matrix products.
+        inputs: Whether the inputs of an int8 product have one range, of the training part, or each row has its own.
         rows: Rows of the valid part that choose, and of the training part that calibrate.
         picture: Where to draw what each part does, OUT.png by default.
         compare: Say instead in which product MODEL and this other folder part first.
@@ -56,7 +58,9 @@ def quantize(
 
     budget = parsed(ne_budget)
     with _show.progress_bar() as told:
-        done = write(model, out, log, budget=budget, tables=tables, layers=products, rows=rows, told=told)
+        done = write(
+            model, out, log, budget=budget, tables=tables, products=products, inputs=inputs, rows=rows, told=told
+        )
     _show_parts(done, out)
     drawn = picture or out.with_name(f"{out.name}.png")
     if draw(done, drawn):

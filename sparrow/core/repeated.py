@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparrow.core.arrays import Int64s
+if TYPE_CHECKING:
+    from sparrow.core.arrays import Int64s
 
 LEAST = 1 << 22  # multiply-adds that take as long as taking a product in two
 COPYING = 40  # multiply-adds that take as long as copying a number
@@ -34,9 +34,9 @@ class Users:
     @classmethod
     def of(cls, user_B: Int64s, count: int) -> Users:
         """Returns those of samples. user_B: which user each is of. count: of users, U."""
-        some_U = torch.zeros(count, dtype=torch.int64)
-        some_U.numpy()[user_B] = np.arange(len(user_B))
-        return cls(torch.from_numpy(user_B), some_U)
+        inverse_B = torch.from_numpy(user_B)
+        some_U = torch.zeros(count, dtype=torch.int64).scatter_(0, inverse_B, torch.arange(len(user_B)))
+        return cls(inverse_B, some_U)
 
     @property
     def repeats(self) -> int:
@@ -54,8 +54,8 @@ class Columns(NamedTuple):
     @lru_cache(maxsize=64)
     def of(cls, marks: bytes) -> Columns:
         """Returns those of the marks of a matrix."""
-        is_shared = np.frombuffer(marks, np.bool_)
-        return cls(*(torch.from_numpy(np.flatnonzero(of)) for of in (is_shared, ~is_shared)))
+        is_shared = torch.frombuffer(bytearray(marks), dtype=torch.bool) if marks else torch.zeros(0, dtype=torch.bool)
+        return cls(*(of.nonzero()[:, 0] for of in (is_shared, ~is_shared)))
 
 
 class Repeated(Tensor):

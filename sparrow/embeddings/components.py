@@ -91,10 +91,10 @@ class ComponentTables(nn.Module):
         """What a copy must have anew."""
         dims = [record.dim for record in self.all_records()]
         self.door = Door(self, dims)
-        self._slots_are_rows = all(record.store.slots_are_rows for record in self.all_records())
         stores = [record.store for record in self.all_records()]
+        self._slots_are_rows = all(store.slots_are_rows for store in stores)
         self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
-        self._places_W2, self._begins, self._below = _places(stores)
+        self._places = None if self._slots_are_rows else _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
         self._asks_time = any(policy.clock == "time" for policy in self._policies.values())
@@ -387,11 +387,14 @@ class ComponentTables(nn.Module):
         """
         if self._slots_are_rows:
             return self._in_rows(bags, is_batch)
-        if self._are_leveled and not is_batch:  # in one call: a call a table slows small batches
+        if (
+            self._places is not None and self._are_leveled and not is_batch
+        ):  # in one call: a call a table slows small batches
             rows = self._in_rows(bags)
             tables = [rows.lookups.table_of.get(key, -1) for key in range(len(rows.bags))]
-            begins, below = [self._begins[n] for n in tables], [self._below[n] for n in tables]
-            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, self._places_W2, begins, below)
+            places_W2, begins, below = self._places
+            of_tables = [begins[n] for n in tables], [below[n] for n in tables]
+            slots_N = row_levels.slots_of(rows.slots_N, rows.bounds, places_W2, *of_tables)
             return replace(rows, slots_N=slots_N)
         of, mapped = self._mapped
         if of() is bags and mapped is not None:
@@ -490,7 +493,7 @@ def _places(stores: Sequence[RowStore]) -> tuple[Tensor, list[int], list[int]]:
     for number, store in enumerate(stores):
         if isinstance(store, MappedStore) and not store.slots_are_rows:
             begins[number], below[number] = sum(map(len, words)), store.rows.below
-            words.append(row_levels.places_of(store.rows.rows_U, store.rows.count))
+            words.append(store.rows.places)
     return torch.cat(words), begins, below
 
 

@@ -95,9 +95,9 @@ class _Cross(torch.autograd.Function):
                     flowing = dense.product(flowing, weights[i])
             weight = weights[layer * factors]
             if layer:
-                grad = dense.product(flowing, weight, grad) if is_last else grad.addmm_(flowing, weight)
+                grad = dense.product(flowing, weight, grad) if is_last else dense.add_product_(grad, flowing, weight)
             elif ctx.own:
-                grad_x0.addmm_(flowing, weight)
+                dense.add_product_(grad_x0, flowing, weight)
             else:
                 grad_x = dense.product(flowing, weight)
         return (grad_x0, grad_x, None, *reversed(grad_weights), *reversed(grad_biases))

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from sparrow.core.functions import applied
 from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
+from sparrow.layers.packed import PackedWeight
 from sparrow.layers.precision import compute_dtype, to_compute
-from sparrow.layers.ready import Ready
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
@@ -96,7 +96,8 @@ class Product(nn.Module):
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
-        key = (weight.data_ptr(), weight._version, *what)
+        version = 0 if weight.is_inference() else weight._version  # made in inference mode, it has none
+        key = (weight.data_ptr(), version, *what)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
@@ -112,17 +113,17 @@ class Product(nn.Module):
         keys = [part.key() if type(part) is Repeated and part.gains(out) else None for part in parts]
         sizes = [plain(part).shape[1] for part in parts]
 
-        def make() -> list[list[Ready]]:
+        def make() -> list[list[PackedWeight]]:
             cut = _cut(weight, sizes, parts[0].dtype, fold)
-            return [_ready(one, key) for one, key in zip(cut, keys, strict=True)]
+            return [_packed(one, key) for one, key in zip(cut, keys, strict=True)]
 
-        ready = self._once(weight, (*sizes, *keys), make)
+        packed = self._once(weight, (*sizes, *keys), make)
         if len(parts) == 1 and keys[0] is None:
-            return ready[0][0](plain(parts[0]), bias, relu=relu)
+            return packed[0][0](plain(parts[0]), bias, relu=relu)
         if not any(keys):
-            return _summed([(one[0], part) for one, part in zip(ready, parts, strict=True)], bias, relu)
+            return _summed([(one[0], part) for one, part in zip(packed, parts, strict=True)], bias, relu)
         once, each = [], []  # what runs for each user, and what runs for each sample
-        for ones, part, key in zip(ready, parts, keys, strict=True):
+        for ones, part, key in zip(packed, parts, keys, strict=True):
             if key is None:
                 each.append((ones[0], part))
                 continue
@@ -163,12 +164,12 @@ def trains(weight: Tensor) -> bool:
     return weight.requires_grad or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
-def _ready(weight: Tensor, key: bytes | None) -> list[Ready]:
+def _packed(weight: Tensor, key: bytes | None) -> list[PackedWeight]:
     """Returns a weight, or that of what samples share and that of what each has."""
-    return [Ready(weight)] if key is None else [Ready(weight[:, at]) for at in Columns.of(key)]
+    return [PackedWeight(weight)] if key is None else [PackedWeight(weight[:, at]) for at in Columns.of(key)]
 
 
-def _summed(products: Sequence[tuple[Ready, Tensor]], bias: Tensor | None, relu: bool) -> Tensor:
+def _summed(products: Sequence[tuple[PackedWeight, Tensor]], bias: Tensor | None, relu: bool) -> Tensor:
     """Returns the sum of x W^T of each pair of W and x, plus b, or the maximum of it and 0."""
     y: Tensor | None = None
     for weight, x in products:
@@ -204,7 +205,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return x @ weight.t()
+        return dense.product(x, weight.t())
 
     @staticmethod
     @once_differentiable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -114,8 +114,14 @@ def _shared(batch: Batch) -> set[str]:
 def _known(batch: Batch, found: Tensor, is_shared: list[bool], widths: list[int]) -> Tensor:
     """Returns vectors side by side [B, sum of widths], with what samples of a user share."""
     assert isinstance(batch.dense_BC, Repeated)
-    marks_1D = torch.from_numpy(np.repeat(is_shared, widths)[None])
+    marks_1D = _repeated(tuple(is_shared), tuple(widths)).clone()  # a write into the vectors ends what is known
     return Repeated.of(found, batch.dense_BC.users, marks_1D)
+
+
+@lru_cache(maxsize=64)
+def _repeated(marks: tuple[bool, ...], widths: tuple[int, ...]) -> Tensor:
+    """Returns each mark as often as its feature has columns, [1, sum of widths]."""
+    return torch.tensor(marks).repeat_interleave(torch.tensor(widths))[None]
 
 
 class Ids(nn.Module):

@@ -57,18 +57,12 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
     for split in ("valid", "test"):
         if not dataset.rows(split) or not labels:
             continue
-        judged = list(scored(found, dataset, split, told))
-        scores, truth, weights, groups = ([one[i] for one in judged] for i in range(4))
+        scores_BT, labels_BT, weights_B, session_B = scored(found, dataset, split, told)
         of_labels = {}
         for t, label in enumerate(labels):
-            made = estimates(
-                torch.cat(scores)[:, t],
-                torch.cat(truth)[:, t],
-                None if weights[0] is None else torch.cat(weights),
-                None if groups[0] is None else torch.cat(groups),
-            )
+            made = estimates(scores_BT[:, t], labels_BT[:, t], weights_B, session_B)
             of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
-        parts[split] = {"rows": sum(map(len, scores)), "labels": of_labels}
+        parts[split] = {"rows": len(scores_BT), "labels": of_labels}
     return {
         "model": found.name,
         "step": found.step,
@@ -78,12 +72,21 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
     }
 
 
-def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[Any, ...]]:
-    """Yields scores, labels, weights and sessions of batches of a part, and the batches; of MOST rows, about."""
+def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> tuple[Any, ...]:
+    """Returns scores [N, T] and labels [N, T] of a part, and its weights [N] and sessions [N] or None."""
+    kept = [
+        (scores_BT, batch.labels_BT, batch.weights_B, batch.session_B)
+        for scores_BT, batch in _batches(found, dataset, split, told)
+    ]
+    return tuple(None if of[0] is None else torch.cat(of) for of in zip(*kept, strict=True))
+
+
+def _batches(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[torch.Tensor, Batch]]:
+    """Yields scores of batches of a part, and the batches; of MOST rows, about."""
     loader, done = dataset.loader(8192, split=split, dedup="off"), 0
     total = min(dataset.rows(split), MOST)
     for batch in loader:
-        yield found.scores(batch), batch.labels_BT, batch.weights_B, batch.session_B, batch
+        yield found.scores(batch), batch
         done += batch.batch_size
         told(f"{split} rows scored", min(done, total), total)
         if done >= MOST:
@@ -95,7 +98,7 @@ def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str,
     schema, rows = found.schema, 0
     counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
     histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
-    for scores_BT, _, _, _, batch in scored(found, dataset, "train", told):
+    for scores_BT, batch in _batches(found, dataset, "train", told):
         rows += batch.batch_size
         for name in schema.sparse:
             ids = batch.ids[name]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
@@ -108,23 +106,6 @@ def compact(path: str | Path, deltas: Sequence[str | Path], out: str | Path, tol
             if told is not None:
                 told("files written", done, len(files))
     return open_folder(out)
-
-
-class Digest:
-    """Takes bytes as a file does, and keeps what a manifest says of them."""
-
-    def __init__(self) -> None:
-        self._sha256, self._bytes = hashlib.sha256(), 0
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Take some bytes."""
-        self._sha256.update(data)
-        self._bytes += len(data)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """Size and SHA-256 of all."""
-        return {"bytes": self._bytes, "sha256": self._sha256.hexdigest()}
 
 
 def _files(folder: Folder) -> dict[str, LeveledRows]:

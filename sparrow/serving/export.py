@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,38 +15,30 @@ import torch
 
 from sparrow import data
 from sparrow.core.config import differences, to_dict, write_toml
-from sparrow.core.errors import UserError, suggest
+from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
-from sparrow.data.logs.read import open_log, types_for
 from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
 from sparrow.embeddings.tiers import LeveledRows
-from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.encodings.vocabulary import Vocabulary
-from sparrow.features.ids import is_text
 from sparrow.features.rows import batches
-from sparrow.features.schema import Encoding
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import fp32
 from sparrow.kernels.rules import sgd
 from sparrow.serving import calibrators
 from sparrow.serving.calibrators import KINDS, Calibrator, calibrated
 from sparrow.serving.card import card, scored
-from sparrow.serving.deltas import Digest
-from sparrow.serving.folder import Folder, new_folder
-from sparrow.serving.requests import Encoder
+from sparrow.serving.deltas import TABLES
+from sparrow.serving.folder import Digest, Folder, new_folder
+from sparrow.serving.kept import Check, kept_rows
 from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
-
-ROWS = 256  # that are kept with the model
-
-Check = Literal["rows", "made"]
 
 
 def export(
@@ -85,8 +77,8 @@ def export(
     found = restore(run_dir, which=which, device="cpu")
     run = _served(found)
     if old is not None:
-        check_base(old, found, run)
-    kept = checked_rows(found, log, check)
+        _check_base(old, found, run)
+    kept = kept_rows(found, log, check)
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     about = {"model": found.name, "step": found.step, "parent": None, "number": 0}
@@ -98,8 +90,9 @@ def export(
         transforms.save(made)
         settings = to_dict(_with_maps(run, made), only=("model", "tables", "precision"))
         write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow export`."))
-        (made / DENSE).write_bytes(safetensors.torch.save(_plain(found.model.state_dict())))
-        (made / "tables").mkdir()
+        dense = {name: of.contiguous().clone() for name, of in found.model.state_dict().items()}
+        (made / DENSE).write_bytes(safetensors.torch.save(dense))
+        (made / TABLES).mkdir()
         records = [record for tables in tables_of(found.model) for record in tables.all_records()]
         for done, record in enumerate(records, 1):
             name, new = table_file(record.component.name), LeveledRows(fields=_rows(record, run))
@@ -112,14 +105,14 @@ def export(
                 whole[name] = full.entry
             told("tables written", done, len(records))
         kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
-        served = Served(found, _calibrators(found, dataset, kind, told))
+        served = _Served(found, _calibrators(found, dataset, kind, told))
         calibrators.save(served.calibrators, made)
         pq.write_table(_with_scores(served, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(served, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder
 
 
-class Served:
+class _Served:
     """A run's model with what its scores pass through."""
 
     def __init__(self, found: Restored, calibrators: tuple[Calibrator, ...]) -> None:
@@ -134,13 +127,11 @@ def _calibrators(found: Restored, dataset: data.Dataset, kind: KINDS, told: Prog
         return ()
     if not dataset.rows("valid"):
         raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; prepare with one, or leave it out")
-    judged = list(scored(found, dataset, "valid", told))
-    scores, labels, weights = ([one[i] for one in judged] for i in range(3))
-    all_weights = None if weights[0] is None else torch.cat(weights)
-    return calibrators.fitted(kind, torch.cat(scores), torch.cat(labels), all_weights, found.schema.labels)
+    scores_BT, labels_BT, weights_B, _ = scored(found, dataset, "valid", told)
+    return calibrators.fitted(kind, scores_BT, labels_BT, weights_B, found.schema.labels)
 
 
-def check_base(old: Scorer, found: Restored, run: Run) -> None:
+def _check_base(old: Scorer, found: Restored, run: Run) -> None:
     """Check that a model may follow another one as a delta: settings and tables are the same, but for rows of new ids.
 
     Args:
@@ -233,10 +224,6 @@ def _without_rare(transforms: Transforms) -> Transforms:
     return replace(transforms, vocabularies=known)
 
 
-def _plain(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.contiguous().clone() for name, tensor in state.items()}
-
-
 def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
     """Returns the fields of a component's rows that serving reads."""
     component = record.component
@@ -259,93 +246,7 @@ def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: 
             )
 
 
-# -- rows that are kept ---------------------------------------------------------------------------------------------
-
-
-def checked_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows") -> pa.Table:
-    """Returns raw rows of a log to keep with a model: of each column a missing value, an unknown one, an empty list.
-
-    Args:
-        found: the model.
-        log: files of a raw log.
-        check: see `export`.
-
-    Raises:
-        UserError: when the log cannot be read, or has no rows.
-    """
-    schema = found.schema
-    raw = open_log(log, replace(schema.source, bad_rows="repair"))
-    features = {name: schema.columns[name] for name in (*schema.dense, *schema.sparse)}
-    read = types_for(replace(schema, columns=features, groups={}, cluster=None), raw)
-    first = next(iter(raw.batches(read)), None)
-    if first is None or not first.num_rows:
-        raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
-    sources = Encoder(found.transforms, "reference").sources
-    for name in sources:
-        if name not in first.schema.names:
-            raise UserError(f"{raw.name}: no column {name!r}, which the model reads{suggest(name, first.schema.names)}")
-    table = pa.Table.from_batches([first]).select(list(sources))
-    if check == "made":
-        generator = np.random.default_rng(0)
-        weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}
-        orders = {name: pa.array(generator.permutation(table.num_rows)) for name in table.column_names}
-        orders |= {of: orders[name] for name, of in weights.items() if of}  # a list and its weights are one thing
-        table = pa.table({name: table[name].take(orders[name]) for name in table.column_names})
-    chosen = _telling(found, table)
-    made = pa.Table.from_pylist(list(_odd(found, table.slice(0, 1).to_pylist()[0], table)), schema=table.schema)
-    left = ROWS - len(chosen) - made.num_rows
-    spread = np.linspace(0, table.num_rows - 1, max(left, 0)).astype(np.int64)
-    return pa.concat_tables([made, table.take(pa.array([*chosen, *spread.tolist()]))]).slice(0, ROWS)
-
-
-def _telling(found: Restored, table: pa.Table) -> list[int]:
-    """Returns rows that have what others do not: a missing and an unknown value of a column, its longest list."""
-    (batch,) = batches(found.schema, found.transforms.transform(table, training=False), table.num_rows)
-    rows: dict[int, None] = {}
-    for name in found.schema.sparse:
-        ids = batch.ids[name]
-        lengths = ids.lengths_B
-        if found.schema.columns[name].kind == "list":
-            rows |= {int(lengths.argmax()): None, int(lengths.argmin()): None}
-        row_N = torch.arange(len(lengths)).repeat_interleave(lengths)
-        for number in (MISSING, UNKNOWN):
-            rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
-    for c in range(len(found.schema.dense)):
-        x_B = batch.dense_BC[:, c]
-        rows |= {int(x_B.argmax()): None, int(x_B.argmin()): None}
-    return list(rows)
-
-
-def _odd(found: Restored, row: dict[str, Any], table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields a row with one column changed: missing, an id that nobody knows, an empty list, a long one."""
-    for name in (*found.schema.dense, *found.schema.sparse):
-        column = found.schema.columns[name]
-        source = column.source or name
-        if source not in row:  # it tells of another column
-            continue
-        kind = table.schema.field(source).type
-        is_list = not is_text(kind) and column.kind == "list"
-        nobody = _nobody(kind.value_type if is_list else kind, found.schema.encodings.get(str(column.table)))
-        beside = {} if column.weights in (None, ":") else {column.weights: None}
-        yield row | beside | {source: None}
-        if column.kind == "list" and not column.weights:
-            longest = max(table[source].to_pylist(), key=lambda value: len(value or ()))
-            if isinstance(longest, list):
-                yield from ({**row, source: of} for of in ([], longest * 4, [nobody, *longest[:1]]))
-            elif isinstance(longest, str) and column.separator != "json":
-                yield from (row | {source: ""}, row | {source: (column.separator or " ").join([longest] * 4)})
-        if column.kind == "categorical" and not column.quantiles:
-            yield row | {source: nobody}
-
-
-def _nobody(kind: pa.DataType, encoding: Encoding | None) -> Any:
-    """Returns an id that hardly any log has, of a type; None where there is none."""
-    if is_text(kind) and encoding is not None and encoding.kind != "range":
-        return "an id that nobody knows"
-    return (1 << (kind.bit_width - 1)) - 1 if pa.types.is_signed_integer(kind) else None
-
-
-def _with_scores(found: Served, rows: pa.Table) -> pa.Table:
+def _with_scores(found: _Served, rows: pa.Table) -> pa.Table:
     """Returns raw rows with the ids, numbers and scores that the run makes of them."""
     (batch,) = batches(found.schema, found.transforms.transform(rows, training=False), rows.num_rows)
     beside: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow.core.errors import UserError
-from sparrow.core.files import cannot_write
+from sparrow.core.files import cannot_write, sync
 from sparrow.core.workplace import workplace
 
 FORMAT = 1
@@ -53,6 +53,23 @@ class Folder:
         return sum(of["bytes"] for of in self.manifest["files"].values())
 
 
+class Digest:
+    """Takes bytes as a file does, and keeps what a manifest says of them."""
+
+    def __init__(self) -> None:
+        self._sha256, self._bytes = hashlib.sha256(), 0
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Take some bytes."""
+        self._sha256.update(data)
+        self._bytes += len(data)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Size and SHA-256 of all."""
+        return {"bytes": self._bytes, "sha256": self._sha256.hexdigest()}
+
+
 @contextmanager
 def new_folder(
     out: Path, told: Mapping[str, Any], *, whole: Mapping[str, Any] | None = None, digest: str = ""
@@ -87,9 +104,9 @@ def new_folder(
                 raise UserError(f"{out}: not what it was to be, to the byte; try again, and check memory and disk")
             (made / MANIFEST).write_text(_text(manifest), encoding="utf-8")
             for path in (made / MANIFEST, *(p for p in made.rglob("*") if p.is_dir()), made):
-                _settle(path)
+                sync(path)
             made.rename(out)
-            _settle(out.parent)
+            sync(out.parent)
         except OSError as error:
             raise cannot_write(out, error) from error
 
@@ -138,23 +155,13 @@ def _unlike(path: Path, size: int, digest: str) -> str:
 
 
 def _entry(path: Path, settle: bool = False) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
+    digest = Digest()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
+            digest.write(block)
         if settle:
             os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _settle(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return digest.entry
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

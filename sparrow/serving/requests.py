@@ -107,8 +107,8 @@ class Encoder:
         count = _count(rows, len(users) if user_B is None else len(user_B))
         if user_B is not None and len(user_B) != count:
             raise UserError(f"candidates: {count} where users are named for {len(user_B)}; name one for each")
-        users, marks = list(users), bytes(of_users)
-        found = None if self._plan is None else self._plan.encode(rows, count, users, len(users), marks)
+        users = list(users)
+        found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(of_users))
         if found is None or found.refused:
             found = self._mended(found, rows, count, users, of_users)
         ids = len(self._schema.sparse)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -186,15 +187,18 @@ class Scorer:
     def _score(self) -> Any:
         return calibrators.calibrated(scoring(self.model, self.run, self.schema), self.calibrators)
 
+    def kept(self) -> tuple[pa.Table, list[dict[str, Any]]]:
+        """Returns the rows that are kept with the model: with their ids, numbers and scores, and raw, as a request."""
+        kept = pq.ParquetFile(self.folder.path / CHECK).read()  # `read_table` would import pandas
+        return kept, kept.select(list(self.encoder.sources)).to_pylist()
+
     def check(self) -> None:
         """Score the rows that were kept with the model, which also makes it ready for the first request.
 
         Raises:
             UserError: when ids, numbers or scores differ from those that were kept.
         """
-        path = self.folder.path / CHECK
-        kept = pq.ParquetFile(path).read()  # `read_table` would import pandas
-        rows = kept.select(list(self.encoder.sources)).to_pylist()
+        path, (kept, rows) = self.folder.path / CHECK, self.kept()
         batch = self.encoder.batch(rows)
 
         def differs(what: str, row: int, ours: Any, theirs: Any) -> UserError:
@@ -264,7 +268,6 @@ def _made(stack: Stack, threads: int) -> Scorer:
     return scorer
 
 
-@torch.inference_mode(False)  # a weight that is made within it has no version, which `Product` asks for
 def assembled(
     run: Run,
     schema: Schema,

@@ -14,7 +14,7 @@ from sparrow.core import Batch, repeated
 from sparrow.core.repeated import Repeated
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
-from sparrow.layers.ready import Ready
+from sparrow.layers.packed import PackedWeight
 from sparrow.losses import probabilities
 from sparrow.models import Offset, autoint, din, finalmlp, fm, logistic
 from sparrow.serving.requests import Encoder
@@ -81,13 +81,13 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The multiply-adds of each product."""
     found: list[int] = []
-    was = Ready.__call__
+    was = PackedWeight.__call__
 
-    def call(self: Ready, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    def call(self: PackedWeight, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         found.append(x.shape[0] * self.weight.numel())
         return was(self, x, bias, relu=relu)
 
-    monkeypatch.setattr(Ready, "__call__", call)
+    monkeypatch.setattr(PackedWeight, "__call__", call)
     return found
 
 

@@ -74,6 +74,12 @@ def test_across_runs_once_for_what_is_shared(shared: list[bool], users: int, mon
     torch.testing.assert_close(product((x_NBD,), weight, across=True), found)
 
 
+@torch.inference_mode()
+def test_a_weight_may_be_made_in_inference_mode() -> None:
+    mlp, x = MLP(3, (4,)).requires_grad_(False), torch.randn(2, 3)
+    torch.testing.assert_close(mlp(x), (x @ mlp.layers[0].weight.t() + mlp.layers[0].bias).relu())  # type: ignore[operator, union-attr]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_kept_weight_is_made_anew_when_the_weight_changes(trains: bool) -> None:

@@ -14,7 +14,8 @@ from sparrow.core import UserError
 from sparrow.features.schema import missing_of
 from sparrow.metrics import evaluate
 from sparrow.serving import load
-from sparrow.serving.export import ROWS, export
+from sparrow.serving.export import export
+from sparrow.serving.kept import ROWS
 from sparrow.serving.scorer import CHECK, IDS
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore

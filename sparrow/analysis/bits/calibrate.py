@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -56,16 +56,20 @@ class Seen:
 def watched(model: nn.Module, see: See) -> Iterator[None]:
     """Every product within this context is told to `see`."""
 
-    def hook(site: str) -> Callable[..., None]:
-        def told(product: Product, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
-            parts = args[0]
-            if kwargs.get("across"):
-                parts, y = [_upright(part) for part in parts], _upright(y)
-            see(site, parts, y)
+    def told(site: str, product: Product, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
+        parts = args[0]
+        if kwargs.get("across"):
+            parts, y = [_upright(part) for part in parts], _upright(y)
+        see(site, parts, y)
 
-        return told
+    with _hooked(model, told):
+        yield
 
-    handles = [one.register_forward_hook(hook(site), with_kwargs=True) for site, one in sites(model).items()]
+
+@contextmanager
+def _hooked(model: nn.Module, told: Callable[..., None]) -> Iterator[None]:
+    """Within this context `told` is told of every product: site, product, arguments, named ones, output."""
+    handles = [one.register_forward_hook(partial(told, site), with_kwargs=True) for site, one in sites(model).items()]
     try:
         yield
     finally:
@@ -73,7 +77,7 @@ def watched(model: nn.Module, see: See) -> Iterator[None]:
             handle.remove()
 
 
-def calibrated(model: nn.Module, score: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> dict[str, Seen]:
+def observed(model: nn.Module, score: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> dict[str, Seen]:
     """Returns what each product does with some batches. A product that these rows do not reach is left out.
 
     Args:
@@ -109,26 +113,19 @@ def _weights(model: nn.Module, score: Callable[[Batch], Tensor], batch: Batch) -
     """Returns the weight of each product as it is used."""
     found: dict[str, Seen] = {}
 
-    def hook(site: str) -> Callable[..., None]:
-        def told(product: Product, args: Any, kwargs: dict[str, Any]) -> None:
-            parts, weight, *bias = args
-            if kwargs.get("across"):
-                parts = [_upright(part) for part in parts]
-            weights = product.weights(weight, [joined([part]) for part in parts], kwargs.get("fold"))
-            found[site] = Seen(
-                weight_OI=joined(weights).contiguous(),
-                bias=bias[0] if bias else None,
-                relu=bool(kwargs.get("relu")),
-            )
+    def told(site: str, product: Product, args: Any, kwargs: dict[str, Any], y: Tensor) -> None:
+        parts, weight, *bias = args
+        if kwargs.get("across"):
+            parts = [_upright(part) for part in parts]
+        weights = product.weights(weight, [joined([part]) for part in parts], kwargs.get("fold"))
+        found[site] = Seen(
+            weight_OI=joined(weights).contiguous(),
+            bias=bias[0] if bias else None,
+            relu=bool(kwargs.get("relu")),
+        )
 
-        return told
-
-    handles = [one.register_forward_pre_hook(hook(site), with_kwargs=True) for site, one in sites(model).items()]
-    try:
+    with _hooked(model, told):
         score(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
@@ -173,7 +170,7 @@ def output_errors(
         model: in fp32.
         score: runs it.
         batch: rows of the log.
-        seen: see `calibrated`.
+        seen: see `observed`.
         made: site -> the other way.
     """
     sums: dict[str, tuple[float, float]] = {}

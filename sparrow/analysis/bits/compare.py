@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from sparrow.analysis.bits.calibrate import watched
 from sparrow.core.errors import UserError
 from sparrow.serving import Scorer
 from sparrow.serving.products import joined
-from sparrow.serving.scorer import CHECK
 
 PARTED = 1e-4  # relative: far above what another order of sums makes
 
@@ -53,7 +51,7 @@ def partings(a: Scorer, b: Scorer) -> Partings:
     Raises:
         UserError: when the models are not of one kind.
     """
-    rows = pq.ParquetFile(a.folder.path / CHECK).read().select(list(a.encoder.sources)).to_pylist()
+    _, rows = a.kept()
     (ours, scores), (theirs, others) = _run(a, rows), _run(b, rows)
     if list(ours) != list(theirs) or any(x.shape != theirs[site][0].shape for site, (x, _) in ours.items()):
         raise UserError(

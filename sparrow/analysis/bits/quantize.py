@@ -14,25 +14,26 @@ import pyarrow.parquet as pq
 import safetensors.torch
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import calibrated, output_errors
+from sparrow.analysis.bits.calibrate import observed, output_errors
 from sparrow.analysis.bits.search import Choice, Found, Rise, search
-from sparrow.analysis.bits.variants import EXACT, Variants
-from sparrow.analysis.judge import judges
+from sparrow.analysis.bits.variants import EXACT, Inputs, Variants
+from sparrow.analysis.judge import BATCH, judges
 from sparrow.core import Batch
 from sparrow.core.config import read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.serving import Scorer, load, products
+from sparrow.serving import Scorer, load
 from sparrow.serving.card import card
+from sparrow.serving.deltas import TABLES
 from sparrow.serving.folder import new_folder
+from sparrow.serving.products import FILE as PRODUCTS
 from sparrow.serving.products import format_of
 from sparrow.serving.scorer import CHECK, DENSE, SCORE, table_file
 from sparrow.trained.build import check_schema, tables_of
 
 REPORT = "quantized.json"
-BATCH = 1024  # rows that are scored at a time
 CANDIDATES, WARM, TURNS = 100, 3, 21  # of the request that is timed
 
 
@@ -40,8 +41,8 @@ CANDIDATES, WARM, TURNS = 100, 3, 21  # of the request that is timed
 class Quantized:
     """What `quantize` wrote, and how it came to it.
 
-    scorer: the new model. bytes_before, bytes_after: of the parts that were looked at. ms_before, ms_after: of a
-    request with CANDIDATES candidates, of one thread.
+    scorer: the new model. found: by the search. parts: what is known of each. ms_before, ms_after: of a request with
+    CANDIDATES rows, of one thread.
     """
 
     scorer: Scorer
@@ -71,7 +72,8 @@ def quantize(
     *,
     budget: float,
     tables: str = "int4",
-    layers: str = "int8",
+    products: str = "int8",
+    inputs: Inputs = "calibrated",
     rows: int = 50_000,
     told: Progress | None = None,
 ) -> Quantized:
@@ -86,7 +88,8 @@ def quantize(
         prepared: the prepared log that the model was trained on.
         budget: how much NE may rise, as a share of it; infinite takes the narrowest formats.
         tables: the narrowest format of rows, or "fp32".
-        layers: the narrowest format of products, or "fp32".
+        products: the narrowest format of products, or "fp32".
+        inputs: see `Variants`.
         rows: of the valid part, by which to choose; and of the training part, to calibrate.
         told: is told how far it is.
 
@@ -98,13 +101,14 @@ def quantize(
     if scorer.is_rounded:
         raise UserError(f"{model}: not in fp32; quantise the folder that it was made of, or export the run again")
     check_schema(scorer.schema, dataset.schema, dataset.path)
-    with new_folder(out, {**_about(scorer), "quantized_from": scorer.folder.digest}) as made:
-        seen = calibrated(scorer.model, scorer.scores, last(dataset, rows))
+    about = {"model": scorer.name, "step": scorer.step, "parent": None, "number": 0}
+    with new_folder(out, {**about, "quantized_from": scorer.folder.digest}) as made:
+        seen = observed(scorer.model, scorer.scores, last(dataset, rows))
         scratch = made.parent / "rows"
         scratch.mkdir()
-        variants = Variants(scorer, seen, scratch)
+        variants = Variants(scorer, seen, scratch, inputs=inputs)
         (judge,) = judges(dataset, rows, parts=1)
-        found = search(variants.parts(tables, layers), variants.score, judge, budget, told)
+        found = search(variants.parts(tables, products), variants.score, judge, budget, told)
         parts = _parts(variants, found, judge.batch.part(0, min(4096, judge.batch.batch_size)))
         _write(made, variants, found.best.choice, dataset, told)
         write_text(made / REPORT, to_json(_report(found, parts, budget), indent=1) + "\n")
@@ -127,17 +131,12 @@ def last(dataset: Dataset, rows: int) -> list[Batch]:
     return list(loader)
 
 
-def _about(scorer: Scorer) -> dict[str, Any]:
-    """Returns what the manifest of a full folder says of a model."""
-    return {"model": scorer.name, "step": scorer.step, "parent": None, "number": 0}
-
-
 def _write(made: Path, variants: Variants, choice: Choice, dataset: Dataset, told: Progress) -> None:
     """Write the files of a model folder, but for its manifest."""
     scorer, model = variants.scorer, variants.model(choice)
     before = scorer.folder.path
     for name in scorer.folder.manifest["files"]:
-        if not name.startswith("tables/") and name not in (DENSE, CHECK, "card.json", "run.toml", REPORT):
+        if not name.startswith(TABLES) and name not in (DENSE, CHECK, "card.json", "run.toml", REPORT):
             (made / name).parent.mkdir(exist_ok=True, parents=True)
             shutil.copyfile(before / name, made / name)
     settings = read_toml(before / "run.toml")  # as written, with paths beside it
@@ -145,16 +144,16 @@ def _write(made: Path, variants: Variants, choice: Choice, dataset: Dataset, tol
     settings.setdefault("tables", {})["overrides"] = overrides
     write_text(made / "run.toml", write_toml(settings, header="A trained model, by `sparrow quantize`."))
     dense, few_bits = variants.stored(choice)
-    for name, of in ((DENSE, dense), (products.FILE, few_bits)):
+    for name, of in ((DENSE, dense), (PRODUCTS, few_bits)):
         if of or name == DENSE:
             (made / name).write_bytes(safetensors.torch.save({n: t.contiguous() for n, t in of.items()}))
-    (made / "tables").mkdir()
+    (made / TABLES).mkdir()
     for tables in tables_of(model):
         for record in tables.all_records():
             shutil.copyfile(variants.file(record.component), made / table_file(record.component.name))
     now = replace(scorer, run=variants.run(choice), model=model)
-    kept = pq.ParquetFile(before / CHECK).read()
-    scores_NT = now.score(kept.select(list(scorer.encoder.sources)).to_pylist())
+    kept, rows = scorer.kept()
+    scores_NT = now.score(rows)
     for t, label in enumerate(scorer.labels):
         at = kept.column_names.index(SCORE + label)
         kept = kept.set_column(at, SCORE + label, pa.array(scores_NT[:, t].copy()))
@@ -208,8 +207,8 @@ def _report(found: Found, parts: list[dict[str, Any]], budget: float) -> dict[st
 def _milliseconds(*scorers: Scorer) -> list[float]:
     """Returns the median time of a request with CANDIDATES candidates, of models that take turns."""
     taken: list[list[float]] = [[] for _ in scorers]
-    rows = pq.ParquetFile(scorers[0].folder.path / CHECK).read().slice(0, CANDIDATES).to_pylist()
-    batches = [scorer.encoder.batch(rows) for scorer in scorers]
+    _, rows = scorers[0].kept()
+    batches = [scorer.encoder.batch(rows[:CANDIDATES]) for scorer in scorers]
     for turn in range(WARM + TURNS):
         for scorer, batch, times in zip(scorers, batches, taken, strict=True):
             begun = time.perf_counter()

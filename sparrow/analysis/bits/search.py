@@ -102,7 +102,7 @@ def rises(before: Sequence[Estimate], after: Sequence[Estimate]) -> Rise:
 
 
 def damages(
-    parts: Sequence[Part], scores: Callable[[Choice], Scores], judge: Judge, told: Progress, size: int = 1024
+    parts: Sequence[Part], scores: Callable[[Choice], Scores], judge: Judge, told: Progress
 ) -> tuple[list[Estimate], dict[Part, dict[str, Rise]]]:
     """Returns NE of the model as it is, and what each part alone, in each of its formats, does to it.
 
@@ -111,16 +111,14 @@ def damages(
         scores: choice -> what scores a batch with it.
         judge: has the rows.
         told: is told how far it is.
-        size: rows of a batch.
     """
-    before = judge.ne_of(_numbered(scores({})), size)
+    before = judge.ne_of(scores({}))
     total, done = sum(len(part.steps) - 1 for part in parts), 0
     alone: dict[Part, dict[str, Rise]] = {}
     for part in parts:
         for step in part.steps[:-1]:
             told("parts alone", done, total)
-            after = judge.ne_of(_numbered(scores({part: step})), size)
-            alone.setdefault(part, {})[step] = rises(before, after)
+            alone.setdefault(part, {})[step] = rises(before, judge.ne_of(scores({part: step})))
             done += 1
     told("parts alone", total, total)
     return before, alone
@@ -132,7 +130,6 @@ def search(
     judge: Judge,
     budget: float,
     told: Progress,
-    size: int = 1024,
 ) -> Found:
     """Returns the narrowest formats of which the rise of NE is shown to be within a budget.
 
@@ -145,14 +142,13 @@ def search(
         judge: has the rows.
         budget: how much NE may rise, as a share of it, >= 0.
         told: is told how far it is.
-        size: rows of a batch.
     """
-    before, alone = damages(parts, scores, judge, told, size)
+    before, alone = damages(parts, scores, judge, told)
     order = fallbacks(parts, {part: {step: rise.value for step, rise in of.items()} for part, of in alone.items()})
     tried: list[Tried] = []
     for choice in order:
         told("all together", len(tried), len(order))
-        rise = rises(before, judge.ne_of(_numbered(scores(choice)), size))
+        rise = rises(before, judge.ne_of(scores(choice)))
         tried.append(Tried(choice=choice, rise=rise))
         if rise.upper <= budget:
             break  # the model as it is, the last one, does not rise at all
@@ -179,7 +175,3 @@ def fallbacks(parts: Sequence[Part], damage: Mapping[Part, Mapping[str, float]])
             heapq.heappush(queue, (-damage[part][step], number, part))
         order.append({one: one.steps[at] for one, at in now.items() if at < len(one.steps) - 1})
     return order
-
-
-def _numbered(scores: Scores) -> Callable[[Batch, int], Tensor]:
-    return lambda batch, row: scores(batch)

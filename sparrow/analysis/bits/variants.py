@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import torch
@@ -30,6 +30,7 @@ from sparrow.trained.build import scoring, tables_of
 from sparrow.trained.run import Run
 
 EXACT = "fp32"
+Inputs = Literal["calibrated", "of-each-row"]
 TABLES: dict[str, RowFormat] = {  # how rows are converted, narrowest first
     "int4": int4.Config(rounding="nearest", search="greedy"),
     "int8": int8.Config(rounding="nearest"),
@@ -43,9 +44,10 @@ class Variants:
 
     Args:
         scorer: the model.
-        seen: what its products do, see `calibrated`.
+        seen: what its products do, see `observed`.
         place: a folder for converted rows.
         of_rows: name -> how rows are converted to this format, narrowest first.
+        inputs: whether those of a product have the range that was calibrated, or each row one of its own.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Variants:
         seen: Mapping[str, Seen],
         place: Path,
         of_rows: Mapping[str, RowFormat] = MappingProxyType(TABLES),
+        inputs: Inputs = "calibrated",
     ) -> None:
         self.scorer, self.seen, self._place, self._of_rows = scorer, seen, place, dict(of_rows)
+        self._inputs = inputs
         self._dense = weights(scorer.folder, DENSE)
         self._encoded: dict[tuple[str, str], dict[str, Tensor]] = {}
         specs = [spec for tables in tables_of(scorer.model) for spec in tables.specs]
@@ -80,7 +84,7 @@ class Variants:
             steps = [format for format in smaller if plain and all(self._holds(c, format) for c in of)]
             if steps:
                 found.append(Part(kind="table", name=name, steps=(*steps, EXACT)))
-        native = [name for name in _from(products, list(FORMATS)) if name == "int8" or format_of(name).is_native()]
+        native = [name for name in _from(products, list(FORMATS)) if format_of(name).is_native()]
         for site in self.seen if native else ():
             found.append(Part(kind="product", name=site, steps=(*native, EXACT)))
         return found
@@ -108,7 +112,8 @@ class Variants:
         """Returns the fields of a product in a format. They are made once."""
         if (site, name) not in self._encoded:
             seen = self.seen[site]
-            self._encoded[site, name] = format_of(name).encoded(seen.weight_OI, seen.range)
+            range_ = seen.range if self._inputs == "calibrated" else None
+            self._encoded[site, name] = format_of(name).encoded(seen.weight_OI, range_)
         return self._encoded[site, name]
 
     def run(self, choice: Choice) -> Run:

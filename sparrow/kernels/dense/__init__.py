@@ -38,6 +38,12 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None = None, *, impl: Impl = "a
     return out
 
 
+def add_product_(out: Tensor, a: Tensor, b: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Returns `out`, to which a @ b was added in place."""
+    found: Tensor = _implementation(impl, a).add_product_(out, a, b)
+    return found
+
+
 def weight_gradient(grad: Tensor, x: Tensor, *, impl: Impl = "auto") -> Tensor:
     """Returns the gradient of a weight, grad^T x [N, K]. grad: of the product with it, [B, N]. x: its input, [B, K]."""
     out: Tensor = _implementation(impl, x).weight_gradient(grad, x)

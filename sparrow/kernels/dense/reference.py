@@ -19,6 +19,11 @@ def product(a: Tensor, b: Tensor, plus: Tensor | None) -> Tensor:
     return a @ b if plus is None else torch.addmm(plus, a, b)
 
 
+def add_product_(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """See the package."""
+    return out.addmm_(a, b)
+
+
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """See the package."""
     return grad.t() @ x

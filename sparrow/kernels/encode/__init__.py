@@ -86,20 +86,19 @@ class Plan:
         self._encode = module.encode
         self._plan = module.encode_plan([_packed(column) for column in columns])
 
-    def encode(self, rows: Rows, count: int, others: Rows, other_count: int, of_others: bytes) -> Encoded:
+    def encode(self, rows: Rows, count: int, others: list[Mapping[str, Any]], of_others: bytes) -> Encoded:
         """Returns what became of a request.
 
         Args:
             rows: of a request.
             count: of them.
             others: further rows.
-            other_count: of them.
             of_others: for each column, whether the further rows have it, 1 or 0.
 
         Raises:
             TypeError: when rows are something else than a list of dicts or a dict of lists.
         """
-        found = self._encode(self._plan, rows, count, others, other_count, of_others)
+        found = self._encode(self._plan, rows, count, others, len(others), of_others)
         buffer, bounds, refused, ids, lists, numbers = found
         whole = np.frombuffer(buffer, np.int64, ids + 2 * lists + 1 + numbers)
         offsets = ids + lists + 1

@@ -63,9 +63,9 @@ class Weight(NamedTuple):
     codes_OI: Tensor
     scale_O: Tensor
 
-    def columns(self, first: int, last: int) -> Weight:
-        """Returns the weight of the inputs [first, last), with the same scales."""
-        return Weight(self.codes_OI[:, first:last], self.scale_O)
+    def columns(self, at: slice | Tensor) -> Weight:
+        """Returns the weight of some inputs, with the same scales."""
+        return Weight(self.codes_OI[:, at], self.scale_O)
 
 
 class Shared(NamedTuple):
@@ -94,19 +94,18 @@ def _implementation(impl: Impl, tensor: Tensor) -> ModuleType:
     return cpp
 
 
-def quantised(weight_OI: Tensor, *, per_channel: bool = True) -> Weight:
+def quantised(weight_OI: Tensor) -> Weight:
     """Returns a weight in int8: symmetric, its largest number being 127. Rounds to nearest; a row of zeros stays one.
 
     Args:
         weight_OI: float32.
-        per_channel: False gives all channels one scale, whose error is larger.
 
     Raises:
         UserError: when a number is not finite.
     """
     if not weight_OI.isfinite().all():
         raise UserError("weight: a number is not finite; nothing can be served with it")
-    return Weight(*reference.quantised(weight_OI, per_channel))
+    return Weight(*reference.quantised(weight_OI))
 
 
 def packed(weight: Weight, bias_O: Tensor | None = None, *, impl: Impl = "auto") -> Packed:

@@ -190,8 +190,7 @@ INLINE Ints dot(const Ints& sums, const Codes& x, const Weights& w) {
 }
 #endif
 
-// -- the choice among them
-// ----------------------------------------------------------------------------------------------
+// -- the choice among them ------------------------------------------------------------------------------------------
 
 struct Processor {
   const char* name;
@@ -237,8 +236,7 @@ std::string int8_processor(const std::string& name) {
   return processor().name;
 }
 
-// -- the operators
-// -------------------------------------------------------------------------------------------------------
+// -- the operators --------------------------------------------------------------------------------------------------
 
 template <class T>
 T* data(const Tensor& t, ScalarType type, int64_t dims, const char* name) {

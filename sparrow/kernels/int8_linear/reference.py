@@ -16,11 +16,9 @@ LEAST_SCALE = 2.0**-126  # the reciprocal of a smaller one may be infinite
 NOT_FINITE = -(2**31)
 
 
-def quantised(weight_OI: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
+def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """See the package."""
     most_O = weight_OI.float().abs().amax(1) if weight_OI.shape[1] else weight_OI.new_zeros(len(weight_OI)).float()
-    if not per_channel and len(most_O):
-        most_O = most_O.amax().expand_as(most_O)
     scale_O = (most_O / torch.full_like(most_O, 127.0)).clamp(min=LEAST_SCALE)
     return (weight_OI.float() / scale_O[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
 

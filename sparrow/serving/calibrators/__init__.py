@@ -37,10 +37,10 @@ class Calibrator(Protocol):
 def fitted(
     kind: str, scores_BT: Tensor, labels_BT: Tensor, weights_B: Tensor | None, names: Sequence[str]
 ) -> tuple[Calibrator, ...]:
-    """Returns a calibrator for each label; none for the kind "none".
+    """Returns a calibrator for each label.
 
     Args:
-        kind: "none", "logistic" or "isotonic".
+        kind: "logistic" or "isotonic".
         scores_BT: probabilities, of rows that the model did not learn from.
         labels_BT: 0 or 1.
         weights_B: of the rows.
@@ -49,16 +49,14 @@ def fitted(
     Raises:
         UserError: when the labels of one are all alike.
     """
-    if kind == "none":
-        return ()
+    fit: Any = import_module(f"{__name__}.{kind}")
     weights_B = torch.ones(len(scores_BT)) if weights_B is None else weights_B
     made = []
     for name, scores_B, labels_B in zip(names, scores_BT.double().T, labels_BT.double().T, strict=True):
         clicks = float((weights_B.double() * labels_B).sum())
         if not 0 < clicks < float(weights_B.double().sum()):
             raise UserError(f"--calibrate: label {name!r} is the same in all rows of the valid part; leave it out")
-        module: Any = import_module(f"{__name__}.{kind}")
-        made.append(module.fitted(scores_B, labels_B, weights_B.double()))
+        made.append(fit.fitted(scores_B, labels_B, weights_B.double()))
     return tuple(made)
 
 

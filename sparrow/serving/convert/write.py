@@ -55,8 +55,8 @@ def convert(model: str | Path, out: str | Path, to: To = "onnx") -> Folder:
     schema, told = scorer.schema, scorer.folder.manifest
     if products.FILE in told["files"]:
         raise UserError(f"{model}: its products are in few bits; convert the folder that `sparrow quantize` was given")
-    kept = pq.ParquetFile(scorer.folder.path / CHECK).read()
-    batch = scorer.encoder.batch(kept.select(list(scorer.encoder.sources)).to_pylist())
+    kept, rows = scorer.kept()
+    batch = scorer.encoder.batch(rows)
     with torch.no_grad():
         vectors: Mapping[str, Any] = {} if to == "onnx" else tables_of(scorer.model)[0](batch.ids)
         score = scoring(scorer.model, replace(scorer.run, precision="fp32"), schema)
@@ -142,7 +142,7 @@ def _described(inputs: Mapping[str, Input], labels: Sequence[str]) -> dict[str, 
 
 # -- targets --------------------------------------------------------------------------------------------------------
 
-Run = Callable[[Mapping[str, Tensor]], Any]
+Scores = Callable[[Mapping[str, Tensor]], Any]
 """Returns the scores of a program that was written, [B, T]."""
 
 
@@ -163,7 +163,7 @@ def _exported(program: Program) -> ExportedProgram:
     return exported
 
 
-def _onnx(exported: ExportedProgram, made: Path) -> Run:
+def _onnx(exported: ExportedProgram, made: Path) -> Scores:
     """Writes model.onnx. The numbers of large weights are in model.onnx.data beside it."""
     import onnxruntime
     import onnxscript  # noqa: F401 - torch imports it, and words its absence otherwise
@@ -184,7 +184,7 @@ def _onnx(exported: ExportedProgram, made: Path) -> Run:
     return lambda given: session.run([SCORES], {name: x.numpy() for name, x in given.items()})[0]
 
 
-def _torch(exported: ExportedProgram, made: Path) -> Run:
+def _torch(exported: ExportedProgram, made: Path) -> Scores:
     """Writes model.pt2."""
     torch.export.save(exported, made / "model.pt2")
     return exported.module()

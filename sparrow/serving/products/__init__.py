@@ -24,12 +24,12 @@ Range = tuple[float, float]
 class ProductFormat(Protocol):
     """What the file of a format has."""
 
-    def encoded(self, weight_OI: Tensor, inputs: Range) -> dict[str, Tensor]:
+    def encoded(self, weight_OI: Tensor, inputs: Range | None) -> dict[str, Tensor]:
         """Returns field -> tensor: a weight in this format.
 
         Args:
             weight_OI: float32, fitted to its inputs (see `NumericEmbedding.fold`).
-            inputs: of the product, as calibration found them.
+            inputs: their range, as calibration found it; None gives each row of inputs its own.
         """
         ...
 

@@ -11,7 +11,7 @@ from sparrow.layers import lacks_bf16
 from sparrow.serving.products import Range, joined
 
 
-def encoded(weight_OI: Tensor, inputs: Range) -> dict[str, Tensor]:
+def encoded(weight_OI: Tensor, inputs: Range | None) -> dict[str, Tensor]:
     """See `ProductFormat.encoded`. The only field is weight [out, in]."""
     return {"weight": weight_OI.bfloat16()}
 

@@ -59,10 +59,8 @@ class Product:
         """Returns the weight, or that of the columns that are shared and that of the others."""
         found = self._packed.get(key)
         if found is None:
-            columns = (
-                [Weight(self._weight.codes_OI[:, at], self._weight.scale_O) for at in Columns.of(key)] if key else []
-            )
-            found = [packed(weight, bias) for weight in columns or [self._weight]]
+            weights = [self._weight.columns(at) for at in Columns.of(key)] if key else [self._weight]
+            found = [packed(weight, bias) for weight in weights]
             if len(self._packed) >= KEPT:
                 self._packed.clear()
             self._packed[key] = found

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import BINS, CODES, calibrated, least_squares, output_errors
+from sparrow.analysis.bits.calibrate import BINS, CODES, least_squares, observed, output_errors
 from sparrow.analysis.bits.quantize import last
 from sparrow.serving import Scorer, products
 
@@ -55,7 +55,7 @@ def test_the_end_of_the_training_part_is_read(prepared: Path) -> None:
 
 def test_errors_of_outputs_are_those_of_the_format(served: Scorer, prepared: Path) -> None:
     (batch, *_) = last(data.open(prepared), 600)
-    seen = calibrated(served.model, served.scores, [batch])
+    seen = observed(served.model, served.scores, [batch])
     found = {}
     for name in products.FORMATS:
         format = products.format_of(name)

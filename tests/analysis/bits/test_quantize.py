@@ -141,7 +141,7 @@ def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: P
     assert [part["name"] for part in report["parts"]] == [part["name"] for part in done.parts]
     dataset = data.open(prepared)
     (judge,) = judges(dataset, 50_000, parts=1)
-    before, after = (judge.ne_of(lambda batch, row, s=s: s.scores(batch), 1024) for s in (load(exported), done.scorer))
+    before, after = (judge.ne_of(of.scores) for of in (load(exported), done.scorer))
     assert rises(before, after).upper == pytest.approx(best.rise.upper, abs=1e-9)  # what was chosen is what is served
 
 
@@ -172,10 +172,19 @@ def test_the_test_part_chooses_nothing(
 
 
 def test_formats_that_may_not_be_narrower(exported: Path, prepared: Path, tmp_path: Path) -> None:
-    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", layers="fp32")
+    done = quantize(exported, tmp_path / "rows", prepared, budget=float("inf"), tables="int8", products="fp32")
     assert {(part["kind"], part["format"]) for part in done.parts} <= {("table", "int8"), ("table", "fp16")}
     assert not (tmp_path / "rows" / products.FILE).exists()
     assert not done.scorer.is_rounded
+
+
+def test_each_row_may_have_its_own_range(exported: Path, served: Scorer, prepared: Path, tmp_path: Path) -> None:
+    """Then a number far from those of training is no more wrong than others."""
+    quantize(exported, tmp_path / "out", prepared, budget=float("inf"), inputs="of-each-row", rows=600)
+    with safe_open(tmp_path / "out" / products.FILE, "pt") as file:
+        assert not [name for name in file.keys() if name.endswith("/inputs")]  # noqa: SIM118
+    row = dict.fromkeys(served.encoder.sources) | {"num_0": 40.0, "user": 3}
+    assert abs(load(tmp_path / "out").score([row]) - served.score([row])).max() < 0.05
 
 
 def test_mistakes_are_one_line(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.analysis.bits.calibrate import calibrated, watched
+from sparrow.analysis.bits.calibrate import observed, watched
 from sparrow.analysis.bits.quantize import last
 from sparrow.analysis.bits.variants import Variants
 from sparrow.layers import sites
@@ -24,7 +24,7 @@ def test_every_model_in_few_bits(model: Any, prepared: Path, log: Path, tmp_path
     """Every product is seen, with its weight as it is used. With all in few bits, scores are near those of fp32."""
     scorer = served_model(prepared, log, tmp_path, model=model)
     batches = last(data.open(prepared), 600)
-    seen = calibrated(scorer.model, scorer.scores, batches)
+    seen = observed(scorer.model, scorer.scores, batches)
     assert seen.keys() == sites(scorer.model).keys()
     rows = dict.fromkeys(seen, 0)
 

@@ -153,6 +153,31 @@ def test_any_number_of_threads_gives_the_same_bits(name: str, dtype: torch.dtype
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.skipif(bool(missing()) or not torch.backends.mkldnn.is_available(), reason="no compiled kernels or oneDNN")
+@pytest.mark.parametrize("in_onednn", [False, True])
+def test_large_products_of_both_libraries(in_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of matrices, transposed ones and parts. A row with NaN spoils no other. A second time gives the same bits."""
+    from sparrow.kernels.dense import cpp
+
+    monkeypatch.setattr(cpp, "_has_slow_mm", lambda: in_onednn)
+    a, b, plus = random(300, 128, F32, 0), random(96, 128, F32, 1).t(), random(300, 96, F32, 2)
+    assert cpp._is_for_onednn(a, b) is in_onednn
+    a[7] = torch.nan
+    wide = random(300, 300, F32, 3)
+    for x, y in ((a, b), (a, b.contiguous()), (wide[:, 50:178], b), (wide.t()[:, :128], b)):
+        exact = (x.double() @ y.double()).float()
+        found = dense.product(x, y, impl="cpp")
+        assert torch.equal(found.isnan(), exact.isnan())
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=2e-5, equal_nan=True)
+        assert torch.equal(found.nan_to_num(), dense.product(x, y, impl="cpp").nan_to_num())
+        summed = dense.add_product_(plus.clone(), x, y, impl="cpp")
+        torch.testing.assert_close(summed, exact + plus, rtol=1e-5, atol=2e-5, equal_nan=True)
+        torch.testing.assert_close(dense.product(x, y, plus, impl="cpp"), summed, rtol=1e-5, atol=2e-5, equal_nan=True)
+    grad, x = random(300, 96, F32, 4), random(300, 64, F32, 5)
+    exact = (grad.double().t() @ x.double()).float()
+    torch.testing.assert_close(dense.weight_gradient(grad, x, impl="cpp"), exact, rtol=1e-5, atol=5e-5)
+
+
 def has_amx() -> bool:
     if missing():
         return False

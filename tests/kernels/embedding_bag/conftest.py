@@ -8,11 +8,8 @@ import torch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def poison() -> Iterator[None]:
-    """What aten leaves uninitialised, for C++ too, is NaN (or the largest integer), so that reading it shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+def poisoned(poison: None) -> None:
+    """Every test here."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A weight that does not train, made ready for many products with it, in fp32 on a CPU."""
+"""A weight that does not train, in the layout that products with it want, in fp32 on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST = 1 << 20  # multiply-adds from which oneDNN wins: its calls take 8 us lon
 ROWS = 128  # of a product that the layout is chosen for; others may have more or fewer
 
 
-class Ready:
+class PackedWeight:
     """x W^T + b, and perhaps a ReLU, for one W.
 
     Large products go to oneDNN, which gets the weight in its own layout. Torch's `mm` calls MKL, which takes

@@ -1,0 +1,107 @@
+"""The raw rows that are kept with a model, by which a folder proves itself: a log's, and such as no log has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.logs.read import open_log, types_for
+from sparrow.features.encodings import MISSING, UNKNOWN
+from sparrow.features.ids import is_text
+from sparrow.features.rows import batches
+from sparrow.features.schema import Encoding
+from sparrow.serving.requests import Encoder
+from sparrow.trained.scorer import Restored
+
+ROWS = 256
+
+Check = Literal["rows", "made"]
+
+
+def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows") -> pa.Table:
+    """Returns raw rows of a log to keep with a model: of each column a missing value, an unknown one, an empty list.
+
+    Args:
+        found: the model.
+        log: files of a raw log.
+        check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
+
+    Raises:
+        UserError: when the log cannot be read, or has no rows.
+    """
+    schema = found.schema
+    raw = open_log(log, replace(schema.source, bad_rows="repair"))
+    features = {name: schema.columns[name] for name in (*schema.dense, *schema.sparse)}
+    read = types_for(replace(schema, columns=features, groups={}, cluster=None), raw)
+    first = next(iter(raw.batches(read)), None)
+    if first is None or not first.num_rows:
+        raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
+    sources = Encoder(found.transforms, "reference").sources
+    for name in sources:
+        if name not in first.schema.names:
+            raise UserError(f"{raw.name}: no column {name!r}, which the model reads{suggest(name, first.schema.names)}")
+    table = pa.Table.from_batches([first]).select(list(sources))
+    if check == "made":
+        generator = np.random.default_rng(0)
+        weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}
+        orders = {name: pa.array(generator.permutation(table.num_rows)) for name in table.column_names}
+        orders |= {of: orders[name] for name, of in weights.items() if of}  # a list and its weights are one thing
+        table = pa.table({name: table[name].take(orders[name]) for name in table.column_names})
+    chosen = _telling(found, table)
+    made = pa.Table.from_pylist(list(_odd(found, table.slice(0, 1).to_pylist()[0], table)), schema=table.schema)
+    left = ROWS - len(chosen) - made.num_rows
+    spread = np.linspace(0, table.num_rows - 1, max(left, 0)).astype(np.int64)
+    return pa.concat_tables([made, table.take(pa.array([*chosen, *spread.tolist()]))]).slice(0, ROWS)
+
+
+def _telling(found: Restored, table: pa.Table) -> list[int]:
+    """Returns rows that have what others do not: a missing and an unknown value of a column, its longest list."""
+    (batch,) = batches(found.schema, found.transforms.transform(table, training=False), table.num_rows)
+    rows: dict[int, None] = {}
+    for name in found.schema.sparse:
+        ids = batch.ids[name]
+        lengths = ids.lengths_B
+        if found.schema.columns[name].kind == "list":
+            rows |= {int(lengths.argmax()): None, int(lengths.argmin()): None}
+        row_N = ids.row_of_each()
+        for number in (MISSING, UNKNOWN):
+            rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
+    for c in range(len(found.schema.dense)):
+        x_B = batch.dense_BC[:, c]
+        rows |= {int(x_B.argmax()): None, int(x_B.argmin()): None}
+    return list(rows)
+
+
+def _odd(found: Restored, row: dict[str, Any], table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yields a row with one column changed: missing, an id that nobody knows, an empty list, a long one."""
+    for name in (*found.schema.dense, *found.schema.sparse):
+        column = found.schema.columns[name]
+        source = column.source or name
+        if source not in row:  # it tells of another column
+            continue
+        kind = table.schema.field(source).type
+        is_list = not is_text(kind) and column.kind == "list"
+        nobody = _nobody(kind.value_type if is_list else kind, found.schema.encodings.get(str(column.table)))
+        beside = {} if column.weights in (None, ":") else {column.weights: None}
+        yield row | beside | {source: None}
+        if column.kind == "list" and not column.weights:
+            longest = max(table[source].to_pylist(), key=lambda value: len(value or ()))
+            if isinstance(longest, list):
+                yield from ({**row, source: of} for of in ([], longest * 4, [nobody, *longest[:1]]))
+            elif isinstance(longest, str) and column.separator != "json":
+                yield from (row | {source: ""}, row | {source: (column.separator or " ").join([longest] * 4)})
+        if column.kind == "categorical" and not column.quantiles:
+            yield row | {source: nobody}
+
+
+def _nobody(kind: pa.DataType, encoding: Encoding | None) -> Any:
+    """Returns an id that hardly any log has, of a type; None where there is none."""
+    if is_text(kind) and encoding is not None and encoding.kind != "range":
+        return "an id that nobody knows"
+    return (1 << (kind.bit_width - 1)) - 1 if pa.types.is_signed_integer(kind) else None
