@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 
 def convert(
-    model: tyro.conf.Positional[Path],
-    out: tyro.conf.Positional[Path],
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     to: Literal["onnx", "onnx-dense", "torch", "aot"] = "onnx",
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 
 def evaluate(
-    run_dir: tyro.conf.Positional[Path],
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     /,
     split: Literal["train", "valid", "test"] = "test",
     data: Path | None = None,

@@ -10,8 +10,8 @@ import tyro
 
 
 def export(
-    run_dir: tyro.conf.Positional[Path],
-    out: tyro.conf.Positional[Path],
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT...")],
     base: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER...")] = (),

@@ -18,9 +18,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _import(
-    state: tyro.conf.Positional[Path],
-    prepared: tyro.conf.Positional[Path],
-    run_dir: tyro.conf.Positional[Path],
+    state: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STATE")],
+    prepared: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PREPARED")],
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     /,
     features: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FEATURE...")],
     dense: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN...")] = (),

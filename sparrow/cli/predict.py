@@ -9,7 +9,7 @@ import tyro
 
 
 def predict(
-    run_dir: tyro.conf.Positional[Path],
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     inputs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")],
     /,
     out: Path,

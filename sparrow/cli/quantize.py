@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    model: tyro.conf.Positional[Path],
-    out: Annotated[Path | None, tyro.conf.Positional] = None,
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    out: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")] = None,
     /,
     log: Annotated[Path | None, tyro.conf.arg(name="data", metavar="PREPARED")] = None,
     ne_budget: str = "0.02%",
@@ -33,15 +33,15 @@ def quantize(
 
     Args:
         model: A folder that `sparrow export` wrote.
-        out: The folder to make. It must not exist.
-        log: The prepared log that the model was trained on.
+        out: The folder to make. It must not exist. Needed, but with --compare it is not.
+        log: The prepared log that the model was trained on. Needed, but with --compare it is not.
         ne_budget: How much NE may rise, as a share of it, such as 0.02%; "inf" takes the narrowest formats.
         tables: The narrowest format of rows of tables.
         products: The narrowest format of matrix products.
         inputs: Whether the inputs of an int8 product have one range, of the training part, or each row has its own.
         rows: Rows of the valid part that choose, and of the training part that calibrate.
         picture: Where to draw what each part does, OUT.png by default.
-        compare: Say instead in which product MODEL and this other folder part first.
+        compare: Make no folder. Say in which product the numbers of MODEL and of this other folder begin to differ.
     """
     from sparrow.core.errors import UserError, require
 

@@ -8,7 +8,7 @@ not depend on the rows beside it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -333,6 +333,9 @@ def _as_lists(rows: Rows) -> Rows:
         return rows if isinstance(rows, list) else list(rows)
     if isinstance(rows, dict) and all(isinstance(values, list) for values in rows.values()):
         return rows
+    for name, values in rows.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise UserError(f"column {name!r}: {values!r} is not a list; write rows as [{{...}}], or lists of values")
     return {name: v.tolist() if isinstance(v, np.ndarray) else list(v) for name, v in rows.items()}
 
 
@@ -361,7 +364,7 @@ def _values(rows: Rows, source: str, count: int) -> list[Any]:
         if not isinstance(row, Mapping):
             raise UserError(f"row {number}: {row!r} is no object with columns; write it as name: value")
         if source not in row:
-            raise UserError(f"row {number}: no {source!r}; give null where there is none{suggest(source, row)}")
+            raise UserError(f"row {number}: no {source!r}; give None where there is none{suggest(source, row)}")
     return [row[source] for row in rows]
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import UserError
-from sparrow.features.numeric import Statistics, as_numbers, tamed, transform, untamed
+from sparrow.features.numeric import Statistics, as_numbers, tamed, transform, untamed, without
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,11 @@ from sparrow.features.numeric import Statistics, as_numbers, tamed, transform, u
 )
 def test_numbers_of_any_type(array: pa.Array, want: list[float]) -> None:
     np.testing.assert_array_equal(as_numbers(array, "x", 0), want)
+
+
+def test_a_list_is_refused_where_some_texts_mean_missing() -> None:
+    with pytest.raises(UserError, match="column 'x'"):
+        as_numbers(without(pa.array([[1, 2], None]), ["none"]), "x", 0)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_mistakes_are_told_with_column_and_row(change: dict[str, Any], says: str
 def test_mistakes_of_a_request() -> None:
     without = {name: value for name, value in ONE.items() if name != "word"}
     for encoder in (FAST, DEFINED):
-        with pytest.raises(UserError, match="row 1: no 'word'; give null where there is none"):
+        with pytest.raises(UserError, match="row 1: no 'word'; give None"):
             encoder.batch([ONE, without])
         with pytest.raises(UserError, match="no column 'word' in the request; did you mean 'words'"):
             encoder.batch({name: [value] for name, value in without.items()})
@@ -229,6 +229,8 @@ def test_mistakes_of_a_request() -> None:
             encoder.batch({name: [value] * (1 + (name != "x")) for name, value in ONE.items()})
         with pytest.raises(UserError, match="row 1: 7 is no object with columns"):
             encoder.batch([ONE, 7])  # type: ignore[list-item]
+        with pytest.raises(UserError, match="column 'word': .* is not a list; write rows as"):
+            encoder.batch(ONE)
         with pytest.raises(UserError, match="candidates: 1 where users are named for 2"):
             encoder.crossed([{"word": 1}], [without], np.zeros(2, np.int64))
 

@@ -190,7 +190,7 @@ def test_mistakes_of_a_request(scorer: Scorer, rows: list[dict[str, Any]]) -> No
         scorer.score([rows[0], rows[1] | {"num_1": "much"}])
     with pytest.raises(UserError, match="request 1: 'item' is of one user and not of another; give it to all"):
         scorer.rank_all([({"user": 1}, []), ({"user": 1, "item": 2}, [])])
-    with pytest.raises(UserError, match="row 0: no 'user'; give null where there is none"):
+    with pytest.raises(UserError, match="row 0: no 'user'; give None"):
         scorer.rank({"item": 1}, [{}])
     assert scorer.score([]).shape == (0, 1) and scorer.rank({"user": 1}, []).shape == (0, 1)
     with pytest.raises(UserError, match="a model that was exported does not learn"):

@@ -44,7 +44,7 @@ def draw(done: Quantized, out: Path) -> bool:
             right.axhline(100 * done.budget, color=picture.ORANGE, linestyle="--", linewidth=1)
         right.set_xlabel("MB of tables and products")
         right.set_ylabel("rise of NE, %")
-        right.set_title("what was tried together; taken: blue", loc="left")
+        right.set_title("tried together; taken: blue; budget: dashed", loc="left")
         with whole(out) as partial:
             figure.savefig(partial, dpi=110, format="png")
     return True
