@@ -102,6 +102,9 @@ def _show_parts(done: Quantized, out: Path) -> None:
         f"bytes {before:,} -> {after:,} ({before / max(after, 1):.1f} times fewer)",
         f"100 rows take {done.ms_before:.2f} -> {done.ms_after:.2f} ms ({done.ms_before / done.ms_after:.2f} times)",
     ]
+    if done.checked is not None:
+        value, upper = 100 * done.checked.value, 100 * done.checked.upper
+        lines.insert(1, f"on as many other rows of the valid part by {value:+.4f} % (at most {upper:+.4f} %)")
     if done.needed is not None:
         unit = "rows or sessions" if done.needed > 1 else "row"
         lines.append(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors import safe_open
 
 from sparrow import data
@@ -143,6 +144,18 @@ def test_a_budget_is_kept_to_on_the_rows_that_choose(exported: Path, prepared: P
     (judge,) = judges(dataset, 50_000, parts=1)
     before, after = (judge.ne_of(of.scores) for of in (load(exported), done.scorer))
     assert rises(before, after).upper == pytest.approx(best.rise.upper, abs=1e-9)  # what was chosen is what is served
+
+
+def test_other_rows_check_what_was_chosen(exported: Path, narrow: Quantized, prepared: Path, tmp_path: Path) -> None:
+    """Where the valid part has as many more."""
+    done = quantize(exported, tmp_path / "out", prepared, budget=float("inf"), rows=300)
+    assert done.checked is not None and narrow.checked is None
+    assert done.checked.value != done.found.best.rise.value
+    assert json.loads((tmp_path / "out" / REPORT).read_text())["checked"]["upper"] == done.checked.upper
+    chooses, checks = judges(data.open(prepared), 300)
+    assert not torch.equal(chooses.batch.dense_BC, checks.batch.dense_BC)
+    before, after = (checks.ne_of(scorer.scores) for scorer in (load(exported), done.scorer))
+    assert rises(before, after).value == pytest.approx(done.checked.value, abs=1e-9)
 
 
 def test_nothing_to_spend_leaves_the_model_as_it_is(
