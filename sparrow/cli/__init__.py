@@ -28,9 +28,12 @@ ORDER = (
     "predict",
     "export",
     "compact",
+    "serve",
+    "swap",
 )  # in the order in which a log meets them; others follow
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
+    **dict.fromkeys(("starlette", "uvicorn", "msgspec", "prometheus_client"), "serve"),
     **{"daft": "ray", "ray": "ray", "onnxruntime": "onnx", "onnxscript": "onnx"},
 }
 
