@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, require
 from sparrow.serving.scorer import load
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.limits import Limits
@@ -35,6 +36,9 @@ class Place:
     host: str = "127.0.0.1"
     port: int = 8080
     control: Path | None = None
+
+    def __post_init__(self) -> None:
+        require(least=0, most=65_535, port=self.port)
 
 
 def serve(
@@ -63,7 +67,7 @@ def serve(
     place, limits = place or Place(), limits or Limits()
     sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _Listening(place) as sockets:
+    with _listening(place) as sockets:
         service = Service(Versions(load(model, deltas)), limits, name, threads)
         config = uvicorn.Config(
             app(service),
@@ -73,44 +77,34 @@ def serve(
             limit_concurrency=limits.connections,
             timeout_graceful_shutdown=_FINISH_S,
         )
-        host, port = sockets.each[0].getsockname()[:2]
+        host, port = sockets[0].getsockname()[:2]
         told(
             f"{model} at http://{host}:{port}, version {service.version.name}; requests take at most "
             f"{limits.memory_mb:,.0f} MB beside the model"
         )
         for ending in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises it again when all is answered
             signal.signal(ending, lambda number, frame: None)
-        uvicorn.Server(config).run(sockets=sockets.each)
+        uvicorn.Server(config).run(sockets=sockets)
 
 
-class _Listening:
-    """Opens the sockets of a place, and takes the control socket's name away again."""
-
-    def __init__(self, place: Place) -> None:
-        self._place, self.each = place, list[socket.socket]()
-
-    def __enter__(self) -> _Listening:
-        place = self._place
+@contextmanager
+def _listening(place: Place) -> Iterator[list[socket.socket]]:
+    """Opens the sockets of a place: TCP, and then that of control. Takes the name of the latter away again."""
+    with ExitStack() as opened:
         try:
             family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-            self.each.append(socket.create_server((place.host, place.port), family=family, backlog=2048))
-        except (OSError, OverflowError) as error:
+            tcp = socket.create_server((place.host, place.port), family=family, backlog=2048)
+        except OSError as error:
             raise UserError(f"{place.host}:{place.port}: cannot listen ({error}); choose another --port") from None
+        found = [opened.enter_context(tcp)]
         if place.control is not None:
-            control = socket.socket(socket.AF_UNIX)
+            found.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
             before = os.umask(0o177)
             try:
-                control.bind(str(place.control))
-                control.listen()
+                found[1].bind(str(place.control))
             except OSError as error:
                 raise UserError(f"{place.control}: cannot listen ({error}); remove it, or choose another") from None
             finally:
                 os.umask(before)
-            self.each.append(control)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self.each:
-            one.close()
-        if self._place.control is not None and len(self.each) > 1:
-            self._place.control.unlink(missing_ok=True)
+            opened.callback(place.control.unlink, missing_ok=True)
+        yield found
