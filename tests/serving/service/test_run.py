@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +19,15 @@ from typing import Any
 
 import pytest
 
+from sparrow import data
 from sparrow.core.errors import UserError
 from sparrow.serving import Scorer, load
+from sparrow.serving.export import export
 from sparrow.serving.service.control import swap
 from sparrow.serving.service.run import Place, serve
+from sparrow.trained.run import Loop
+from sparrow.training import train
+from tests.runs import small_run
 from tests.serving.service.asking import Got
 from tests.serving.service.test_batcher import assert_scored, request
 
@@ -111,11 +118,36 @@ def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="taken: cannot listen .*; remove it, or choose another"):
         serve(models / "one", place=Place(port=0, control=tmp_path / "taken"))
     assert (tmp_path / "taken").exists()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port"):
-            serve(models / "one", place=Place(port=taken.getsockname()[1]))
+    refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        serve(models / "one", place=Place(port=taken.getsockname()[1]))
     with pytest.raises(UserError, match="port: 70000 is out of range"):
         Place(port=70_000)
     with pytest.raises(UserError, match="no answer .*; give what a `sparrow serve --control` has made"):
         swap(tmp_path / "absent", models / "one")
     assert os.listdir(tmp_path) == ["taken"]
+
+
+@pytest.mark.multi
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_page_about_it_is_right(started: Callable[..., Server], tmp_path: Path) -> None:
+    """Its requests, as they stand there."""
+    pytest.importorskip("tritonclient.http")
+    data.generate(tmp_path / "small.parquet", rows=3000)
+    data.prepare([tmp_path / "small.parquet"], tmp_path / "small")
+    train(small_run(tmp_path / "small", tmp_path / "run", loop=Loop(max_steps=2)))
+    export(tmp_path / "run", tmp_path / "model", [tmp_path / "small.parquet"])
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    server = started(tmp_path / "model", "--deadline-ms", "60000")
+    section = page.partition("## A service")[2].partition("## In fewer bits")[0]
+    section = section.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    (shell,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    (python,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    told = subprocess.run(["bash", "-ec", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json.loads(told.stdout)
+    assert len(found["candidates"]) == len(found["scores"]["label"]) == 2 and found["missing"]["item"] == 1
+    assert found["unknown"]["cat_7"] == 1
+    told = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\[0\.\d+ +0\.\d+\]\n", told.stdout), told.stdout
+    for route in re.findall(r"`GET (.*?)`", section):
+        assert server.ask(route.partition("`")[0]).status == 200
