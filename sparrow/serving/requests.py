@@ -69,6 +69,16 @@ class Encoder:
         return tuple(dict.fromkeys(name for name in named if name))
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """What a request's columns are: "list" of ids or of weights, "number", or "integer" or other "id"."""
+        found: dict[str, str] = {}
+        for column in self._columns:
+            of = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
+            found |= {column.source: "list" if column.is_list else of}
+            found |= {column.weights: "list"} if column.weights else {}
+        return found
+
+    @property
     def by_definition(self) -> tuple[str, ...]:
         """The columns that are always encoded by the transforms, which takes longer."""
         slow = [column.lookup.kind == "refused" or self._plan is None for column in self._columns]
@@ -318,6 +328,11 @@ def stacked(parts: Sequence[Rows]) -> tuple[Rows, list[int]]:
     counts = [_count(rows, 0) for rows in lists]
     if len(lists) == 1:
         return lists[0], counts
+    columns = [rows for rows in lists if isinstance(rows, Mapping)]
+    if len(columns) == len(lists) > 0 and all(rows.keys() == columns[0].keys() for rows in columns):
+        return {
+            name: list(itertools.chain.from_iterable(rows[name] for rows in columns)) for name in columns[0]
+        }, counts
     each = [_turned(rows) if isinstance(rows, Mapping) else rows for rows in lists]
     return list(itertools.chain.from_iterable(each)), counts
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -41,6 +41,14 @@ CLOSE_ON_AVERAGE = 2e-4  # where products are in few bits: a last bit of a sum m
 WORTH = 1 << 24  # multiply-adds that take as long as it takes to follow what is shared through a model
 KINDS = 64  # of requests, by the columns of their users, of which it is known what they save
 IDS, NUMBER, SCORE = ":ids:", ":number:", ":score:"  # before the names of what the columns of CHECK hold
+
+
+class Crossed(NamedTuple):
+    """Requests as one batch. counts: the candidates of each. columns: what their users have."""
+
+    batch: Batch
+    counts: list[int]
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +155,14 @@ class Scorer:
         Raises:
             UserError: as `rank`, and when one user has a column that another lacks.
         """
+        return self.ranked(self.crossed(asked))
+
+    def crossed(self, asked: Sequence[tuple[Mapping[str, Any], requests.Rows]]) -> Crossed:
+        """Returns the batch of several requests, see `rank_all`.
+
+        Raises:
+            UserError: for rows that cannot be encoded, and when one user has a column that another lacks.
+        """
         users = [user for user, _ in asked]
         for number, user in enumerate(users):
             if odd := users[0].keys() ^ user.keys():
@@ -155,8 +171,16 @@ class Scorer:
         user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(*users[:1])
         repeats = max(len(user_B) - len(users), 0)
         shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
-        batch = self.encoder.crossed(users, rows, user_B, shared=shared)
-        scores_BT = self.scores(batch)
+        return Crossed(self.encoder.crossed(users, rows, user_B, shared=shared), counts, columns)
+
+    def ranked(self, crossed: Crossed) -> list[Float32s]:
+        """Returns probabilities float32 [N, T] of each request in a batch.
+
+        Raises:
+            UserError: as `scores`.
+        """
+        batch, counts, columns = crossed
+        scores_BT, repeats = self.scores(batch), max(sum(counts) - len(counts), 0)
         if isinstance(batch.dense_BC, Repeated) and repeats:
             if len(self._saved) >= KINDS:
                 self._saved.clear()

@@ -230,7 +230,8 @@ class Config:
 def test_extras_bring_what_errors_say() -> None:
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():
-        assert any(re.match(rf"{package}\b", line) for line in extras["optional-dependencies"][extra]), package
+        name, brought = package.replace("_", "-"), extras["optional-dependencies"][extra]
+        assert any(re.match(rf"{name}\b", line) for line in brought), package
 
 
 def test_run_directory_mistakes(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from sparrow.features.rows import batches
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import missing
-from sparrow.serving.requests import Encoder
+from sparrow.serving.requests import Encoder, stacked
 
 needs_kernels = pytest.mark.skipif(bool(missing()), reason=missing())
 KNOWN = ["a", "b", "ü", "12", "-7", "true", "x y", "", "a long text of more than eight bytes", *map(str, range(100))]
@@ -269,3 +269,10 @@ def test_vocabularies_of_any_size(count: int, tmp_path: Path) -> None:
     found = Encoder(Transforms(schema=schema, vocabularies={"t": known})).batch({"id": [*range(count + 5), None]})
     asked = np.append(hash_ids(pa.array(np.arange(count + 5))), 0)
     assert torch.equal(found.ids.values_N, torch.from_numpy(known.rows_of(asked)))
+
+
+def test_columns_of_several_requests_stay_columns() -> None:
+    one, other = {"a": [1, 2], "b": ["x", None]}, {"a": [], "b": []}
+    assert stacked([one, other, one]) == ({"a": [1, 2, 1, 2], "b": ["x", None, "x", None]}, [2, 0, 2])
+    rows, counts = stacked([one, {"a": [3], "c": [0]}, [{"a": 4}]])
+    assert rows == [{"a": 1, "b": "x"}, {"a": 2, "b": None}, {"a": 3, "c": 0}, {"a": 4}] and counts == [2, 1, 1]

@@ -178,7 +178,8 @@ def test_products_look_for_what_users_share_where_it_pays(
 def test_nothing_that_a_server_does_not_need_is_imported(scorer: Scorer) -> None:
     program = (
         "import sys, torch; from sparrow.serving import load; load(sys.argv[1]);"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'pandas', 'ray', 'daft', 'tyro', 'rich'}),"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'pandas', 'ray', 'daft', 'tyro', 'rich',"
+        "'starlette', 'uvicorn', 'msgspec', 'prometheus_client'}),"
         "[m for m in sys.modules if m.startswith(('sparrow.training', 'sparrow.data', 'sparrow.analysis'))])"
     )
     told = subprocess.run([sys.executable, "-c", program, str(scorer.folder.path)], capture_output=True, text=True)

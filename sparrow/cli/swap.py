@@ -1,0 +1,24 @@
+"""Put another exported model, or a delta, in the place of the one that a service answers with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+
+def swap(control: tyro.conf.Positional[Path], folder: tyro.conf.Positional[Path], /) -> None:
+    """Put another exported model, or a delta, in the place of the one that a service answers with.
+
+    The service loads and checks the folder while it answers. When this command has ended, no answer is of the old model
+    any more. A folder that fails its check is refused, and the old model stays.
+
+    Args:
+        control: The socket of `sparrow serve --control`.
+        folder: The folder of `sparrow export`.
+    """
+    from sparrow.cli import _show
+    from sparrow.serving.service.control import swap as ask
+
+    told = ask(control, folder)
+    _show.out.print(f"{told['model']}, step {told['step']}, version {told['version']}", soft_wrap=True)

@@ -1,0 +1,304 @@
+"""The routes of the service: read a request within the limits, have it scored, write the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from sparrow.core.errors import UserError
+from sparrow.serving.service.asked import Asked
+from sparrow.serving.service.batcher import Answer, Batcher
+from sparrow.serving.service.limits import Limits, RefusedError
+from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.protocols import rank, v2
+from sparrow.serving.service.versions import Version, Versions, in_background
+
+_JSON, _BINARY, _TEXT = b"application/json", b"application/octet-stream", b"text/plain; version=0.0.4; charset=utf-8"
+RETRY_S = b"1"  # what a client is told to wait when the service is full
+
+
+class Reply(NamedTuple):
+    """An answer of HTTP."""
+
+    body: bytes
+    status: int = 200
+    type: bytes = _JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Call:
+    """A request of HTTP.
+
+    Args:
+        body: all of it.
+        headers: names in small letters.
+        path: the parts of the path that are variable.
+        begun: `time.perf_counter` of its arrival.
+    """
+
+    def __init__(self, body: bytes, headers: Mapping[bytes, bytes], path: Mapping[str, str], begun: float) -> None:
+        self.body, self.headers, self.path, self.begun = body, headers, path, begun
+        self.after: list[Callable[[], None]] = []  # done when the answer is written
+
+
+class Service:
+    """Answers requests with the version that is current.
+
+    Args:
+        versions: the models.
+        limits: of requests.
+        name: of the model, in the Open Inference Protocol.
+        threads: see `Batcher`.
+    """
+
+    def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
+        self.versions, self.limits, self.name = versions, limits, name
+        self.metrics = Metrics()
+        self.batcher = Batcher(versions, limits, self.metrics, threads)
+        self.held = 0  # bytes of bodies
+        self._serves(versions.current)
+
+    @property
+    def version(self) -> Version:
+        """The one that is current."""
+        return self.versions.current
+
+    # -- what routes do ---------------------------------------------------------------------------------------------
+
+    async def rank(self, call: Call) -> Reply:
+        """Score a user's candidates."""
+        asked, top = rank.parsed(call.body, self.version.sources, self.limits)
+        return Reply(rank.written(asked, top, await self._scored(call, asked)))
+
+    async def infer(self, call: Call) -> Reply:
+        """Score the rows of tensors."""
+        self._check(call)
+        at, header = self.version, call.headers.get(v2.HEADER)
+        asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
+        answer = await self._scored(call, asked)
+        v2.check_version(call.path.get("version"), answer.version.name)
+        body, length = v2.written(self.name, wanted, answer)
+        if length is None:
+            return Reply(body)
+        return Reply(body, 200, _BINARY, ((v2.HEADER, b"%d" % length),))
+
+    async def _scored(self, call: Call, asked: Asked) -> Answer:
+        """Returns the answer of a request. Its version counts as in use until it is written."""
+        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        waiting = self.batcher.put(asked, call.begun)
+        call.after.append(lambda: self.batcher.done(waiting))
+        answer = await waiting.future
+        for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
+            for column, count in counts.items():
+                self.metrics.odd.labels(kind, column).inc(count)
+        return answer
+
+    async def model(self, call: Call) -> Reply:
+        """Describe the tensors of the model."""
+        self._check(call)
+        return _json(v2.metadata(self.version.scorer, self.name, self.version.name))
+
+    async def model_ready(self, call: Call) -> Reply:
+        """Say whether the model answers, which it does from the first moment on."""
+        self._check(call)
+        return _json({"name": self.name, "ready": True})
+
+    def _check(self, call: Call) -> None:
+        if call.path["name"] != self.name:
+            raise RefusedError(404, f"model {call.path['name']!r}: is not served here; {self.name!r} is")
+        v2.check_version(call.path.get("version"), self.version.name)
+
+    async def server(self, call: Call) -> Reply:
+        """Describe the server."""
+        return _json({"name": "sparrow", "version": version("sparrow-rec"), "extensions": ["binary_tensor_data"]})
+
+    async def live(self, call: Call) -> Reply:
+        """Say that the service is there."""
+        return _json({"live": True})
+
+    async def ready(self, call: Call) -> Reply:
+        """Say that the model answers, and which."""
+        return _json({"ready": True, "version": self.version.name})
+
+    async def counted(self, call: Call) -> Reply:
+        """Give what Prometheus reads."""
+        return Reply(self.metrics.text(), 200, _TEXT)
+
+    async def swap(self, call: Call) -> Reply:
+        """Put another model in the place of the one that answers."""
+        try:
+            folder = msgspec.json.decode(call.body, type=dict[str, str])["folder"]
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise UserError(f'body: {error}; send {{"folder": "PATH"}}') from None
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def work() -> None:
+            try:
+                told: Version | Exception = self.versions.swap(folder)
+            except Exception as error:
+                told = error
+            loop.call_soon_threadsafe(done.set_result, told)
+
+        in_background(work)
+        told = await done
+        self.metrics.swaps.labels("refused" if isinstance(told, Exception) else "done").inc()
+        if isinstance(told, Exception):
+            raise told
+        self._serves(told)
+        return _json({"version": told.name, "model": told.scorer.name, "step": told.scorer.step})
+
+    def _serves(self, version: Version) -> None:
+        self.metrics.serves(version.name, version.scorer.name, version.scorer.step)
+
+
+# -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """One route as an ASGI application.
+
+    Args:
+        service: whose it is.
+        route: its path, for metrics.
+        answer: makes the reply.
+        is_control: whether only the control socket has it.
+    """
+
+    def __init__(
+        self, service: Service, route: str, answer: Callable[[Call], Awaitable[Reply]], is_control: bool = False
+    ) -> None:
+        self._service, self._route, self._answer, self._is_control = service, route, answer, is_control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        service, begun, held = self._service, time.perf_counter(), _Held(self._service)
+        call = Call(b"", dict(scope["headers"]), scope["path_params"], begun)
+        try:
+            reply = await self._replied(scope, receive, call, held)
+            answered = time.perf_counter()
+            async with asyncio.timeout(service.limits.read_s):
+                await _sent(send, reply)
+            service.metrics.stages["write"].observe(time.perf_counter() - answered)
+            service.metrics.requests.labels(self._route, str(reply.status)).inc()
+        except TimeoutError:
+            service.metrics.requests.labels(self._route, "cut").inc()
+        finally:
+            held.give_back()
+            for work in call.after:
+                work()
+
+    async def _replied(self, scope: Scope, receive: Receive, call: Call, held: _Held) -> Reply:
+        """Returns the reply, which for a mistake is one line about it."""
+        try:
+            server = scope.get("server")
+            if self._is_control and (server is None or server[1] is not None):
+                raise RefusedError(404, f"{self._route}: only the control socket has it; start with --control PATH")
+            if call.headers.get(b"content-encoding", b"identity") != b"identity":
+                raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
+            try:
+                async with asyncio.timeout(self._service.limits.read_s):
+                    call.body = await held.read(call.headers, receive)
+            except TimeoutError:
+                raise RefusedError(
+                    408, f"body: took longer than {self._service.limits.read_s:g} s; send it faster"
+                ) from None
+            return await self._answer(call)
+        except RefusedError as error:
+            headers = ((b"retry-after", RETRY_S),) if error.status in (429, 503) else ()
+            return _json({"error": str(error)}, error.status, headers)
+        except UserError as error:
+            return _json({"error": " ".join(str(error).split())}, 400)
+
+
+class _Held:
+    """The bytes of a body that is being read or scored, which count against `Limits.held_mb`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._bytes = service, 0
+
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Returns a body within the limits."""
+        self._take(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
+        told, parts, size = self._bytes, [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RefusedError(400, "body: ended early")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > told:
+                self._take(size - self._bytes)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _take(self, size: int) -> None:
+        limits = self._service.limits
+        if self._bytes + size > limits.body_mb * 1e6:
+            raise RefusedError(
+                413, f"body: more than {limits.body_mb:g} MB; split the request, or serve with --body-mb"
+            )
+        if self._service.held + size > limits.held_mb * 1e6:
+            raise RefusedError(429, f"body: requests hold {self._service.held} bytes already; try again later")
+        self._bytes += size
+        self._service.held += size
+
+    def give_back(self) -> None:
+        """Say that the body is gone."""
+        self._service.held -= self._bytes
+
+
+async def _sent(send: Send, reply: Reply) -> None:
+    length = (b"content-length", b"%d" % len(reply.body))
+    headers = [(b"content-type", reply.type), length, *reply.headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(msgspec.json.encode(told), status, _JSON, headers)
+
+
+def app(service: Service) -> Starlette:
+    """Returns the ASGI application of a service. Its scorers end with it, after what was accepted."""
+    model = "/v2/models/{name}"
+    of_version = model + "/versions/{version}"
+    routes: list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]] = [
+        ("POST", "/rank", service.rank),
+        *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
+        *((("GET", path, service.model)) for path in (model, of_version)),
+        *((("GET", path + "/ready", service.model_ready)) for path in (model, of_version)),
+        ("GET", "/v2", service.server),
+        *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
+        *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
+        ("GET", "/metrics", service.counted),
+        ("POST", "/control/swap", service.swap),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        service.batcher.close()
+
+    async def absent(scope: Scope, receive: Receive, send: Send) -> None:
+        service.metrics.requests.labels("other", "404").inc()
+        told = f"{scope.get('method')} {scope['path']!r}: nothing is there; see docs/serving.md"
+        await _sent(send, _json({"error": told}, 404))
+
+    made = Starlette(
+        lifespan=lifespan,
+        routes=[
+            Route(path, Endpoint(service, path, answer, path.startswith("/control")), methods=[method])
+            for method, path, answer in routes
+        ],
+    )
+    made.router.default = absent
+    return made

@@ -1,0 +1,49 @@
+"""What a command says to a service that runs, through its control socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from sparrow.core.errors import UserError
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def swap(control: str | Path, folder: str | Path, timeout_s: float = 3600.0) -> dict[str, Any]:
+    """Have a service answer with another model, or with a delta. Returns its version, name and step.
+
+    When it returns, no answer is of the old one any more.
+
+    Args:
+        control: the service's socket.
+        folder: what `sparrow export` wrote, on the machine of the service.
+        timeout_s: the longest wait.
+
+    Raises:
+        UserError: when the service cannot be reached, or refuses the folder. Then the old model goes on.
+    """
+    connection = _Connection(Path(control), timeout_s)
+    try:
+        connection.request("POST", "/control/swap", json.dumps({"folder": str(Path(folder).resolve())}))
+        answer = connection.getresponse()
+        told: dict[str, Any] = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise UserError(f"{control}: no answer ({error}); give what a `sparrow serve --control` has made") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise UserError(str(told.get("error", told)))
+    return told

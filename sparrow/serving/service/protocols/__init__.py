@@ -1,0 +1,1 @@
+"""How requests and answers are written. One file for each protocol."""

@@ -1,0 +1,262 @@
+"""The Open Inference Protocol (V2) over HTTP, with the binary tensor data extension of Triton.
+
+A tensor is a column of the log: [N] or [N, 1] values, one for each candidate, or one for all of them. A column of lists
+is two tensors: NAME with the values of all rows, and NAME:lengths.
+
+Source: https://github.com/kserve/open-inference-protocol, and Triton's `protocol/extension_binary_data.md`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.serving.scorer import Scorer
+from sparrow.serving.service.asked import Asked, checked
+from sparrow.serving.service.batcher import Answer
+from sparrow.serving.service.limits import Limits, RefusedError
+
+LENGTHS = ":lengths"
+HEADER = b"inference-header-content-length"
+_NUMBERS = {
+    **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"},
+}
+_PLAIN: dict[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,)}
+_PLAIN |= {name: (int,) if "INT" in name else (int, float) for name in _NUMBERS if name != "BOOL"}
+
+
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] = {}
+    data: Any = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Body(msgspec.Struct):
+    inputs: list[_Input]
+    id: str = ""
+    outputs: list[_Output] = []
+    parameters: dict[str, Any] = {}
+
+
+_decode, _encode = msgspec.json.Decoder(_Body).decode, msgspec.json.Encoder().encode
+
+
+class Wanted(NamedTuple):
+    """How an answer is to be written. id: of the request. outputs: label -> whether it is binary."""
+
+    id: str
+    outputs: dict[str, bool]
+
+
+def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
+    """Returns what the protocol says of a model: its tensors."""
+    types = {"number": "FP32", "integer": "INT64", "id": "BYTES", "list": "BYTES"}
+    inputs = []
+    for column, kind in scorer.encoder.kinds.items():
+        inputs.append({"name": column, "datatype": types[kind], "shape": [-1]})
+        if kind == "list":
+            inputs.append({"name": column + LENGTHS, "datatype": "INT64", "shape": [-1]})
+    outputs = [{"name": label, "datatype": "FP32", "shape": [-1]} for label in scorer.labels]
+    return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}
+
+
+def parsed(
+    body: bytes, header: bytes | None, scorer: Scorer, sources: frozenset[str], limits: Limits
+) -> tuple[Asked, Wanted]:
+    """Returns a request, and how its answer is to be written.
+
+    Args:
+        body: JSON, and after it the bytes of binary tensors.
+        header: how long the JSON is, when there are such bytes.
+        scorer: whose labels the answer may have.
+        sources, limits: see `checked`.
+
+    Raises:
+        UserError: for a body that is no such request.
+        RefusedError: see `checked`.
+    """
+    made, binary = _opened(body, header)
+    columns, at = {}, 0
+    for one in made.inputs:
+        if one.name in columns:
+            raise UserError(f"input {one.name!r}: is given twice; give it once")
+        size = one.parameters.get("binary_data_size")
+        if size is None:
+            columns[one.name] = _from_json(one)
+        else:
+            if type(size) is not int or not 0 <= size <= len(binary) - at:
+                raise UserError(f"input {one.name!r}: binary_data_size {size}, and {len(binary) - at} bytes are left")
+            columns[one.name], at = _from_bytes(one, binary[at : at + size]), at + size
+    if at != len(binary):
+        raise UserError(f"body: {len(binary) - at} bytes after the last tensor; say whose they are or leave them out")
+    columns = _with_lists(columns)
+    count = max(map(len, columns.values()), default=0)
+    user = {name: values[0] for name, values in columns.items() if len(values) == 1 != count}
+    rest = {name: values for name, values in columns.items() if name not in user}
+    allowed = made.parameters.get("timeout")  # in microseconds
+    if allowed is not None and type(allowed) is not int:
+        raise UserError(f"parameters.timeout: {allowed!r}; give microseconds")
+    asked = checked(user, rest, sources, limits, None if allowed is None else allowed / 1e3)
+    return asked, Wanted(made.id, _outputs(made, scorer.labels))
+
+
+def _opened(body: bytes, header: bytes | None) -> tuple[_Body, memoryview]:
+    """Returns the JSON of a body, and the bytes after it."""
+    length = len(body)
+    if header is not None:
+        told = header.decode("latin-1")
+        length = int(told) if told.isascii() and told.isdigit() and len(told) < 20 else -1
+        if not 0 <= length <= len(body):
+            raise UserError(f"Inference-Header-Content-Length: {told!r} of a body of {len(body)} bytes; correct it")
+    try:
+        return _decode(memoryview(body)[:length]), memoryview(body)[length:]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"body: {error}; send what the Open Inference Protocol describes") from None
+
+
+def _outputs(made: _Body, labels: Sequence[str]) -> dict[str, bool]:
+    is_binary = made.parameters.get("binary_data_output") is True
+    found = {}
+    for one in made.outputs:
+        if one.name not in labels:
+            raise UserError(f"output {one.name!r}: the model has no such label{suggest(one.name, labels)}")
+        found[one.name] = one.parameters.get("binary_data", is_binary) is True
+    return found or dict.fromkeys(labels, is_binary)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _size(one: _Input) -> int:
+    """Returns how many values a tensor has."""
+    if one.datatype not in _PLAIN:
+        raise UserError(f"input {one.name!r}: datatype {one.datatype!r}{suggest(one.datatype, _PLAIN)}")
+    if not 1 <= len(one.shape) <= 2 or min(one.shape) < 0 or one.shape[1:] not in ([], [1]):
+        raise UserError(f"input {one.name!r}: shape {one.shape}; give [N] or [N, 1]")
+    return one.shape[0]
+
+
+def _from_bytes(one: _Input, data: memoryview) -> list[Any]:
+    size = _size(one)
+    if one.data is not None:
+        raise UserError(f"input {one.name!r}: has data and binary_data_size; give one of them")
+    if one.datatype == "BYTES":
+        return _texts(one, data, size)
+    kind = np.dtype(_NUMBERS[one.datatype])
+    if len(data) != size * kind.itemsize:
+        raise UserError(f"input {one.name!r}: {len(data)} bytes for {size} values of {one.datatype}; correct the shape")
+    return _without_nan(np.frombuffer(data, kind))
+
+
+def _texts(one: _Input, data: memoryview, size: int) -> list[Any]:
+    """Returns texts, each of which comes after its length in four bytes."""
+    found: list[Any] = []
+    at, end = 0, len(data)
+    while at + 4 <= end and len(found) < size:
+        (length,) = struct.unpack_from("<I", data, at)
+        at += 4 + length
+        if at > end:
+            break
+        try:
+            found.append(str(data[at - length : at], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"input {one.name!r}, value {len(found)}: {error}; send UTF-8") from None
+    if at != end or len(found) != size:
+        raise UserError(f"input {one.name!r}: {end} bytes are not {size} texts, each after its length; correct them")
+    return found
+
+
+def _from_json(one: _Input) -> list[Any]:
+    size = _size(one)
+    if not isinstance(one.data, list):
+        raise UserError(f"input {one.name!r}: no data; give a list, or binary_data_size")
+    data = one.data
+    if any(isinstance(value, list) for value in data):  # [N, 1] may be nested
+        if not all(isinstance(value, list) and len(value) == 1 for value in data):
+            raise UserError(f"input {one.name!r}: data is neither {size} values nor {size} lists of one; correct it")
+        data = [value for (value,) in data]
+    if len(data) != size:
+        raise UserError(f"input {one.name!r}: {len(data)} values where its shape says {size}; correct one of them")
+    types = _PLAIN[one.datatype]
+    for value in data:
+        if type(value) not in types:
+            raise UserError(f"input {one.name!r}: {value!r} is no {one.datatype}; correct the value or the datatype")
+    if one.datatype == "BYTES":
+        return data
+    try:
+        with np.errstate(over="ignore"):
+            return _without_nan(np.array(data, _NUMBERS[one.datatype]))
+    except OverflowError:
+        raise UserError(f"input {one.name!r}: a value is out of the range of {one.datatype}") from None
+
+
+def _without_nan(values_N: Any) -> list[Any]:
+    """Returns Python's values, with None for NaN, which stands for a missing number."""
+    found: list[Any] = values_N.tolist()
+    if values_N.dtype.kind == "f" and np.isnan(values_N).any():
+        found = [None if math.isnan(value) else value for value in found]
+    return found
+
+
+def _with_lists(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Returns columns, with a list for each row where lengths are given."""
+    found = {}
+    for name, values in columns.items():
+        lengths = columns.get(name + LENGTHS)
+        if name.endswith(LENGTHS):
+            if name.removesuffix(LENGTHS) not in columns:
+                raise UserError(f"input {name!r}: there is no input {name.removesuffix(LENGTHS)!r}; give its values")
+            continue
+        if lengths is not None:
+            if not all(type(n) is int and n >= 0 for n in lengths) or sum(lengths) != len(values):
+                raise UserError(f"input {name + LENGTHS!r}: does not add up to the {len(values)} values of {name!r}")
+            ends = list(itertools.accumulate(lengths))
+            values = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        found[name] = values
+    return found
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def written(name: str, wanted: Wanted, answer: Answer) -> tuple[bytes, int | None]:
+    """Returns the body of an answer, and how long its JSON is when tensors come after it."""
+    outputs, binary = [], []
+    for label, is_binary in wanted.outputs.items():
+        scores_N = answer.scores_NT[:, answer.version.scorer.labels.index(label)].astype("<f4")
+        one: dict[str, Any] = {"name": label, "datatype": "FP32", "shape": [len(scores_N)]}
+        if is_binary:
+            binary.append(scores_N.tobytes())
+            one["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            one["data"] = scores_N.tolist()
+        outputs.append(one)
+    told: dict[str, Any] = {"model_name": name, "model_version": answer.version.name, "outputs": outputs}
+    if wanted.id:
+        told["id"] = wanted.id
+    odd = {"missing": answer.gaps.missing, "unknown": answer.gaps.unknown}
+    told["parameters"] = {kind: sum(counts.values()) for kind, counts in odd.items()}
+    body = _encode(told)
+    return (body, None) if not binary else (b"".join((body, *binary)), len(body))
+
+
+def check_version(asked: str | None, version: str) -> None:
+    """Refuse a request for another version than the one that answers."""
+    if asked not in (None, version):
+        raise RefusedError(404, f"version {asked}: {version} answers; ask for that, or for none")

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from sparrow.serving import Scorer, load
+from sparrow.serving.export import export
+from sparrow.trained.run import Loop
+from sparrow.training import train
+from tests.runs import small_run
+
+pytest.importorskip("starlette", reason="needs the extra [serve]")
+
+from sparrow.serving.service.app import Service
+from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.versions import Versions
+
+PATIENT = Limits(deadline_ms=60_000)  # a busy machine is slow
+
+
+@pytest.fixture(scope="session")
+def models(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models, `one` and `two`, and `delta`, which follows `one`."""
+    place = tmp_path_factory.mktemp("models")
+    for name, steps in (("one", 2), ("two", 5)):
+        train(small_run(prepared, place / f"run_{name}", loop=Loop(max_steps=steps)))
+        export(place / f"run_{name}", place / name, [log])
+    export(place / "run_two", place / "delta", [log], base=[place / "one"])
+    return place
+
+
+@pytest.fixture(scope="session")
+def scorer(models: Path) -> Scorer:
+    return load(models / "one")
+
+
+@pytest.fixture(scope="session")
+def rows(log: Path, scorer: Scorer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(log).slice(5900).select(list(scorer.encoder.sources)).to_pylist()
+    return found
+
+
+@pytest.fixture
+def serve(scorer: Scorer) -> Iterator[Callable[..., Service]]:
+    """Make services, which end with the test."""
+    made: list[Service] = []
+
+    def serve(limits: Limits = PATIENT, threads: int = 1, of: Scorer = scorer) -> Service:
+        made.append(Service(Versions(of), limits, "model", threads))
+        return made[-1]
+
+    yield serve
+    for service in made:
+        service.batcher.close()
+
+
+@pytest.fixture
+def service(serve: Callable[..., Service]) -> Service:
+    return serve()

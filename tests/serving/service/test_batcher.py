@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparrow.serving import Scorer
+from sparrow.serving.service.app import Service
+from sparrow.serving.service.limits import Limits
+from tests.serving.service.asking import Got, ask, together
+
+CLOSE = 1e-6  # products of other shapes sum in another order
+OF_USER = ("user", "history", "tags", "num_1", "cat_0")
+
+Request = dict[str, Any]
+
+
+def request(rows: list[dict[str, Any]], at: list[int], of_user: tuple[str, ...] = OF_USER) -> Request:
+    """Some rows as candidates, of the user of the first one."""
+    user = {name: rows[at[0]][name] for name in of_user} if at else {}
+    return {"user": user, "candidates": [{n: v for n, v in rows[i].items() if n not in user} for i in at]}
+
+
+def assert_scored(got: Got, scorer: Scorer, asked: Request) -> None:
+    """It has the scores that the scorer alone gives."""
+    assert got.status == 200, got.body
+    want = scorer.rank(asked["user"], asked["candidates"])
+    assert np.abs(np.array(got.json["scores"]["label"]) - want[:, 0]).max(initial=0) <= CLOSE
+    assert got.json["version"] == scorer.folder.digest
+
+
+def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Keep the scorer of a service busy until the event is set. Also gives the sizes of its batches from now on."""
+    go, sizes, scorer, was = threading.Event(), [], service.version.scorer, type(service.version.scorer).crossed
+
+    def crossed(self: Scorer, asked: Any) -> Any:
+        if self is scorer:
+            sizes.append(len(asked))
+            assert go.wait(60)
+        return was(self, asked)
+
+    monkeypatch.setattr(type(scorer), "crossed", crossed)
+    return go, sizes
+
+
+def waits(
+    service: Service, requests: list[tuple[str, Any]], held: tuple[threading.Event, list[int]], count: int
+) -> list[Got]:
+    """The answers to requests of which `count` have waited in the queue at once, behind the first one."""
+    go, sizes = held
+
+    def let_go() -> None:
+        end = time.monotonic() + 30
+        while len(service.batcher._queue) < count and time.monotonic() < end:
+            time.sleep(0.002)
+        go.set()
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    got = together(service, requests, sizes)
+    thread.join()
+    return got
+
+
+places = st.lists(st.integers(0, 99), max_size=8)
+columns = st.sampled_from([OF_USER, (), ("user",), OF_USER[:3]])
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+@given(asked=st.lists(st.tuples(places, columns), min_size=1, max_size=12), bad=st.integers(-8, 11))
+def test_requests_together_are_requests_alone(
+    asked: list[tuple[list[int], tuple[str, ...]]],
+    bad: int,
+    rows: list[dict[str, Any]],
+    scorer: Scorer,
+    serve: Callable[..., Service],
+) -> None:
+    """Beside others, and beside one that cannot be scored, which fails alone."""
+    service, given = serve(threads=2), [request(rows, at, of_user) for at, of_user in asked]
+    sent = [("/rank", dict(one)) for one in given]
+    if 0 <= bad < len(given) and given[bad]["candidates"]:
+        broken = [row | {"num_0": "much"} for row in given[bad]["candidates"]]
+        sent[bad] = ("/rank", given[bad] | {"candidates": broken})
+    given = [one if one["candidates"] else {"user": {}, "candidates": []} for one in given]
+    sent = [(path, one) for path, one in sent]
+    for number, (one, got) in enumerate(zip(given, together(service, sent), strict=True)):
+        if not one["candidates"]:
+            assert got.status == 400  # no candidate says which columns there are
+        elif number == bad:
+            assert got.status == 400 and "column 'num_0', row 0: 'much' is no number" in got.json["error"]
+        else:
+            assert_scored(got, scorer, one)
+
+
+def test_a_free_scorer_takes_all_that_wait(
+    service: Service, scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one kind together; of another kind in another batch."""
+    go, sizes = held(service, monkeypatch)
+    kinds = [OF_USER, OF_USER, ("user",), OF_USER, ("user",)]
+    given = [request(rows, [0, 1], of) for of in kinds]
+    got = waits(service, [("/rank", one) for one in given], (go, sizes), 4)
+    monkeypatch.undo()
+    assert sizes[0] == 1 and sorted(sizes[1:]) == [2, 2]
+    for one, answer in zip(given, got, strict=True):
+        assert_scored(answer, scorer, one)
+
+
+def test_a_batch_keeps_to_what_its_oldest_can_wait(
+    service: Service, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sizes = held(service, monkeypatch)
+    service.version.cost.fixed_s, service.version.cost.candidate_s = 6.0, 4.0  # two candidates take 14 s, four 22 s
+    monkeypatch.setattr(service.version.cost, "seen", lambda n, seconds: None)
+    one = request(rows, [0, 1])
+    got = waits(service, [("/rank", one | {"deadline_ms": 20_000})] * 4, (go, sizes), 3)
+    assert sizes == [1, 1, 1, 1] and {answer.status for answer in got} == {200}
+
+
+def test_large_requests_do_not_wait_for_each_other(service: Service, rows: list[dict[str, Any]]) -> None:
+    cost = service.version.cost
+    assert cost.is_worth(1) and not cost.is_worth(100_000)
+
+
+def test_a_request_past_its_deadline_is_not_scored(
+    service: Service, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sizes = held(service, monkeypatch)
+    one = request(rows, [0])
+    threading.Timer(0.5, go.set).start()
+    got = together(service, [("/rank", one), ("/rank", one | {"deadline_ms": 100})], sizes)
+    assert [answer.status for answer in got] == [200, 503] and sizes == [1]
+    assert got[1].headers[b"retry-after"] == b"1" and "deadline: passed after" in got[1].json["error"]
+
+
+def test_what_does_not_fit_the_queue_is_refused(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve(Limits(deadline_ms=60_000, queue=3))
+    go, sizes = held(service, monkeypatch)
+    one = request(rows, [0])
+    got = waits(service, [("/rank", one)] * 20, (go, sizes), 3)
+    monkeypatch.undo()
+    statuses = [answer.status for answer in got]
+    assert statuses.count(200) == 4 and statuses.count(429) == 16
+    assert "3 requests wait, which is the most; try again later" in got[-1].json["error"]
+    assert got[-1].headers[b"retry-after"] == b"1"
+    assert_scored(ask(service, "/rank", one), scorer, one)
+
+
+def test_a_fault_of_the_service_is_no_traceback(
+    service: Service, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crossed(self: Scorer, asked: Any) -> Any:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(type(service.version.scorer), "crossed", crossed)
+    got = ask(service, "/rank", request(rows, [0]))
+    assert got.status == 500 and b"secret" not in got.body and "secret" in caplog.text
+
+
+def test_closing_finishes_what_waits(
+    service: Service, scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, _ = held(service, monkeypatch)
+    closing = threading.Thread(target=service.batcher.close)
+    threading.Timer(0.3, closing.start).start()
+    threading.Timer(0.5, go.set).start()
+    given = [request(rows, [i]) for i in range(5)]
+    got = together(service, [("/rank", one) for one in given])
+    monkeypatch.undo()
+    for one, answer in zip(given, got, strict=True):
+        assert_scored(answer, scorer, one)
+    closing.join()
+    assert ask(service, "/rank", given[0]).status == 429

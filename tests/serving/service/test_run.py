@@ -1,0 +1,153 @@
+"""Servers as a person starts them: processes, sockets and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparrow import data
+from sparrow.core.errors import UserError
+from sparrow.serving import Scorer, load
+from sparrow.serving.export import export
+from sparrow.serving.service.control import swap
+from sparrow.serving.service.run import Place, serve
+from sparrow.trained.run import Loop
+from sparrow.training import train
+from tests.runs import small_run
+from tests.serving.service.asking import Got
+from tests.serving.service.test_batcher import assert_scored, request
+
+
+class Server:
+    """A process of `sparrow serve`, on a free port."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "sparrow", "serve", str(model), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.told = self.process.stdout.readline()
+        self.port = int(self.told.partition("127.0.0.1:")[2].partition(",")[0] or 0)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Got:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+            answer = connection.getresponse()
+            return Got(answer.status, {k.lower().encode(): v.encode() for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it said as an error."""
+        self.process.send_signal(signal.SIGTERM)
+        said = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*given: Any) -> Server:
+        servers.append(Server(*given))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
+
+
+@pytest.mark.multi
+def test_a_service_from_its_start_to_its_end(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    control, one = tmp_path / "control", request(rows, list(range(20)))
+    server = started(models / "one", "--control", str(control), "--deadline-ms", "60000")
+    assert f"version {scorer.folder.digest}" in server.told and "requests take at most 736 MB" in server.told
+    assert control.stat().st_mode & 0o777 == 0o600
+    assert_scored(server.ask("/rank", one), scorer, one)
+    assert server.ask("/control/swap", {"folder": "x"}).status == 404
+    told = subprocess.run(
+        [sys.executable, "-m", "sparrow", "swap", str(control), str(models / "two")], capture_output=True, text=True
+    )
+    two = load(models / "two")
+    assert told.stdout == f"dlrm, step 5, version {two.folder.digest}\n", told.stderr
+    assert_scored(server.ask("/rank", one), two, one)
+    with pytest.raises(UserError, match="three: not a model folder"):
+        swap(control, models / "three")
+    assert_scored(server.ask("/rank", one), two, one)
+    assert server.end() == (0, "") and not control.exists()
+
+
+@pytest.mark.multi
+def test_what_was_accepted_is_answered_before_the_end(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer
+) -> None:
+    server, one = started(models / "one", "--deadline-ms", "60000"), request(rows, list(range(100)) * 40)
+    got: list[Got] = []
+    threads = [threading.Thread(target=lambda: got.append(server.ask("/rank", one))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while b'sparrow_stage_seconds_count{stage="read"} 8.0' not in server.ask("/metrics").body:
+        time.sleep(0.01)
+    assert server.end() == (0, "")
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8
+    for answer in got:
+        assert_scored(answer, scorer, one)
+
+
+def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UserError, match="taken: cannot listen .*; remove it, or choose another"):
+        serve(models / "one", place=Place(port=0, control=tmp_path / "taken"))
+    assert (tmp_path / "taken").exists()
+    refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        serve(models / "one", place=Place(port=taken.getsockname()[1]))
+    with pytest.raises(UserError, match="port: 70000 is out of range"):
+        Place(port=70_000)
+    with pytest.raises(UserError, match="no answer .*; give what a `sparrow serve --control` has made"):
+        swap(tmp_path / "absent", models / "one")
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+@pytest.mark.multi
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_page_about_it_is_right(started: Callable[..., Server], tmp_path: Path) -> None:
+    """Its requests, as they stand there."""
+    pytest.importorskip("tritonclient.http")
+    data.generate(tmp_path / "small.parquet", rows=3000)
+    data.prepare([tmp_path / "small.parquet"], tmp_path / "small")
+    train(small_run(tmp_path / "small", tmp_path / "run", loop=Loop(max_steps=2)))
+    export(tmp_path / "run", tmp_path / "model", [tmp_path / "small.parquet"])
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    server = started(tmp_path / "model", "--deadline-ms", "60000")
+    section = page.partition("## A service")[2].partition("## In fewer bits")[0]
+    section = section.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    (shell,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    (python,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    told = subprocess.run(["bash", "-ec", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = json.loads(told.stdout)
+    assert len(found["candidates"]) == len(found["scores"]["label"]) == 2 and found["missing"]["item"] == 1
+    assert found["unknown"]["cat_7"] == 1
+    told = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\[0\.\d+ +0\.\d+\]\n", told.stdout), told.stdout
+    for route in re.findall(r"`GET (.*?)`", section):
+        assert server.ask(route.partition("`")[0]).status == 200
