@@ -9,7 +9,9 @@ import ast
 import importlib
 import os
 import pkgutil
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments is None:  # this is the program itself
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every rank warns about what is intended
             share_cores()
+            sys.unraisablehook = _again
             return_freed_memory() if given[0] == "prepare" else keep_freed_memory()
             leave_out("pandas")  # pyarrow imports it wherever it is installed: 46 MB and a third of a second
         module = importlib.import_module(f"sparrow.cli.{given[0]}")
@@ -78,6 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(error).__module__.split(".")[0] != "pyarrow":
             raise
         return _refuse(f"arrow cannot read this: {str(error).splitlines()[0]}; convert the column or make it 'ignore'")
+
+
+def _again(lost: sys.UnraisableHookArgs) -> None:
+    """Send an interrupt again that came while memory was freed, where Python can only print it and go on."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        main_thread = int(threading.main_thread().ident or 0)
+        threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _refuse(message: str) -> int:

@@ -520,6 +520,16 @@ def rows_of_new() -> int:
         return 0 if "new: not a prepared log" in str(error) else -1
 
 
+def test_an_interrupt_that_a_finaliser_swallows_comes_again() -> None:
+    """It came while an object was freed: Python prints it and would go on."""
+    program = (
+        "import sys, time; from sparrow import cli; sys.unraisablehook = cli._again\n"
+        "class Freed:\n    def __del__(self): raise KeyboardInterrupt\n"
+        "try:\n    Freed(); time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=50).returncode == 130
+
+
 @pytest.mark.parametrize("after", [0.0, 0.15])
 def test_an_interrupted_prepare_says_so_and_leaves_nothing(here: Path, after: float) -> None:
     long_log(2_000_000)
