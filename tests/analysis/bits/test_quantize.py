@@ -77,6 +77,12 @@ def test_a_row_has_the_same_score_alone_and_beside_others(narrow: Quantized, row
     def equal(a: Any, b: Any) -> bool:
         return bool(np.abs(a - b).max() <= 2**-24)
 
+    with torch.inference_mode():
+        logits, some = (scorer.model(scorer.encoder.batch(of)) for of in (rows, rows[50:]))
+        assert torch.equal(logits[50:], some)
+        for row in (0, 7, 99):
+            assert torch.equal(scorer.model(scorer.encoder.batch(rows[row : row + 1]))[0], logits[row])
+
     whole = scorer.score(rows)
     assert np.isfinite(whole).all()
     for row in (0, 7, 99):
