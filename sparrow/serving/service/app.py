@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,9 +20,10 @@ from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import rank, v2
-from sparrow.serving.service.versions import Version, Versions, in_background
+from sparrow.serving.service.settings import Settings
+from sparrow.serving.service.versions import Version, Versions
 
-_JSON, _BINARY, _TEXT = b"application/json", b"application/octet-stream", b"text/plain; version=0.0.4; charset=utf-8"
+_JSON, _BINARY = b"application/json", b"application/octet-stream"
 RETRY_S = b"1"  # what a client is told to wait when the service is full
 
 
@@ -56,16 +57,14 @@ class Service:
     Args:
         versions: the models.
         limits: of requests.
-        name: of the model, in the Open Inference Protocol.
-        threads: see `Batcher`.
+        settings: see `Settings`.
     """
 
-    def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
-        self.versions, self.limits, self.name = versions, limits, name
+    def __init__(self, versions: Versions, limits: Limits, settings: Settings) -> None:
+        self.versions, self.limits, self.name = versions, limits, settings.name
         self.metrics = Metrics()
-        self.batcher = Batcher(versions, limits, self.metrics, threads)
+        self.batcher = Batcher(versions, limits, self.metrics, settings)
         self.held = 0  # bytes of bodies
-        self._serves(versions.current)
 
     @property
     def version(self) -> Version:
@@ -105,12 +104,12 @@ class Service:
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
         self._check(call)
-        return _json(v2.metadata(self.version.scorer, self.name, self.version.name))
+        return json(v2.metadata(self.version.scorer, self.name, self.version.name))
 
     async def model_ready(self, call: Call) -> Reply:
         """Say whether the model answers, which it does from the first moment on."""
         self._check(call)
-        return _json({"name": self.name, "ready": True})
+        return json({"name": self.name, "ready": True})
 
     def _check(self, call: Call) -> None:
         if call.path["name"] != self.name:
@@ -119,48 +118,26 @@ class Service:
 
     async def server(self, call: Call) -> Reply:
         """Describe the server."""
-        return _json({"name": "sparrow", "version": version("sparrow-rec"), "extensions": ["binary_tensor_data"]})
+        return json({"name": "sparrow", "version": version("sparrow-rec"), "extensions": ["binary_tensor_data"]})
 
     async def live(self, call: Call) -> Reply:
         """Say that the service is there."""
-        return _json({"live": True})
+        return json({"live": True})
 
     async def ready(self, call: Call) -> Reply:
         """Say that the model answers, and which."""
-        return _json({"ready": True, "version": self.version.name})
-
-    async def counted(self, call: Call) -> Reply:
-        """Give what Prometheus reads."""
-        return Reply(self.metrics.text(), 200, _TEXT)
-
-    async def swap(self, call: Call) -> Reply:
-        """Put another model in the place of the one that answers."""
-        try:
-            folder = msgspec.json.decode(call.body, type=dict[str, str])["folder"]
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise UserError(f'body: {error}; send {{"folder": "PATH"}}') from None
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def work() -> None:
-            try:
-                told: Version | Exception = self.versions.swap(folder)
-            except Exception as error:
-                told = error
-            loop.call_soon_threadsafe(done.set_result, told)
-
-        in_background(work)
-        told = await done
-        self.metrics.swaps.labels("refused" if isinstance(told, Exception) else "done").inc()
-        if isinstance(told, Exception):
-            raise told
-        self._serves(told)
-        return _json({"version": told.name, "model": told.scorer.name, "step": told.scorer.step})
-
-    def _serves(self, version: Version) -> None:
-        self.metrics.serves(version.name, version.scorer.name, version.scorer.step)
+        return json({"ready": True, "version": self.version.name})
 
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+class Host(Protocol):
+    """Whose routes they are. held: bytes of bodies that are there."""
+
+    limits: Limits
+    metrics: Metrics
+    held: int
 
 
 class Endpoint:
@@ -170,20 +147,17 @@ class Endpoint:
         service: whose it is.
         route: its path, for metrics.
         answer: makes the reply.
-        is_control: whether only the control socket has it.
     """
 
-    def __init__(
-        self, service: Service, route: str, answer: Callable[[Call], Awaitable[Reply]], is_control: bool = False
-    ) -> None:
-        self._service, self._route, self._answer, self._is_control = service, route, answer, is_control
+    def __init__(self, service: Host, route: str, answer: Callable[[Call], Awaitable[Reply]]) -> None:
+        self._service, self._route, self._answer = service, route, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         service, begun, held = self._service, time.perf_counter(), _Held(self._service)
         call = Call(b"", dict(scope["headers"]), scope["path_params"], begun)
         try:
-            reply = await self._replied(scope, receive, call, held)
+            reply = await self._replied(receive, call, held)
             answered = time.perf_counter()
             async with asyncio.timeout(service.limits.read_s):
                 await _sent(send, reply)
@@ -196,12 +170,9 @@ class Endpoint:
             for work in call.after:
                 work()
 
-    async def _replied(self, scope: Scope, receive: Receive, call: Call, held: _Held) -> Reply:
+    async def _replied(self, receive: Receive, call: Call, held: _Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
         try:
-            server = scope.get("server")
-            if self._is_control and (server is None or server[1] is not None):
-                raise RefusedError(404, f"{self._route}: only the control socket has it; start with --control PATH")
             if call.headers.get(b"content-encoding", b"identity") != b"identity":
                 raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
             try:
@@ -214,15 +185,15 @@ class Endpoint:
             return await self._answer(call)
         except RefusedError as error:
             headers = ((b"retry-after", RETRY_S),) if error.status in (429, 503) else ()
-            return _json({"error": str(error)}, error.status, headers)
+            return json({"error": str(error)}, error.status, headers)
         except UserError as error:
-            return _json({"error": " ".join(str(error).split())}, 400)
+            return json({"error": " ".join(str(error).split())}, 400)
 
 
 class _Held:
     """The bytes of a body that is being read or scored, which count against `Limits.held_mb`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Host) -> None:
         self._service, self._bytes = service, 0
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
@@ -263,7 +234,8 @@ async def _sent(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-def _json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+def json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    """Returns a reply of JSON."""
     return Reply(msgspec.json.encode(told), status, _JSON, headers)
 
 
@@ -271,7 +243,7 @@ def app(service: Service) -> Starlette:
     """Returns the ASGI application of a service. Its scorers end with it, after what was accepted."""
     model = "/v2/models/{name}"
     of_version = model + "/versions/{version}"
-    routes: list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]] = [
+    routes: Routes = [
         ("POST", "/rank", service.rank),
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
@@ -279,8 +251,6 @@ def app(service: Service) -> Starlette:
         ("GET", "/v2", service.server),
         *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
-        ("GET", "/metrics", service.counted),
-        ("POST", "/control/swap", service.swap),
     ]
 
     @asynccontextmanager
@@ -288,17 +258,23 @@ def app(service: Service) -> Starlette:
         yield
         service.batcher.close()
 
+    return made(service, routes, lifespan)
+
+
+Routes = list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]]  # method, path, and what answers
+
+
+def made(service: Host, routes: Routes, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
+    """Returns an ASGI application with some routes."""
+
     async def absent(scope: Scope, receive: Receive, send: Send) -> None:
         service.metrics.requests.labels("other", "404").inc()
         told = f"{scope.get('method')} {scope['path']!r}: nothing is there; see docs/serving.md"
-        await _sent(send, _json({"error": told}, 404))
+        await _sent(send, json({"error": told}, 404))
 
-    made = Starlette(
+    found = Starlette(
         lifespan=lifespan,
-        routes=[
-            Route(path, Endpoint(service, path, answer, path.startswith("/control")), methods=[method])
-            for method, path, answer in routes
-        ],
+        routes=[Route(path, Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes],
     )
-    made.router.default = absent
-    return made
+    found.router.default = absent
+    return found
