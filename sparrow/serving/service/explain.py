@@ -17,12 +17,9 @@ from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.schema import Column, Encoding, Schema, missing_of
 from sparrow.features.transforms import Transforms
 from sparrow.serving.requests import Encoder
-from sparrow.serving.scorer import Scorer
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
-
-_encode = msgspec.json.Encoder().encode
 
 
 def without_each(asked: Asked, candidate: int, schema: Schema, limits: Limits) -> tuple[Asked, list[set[str]]]:
@@ -45,7 +42,7 @@ def without_each(asked: Asked, candidate: int, schema: Schema, limits: Limits) -
     row = {**asked.user, **{name: values[candidate] for name, values in asked.candidates.items()}}
     columns = _together(schema)
     count = len(columns) + 1
-    size = count * len(_encode(row))
+    size = count * len(msgspec.json.encode(row))
     if count > limits.candidates or size > limits.body_mb * 1e6:
         told = f"it is scored {count} times, {size} bytes in all; shorten its lists, or serve with larger limits"
         raise RefusedError(413, f"candidate {candidate}: {told}")
@@ -69,24 +66,28 @@ def written(asked: Asked, candidate: int, columns: list[set[str]], answer: Answe
     """
     scorer, row = answer.version.scorer, {name: values[0] for name, values in asked.candidates.items()}
     scores = [dict(zip(scorer.labels, scores_T, strict=True)) for scores_T in answer.scores_NT.tolist()]
-    features = understood(scorer, row)
-    for told in features:
-        at = next(i for i, names in enumerate(columns, 1) if told["column"] in names)
-        told["without"] = scores[at]
-    name = answer.version.name
-    return _encode({"version": name, "candidate": candidate, "scores": scores[0], "features": features})
+    features = understood(scorer.transforms, scorer.encoder, row)
+    for one in features:
+        one["without"] = next(of for of, names in zip(scores[1:], columns, strict=True) if one["column"] in names)
+    told = {"version": answer.version.name, "candidate": candidate, "scores": scores[0], "features": features}
+    return msgspec.json.encode(told)
 
 
-def understood(scorer: Scorer, row: dict[str, Any]) -> list[dict[str, Any]]:
+def understood(transforms: Transforms, encoder: Encoder, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns what a model makes of a raw row, feature by feature.
 
     "odd" counts in a value what is missing, unknown to the vocabulary, clipped to training's range or cut from a list.
 
+    Args:
+        transforms: the model's.
+        encoder: of these transforms.
+        row: column -> value.
+
     Raises:
         UserError: see `Encoder.batch`.
     """
-    schema, lens = scorer.schema, _lens(scorer.transforms)
-    ours, whole = scorer.encoder.batch([row]), Encoder(Transforms(schema=lens), "reference").batch([row])
+    schema, lens = transforms.schema, _lens(transforms.schema)
+    ours, whole = encoder.batch([row]), Encoder(Transforms(schema=lens), "reference").batch([row])
     found: list[dict[str, Any]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
@@ -95,23 +96,24 @@ def understood(scorer: Scorer, row: dict[str, Any]) -> list[dict[str, Any]]:
         value = row[column.source or name]
         told = {"feature": name, "column": column.source or name, "kind": column.kind, "value": value}
         if column.kind == "numeric":
-            number = float(ours.dense_BC[0, schema.dense.index(name)])
-            unclipped = float(whole.dense_BC[0, lens.dense.index(name)])
-            is_missing = bool(whole.dense_BC[0, lens.dense.index(missing_of(name))])
-            odd = {"missing": is_missing, "clipped": not is_missing and number != unclipped}
+            number, unclipped, is_missing = (
+                float(batch.dense_BC[0, of.dense.index(at)])
+                for batch, of, at in ((ours, schema, name), (whole, lens, name), (whole, lens, missing_of(name)))
+            )
+            odd = {"missing": int(is_missing), "clipped": int(number != unclipped)}
             told |= {"became": number, "range": (column.low, column.high)}
         else:
             ids = ours.ids[name]
             numbers = ids.values_N.tolist()
             dropped = value.count(None) if isinstance(value, list) else 0
             is_numbered = schema.encodings[str(column.table)].is_numbered  # a hash knows every id
-            odd = {"missing": dropped or numbers.count(MISSING) or not numbers}
+            odd = {"missing": dropped or numbers.count(MISSING) or int(not numbers)}
             odd |= {"unknown": numbers.count(UNKNOWN) if is_numbered else 0}
             odd |= {"cut": len(whole.ids[name].values_N) - len(numbers) if column.kind == "list" else 0}
             told |= {"became": list(map(str, numbers))}
             if column.weights and ids.weights_N is not None:
                 told["weights"] = ids.weights_N.tolist()
-        found.append(told | {"odd": {what: int(count) for what, count in odd.items() if count}})
+        found.append(told | {"odd": {what: count for what, count in odd.items() if count}})
     return found
 
 
@@ -121,20 +123,19 @@ def _together(schema: Schema) -> list[set[str]]:
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
         if column.transform != "missing":
-            names = {column.source or name} | ({column.weights} - {None, ":"})
+            names = {of for of in (column.source or name, column.weights) if of and of != ":"}
             found, others = [one for one in found if not one & names], [one for one in found if one & names]
             found.append(names.union(*others))
     return found
 
 
-def _lens(transforms: Transforms) -> Schema:
+def _lens(schema: Schema) -> Schema:
     """Returns a schema that neither cuts lists nor clips numbers, and tells of each number whether it is missing."""
     columns: dict[str, Column] = {}
-    for name, column in transforms.schema.columns.items():
+    for name, column in schema.columns.items():
         if column.kind == "numeric" and column.transform != "missing":
             columns[name] = replace(column, low=None, high=None)
             columns[missing_of(name)] = Column(kind="numeric", transform="missing")
         elif column.kind == "list":
             columns[name] = replace(column, max_length=None)
     return Schema(columns=columns, encodings={str(c.table): Encoding(kind="hash") for c in columns.values() if c.table})
-
