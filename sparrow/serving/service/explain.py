@@ -106,9 +106,8 @@ def understood(transforms: Transforms, encoder: Encoder, row: dict[str, Any]) ->
             ids = ours.ids[name]
             numbers = ids.values_N.tolist()
             dropped = value.count(None) if isinstance(value, list) else 0
-            is_numbered = schema.encodings[str(column.table)].is_numbered  # a hash knows every id
             odd = {"missing": dropped or numbers.count(MISSING) or int(not numbers)}
-            odd |= {"unknown": numbers.count(UNKNOWN) if is_numbered else 0}
+            odd |= {"unknown": numbers.count(UNKNOWN)}
             odd |= {"cut": len(whole.ids[name].values_N) - len(numbers) if column.kind == "list" else 0}
             told |= {"became": list(map(str, numbers))}
             if column.weights and ids.weights_N is not None:
