@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
+from sparrow.serving.service import explain, page
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
@@ -90,16 +91,36 @@ class Service:
             return Reply(body)
         return Reply(body, 200, _BINARY, ((v2.HEADER, b"%d" % length),))
 
+    async def explain(self, call: Call) -> Reply:
+        """Say what the model makes of one candidate of a request, and how its score changes without each column."""
+        asked, _ = rank.parsed(call.body, self.version.sources, self.limits)
+        candidate = int(call.path["candidate"])
+        made, columns = explain.without_each(asked, candidate, self.version.scorer.schema, self.limits)
+        answer = await self._answered(call, made)
+        return Reply(await asyncio.to_thread(explain.written, made, candidate, columns, answer))
+
+    async def example(self, call: Call) -> Reply:
+        """Give a request for `/rank`, of rows that are kept with the model."""
+        return Reply(await asyncio.to_thread(page.example, self.version.scorer, int(call.path["row"])))
+
+    async def page(self, call: Call) -> Reply:
+        """Give a page to look at a request."""
+        return Reply(page.HTML, 200, page.TYPE, page.HEADERS)
+
     async def _scored(self, call: Call, asked: Asked) -> Answer:
-        """Returns the answer of a request. Its version counts as in use until it is written."""
-        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
-        waiting = self.batcher.put(asked, call.begun)
-        call.after.append(lambda: self.batcher.done(waiting))
-        answer = await waiting.future
+        """Returns the answer of a request of a caller, whose gaps are counted."""
+        answer = await self._answered(call, asked)
         for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
             for column, count in counts.items():
                 self.metrics.odd.labels(kind, column).inc(count)
         return answer
+
+    async def _answered(self, call: Call, asked: Asked) -> Answer:
+        """Returns the answer of a request. Its version counts as in use until it is written."""
+        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        waiting = self.batcher.put(asked, call.begun)
+        call.after.append(lambda: self.batcher.done(waiting))
+        return await waiting.future
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
@@ -244,6 +265,9 @@ def app(service: Service) -> Starlette:
     model = "/v2/models/{name}"
     of_version = model + "/versions/{version}"
     routes: Routes = [
+        ("GET", "/", service.page),
+        ("GET", "/example/{row:int}", service.example),
+        ("POST", "/explain/{candidate:int}", service.explain),
         ("POST", "/rank", service.rank),
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),

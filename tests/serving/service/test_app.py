@@ -17,7 +17,12 @@ def test_it_says_that_it_lives_and_which_model_answers(service: Service, scorer:
 
 
 def test_what_is_not_there(service: Service) -> None:
-    for path, body in (("/", None), ("/rank", None), ("/v2/models/other", None), ("/control/swap", {"folders": ["x"]})):
+    for path, body in (
+        ("/other", None),
+        ("/rank", None),
+        ("/v2/models/other", None),
+        ("/control/swap", {"folders": ["x"]}),
+    ):
         got = ask(service, path, body)
         assert got.status in (404, 405), path
     got = ask(service, "/v2/models/other/infer", {"inputs": []})
