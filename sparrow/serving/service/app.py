@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,15 +16,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
+from sparrow.serving.service import logs
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import rank, v2
+from sparrow.serving.service.scrape import Scrape
+from sparrow.serving.service.served import ServedLog
 from sparrow.serving.service.versions import Version, Versions, in_background
 
 _JSON, _BINARY, _TEXT = b"application/json", b"application/octet-stream", b"text/plain; version=0.0.4; charset=utf-8"
 RETRY_S = b"1"  # what a client is told to wait when the service is full
+REQUEST_ID = b"x-request-id"
+_COUNT_S = 1.0  # how often what was counted is made readable
+_log = logging.getLogger(__name__)
 
 
 class Reply(NamedTuple):
@@ -47,6 +54,7 @@ class Call:
 
     def __init__(self, body: bytes, headers: Mapping[bytes, bytes], path: Mapping[str, str], begun: float) -> None:
         self.body, self.headers, self.path, self.begun = body, headers, path, begun
+        self.id, self.told = logs.request_id(headers.get(REQUEST_ID)), dict[str, Any]()  # the latter is for the log
         self.after: list[Callable[[], None]] = []  # done when the answer is written
 
 
@@ -63,6 +71,9 @@ class Service:
     def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
         self.versions, self.limits, self.name = versions, limits, name
         self.metrics = Metrics()
+        self.scrape = Scrape(self.metrics.registry)
+        self.served: ServedLog | None = None
+        self.connections: Callable[[], int] = lambda: 0  # how many are open
         self.batcher = Batcher(versions, limits, self.metrics, threads)
         self.held = 0  # bytes of bodies
         self._serves(versions.current)
@@ -84,6 +95,7 @@ class Service:
         self._check(call)
         at, header = self.version, call.headers.get(v2.HEADER)
         asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
+        call.id = logs.request_id(call.headers.get(REQUEST_ID), wanted.id.encode())
         answer = await self._scored(call, asked)
         v2.check_version(call.path.get("version"), answer.version.name)
         body, length = v2.written(self.name, wanted, answer)
@@ -94,12 +106,12 @@ class Service:
     async def _scored(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
-        waiting = self.batcher.put(asked, call.begun)
+        waiting = self.batcher.put(asked, call.begun, call.id)
         call.after.append(lambda: self.batcher.done(waiting))
         answer = await waiting.future
-        for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
-            for column, count in counts.items():
-                self.metrics.odd.labels(kind, column).inc(count)
+        call.told = {"version": answer.version.name, "candidates": asked.count}
+        if self.served is not None:
+            self.served.put(call.id, asked, answer, len(call.body))
         return answer
 
     async def model(self, call: Call) -> Reply:
@@ -131,7 +143,13 @@ class Service:
 
     async def counted(self, call: Call) -> Reply:
         """Give what Prometheus reads."""
-        return Reply(self.metrics.text(), 200, _TEXT)
+        self.count()
+        return Reply(self.scrape.text(), 200, _TEXT)
+
+    def count(self) -> None:
+        """Make what was counted readable."""
+        self.metrics.connections.set(self.connections())
+        self.metrics.flush()
 
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
@@ -157,7 +175,8 @@ class Service:
         return _json({"version": told.name, "model": told.scorer.name, "step": told.scorer.step})
 
     def _serves(self, version: Version) -> None:
-        self.metrics.serves(version.name, version.scorer.name, version.scorer.step)
+        self.metrics.flush()
+        self.scrape.serves(version.name, version.scorer.name, version.scorer.step, version.scorer.folder.path)
 
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
@@ -186,15 +205,25 @@ class Endpoint:
             reply = await self._replied(scope, receive, call, held)
             answered = time.perf_counter()
             async with asyncio.timeout(service.limits.read_s):
-                await _sent(send, reply)
+                await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
-            service.metrics.requests.labels(self._route, str(reply.status)).inc()
+            self._count(call, str(reply.status))
         except TimeoutError:
-            service.metrics.requests.labels(self._route, "cut").inc()
+            self._count(call, "cut")
         finally:
             held.give_back()
             for work in call.after:
                 work()
+
+    def _count(self, call: Call, status: str) -> None:
+        """Count an answer, and log it where that is wanted."""
+        self._service.metrics.requests.labels(self._route, status).inc()
+        if logs.access.isEnabledFor(logging.INFO):
+            ms = round(1e3 * (time.perf_counter() - call.begun), 3)
+            told = {"route": self._route, "status": status, "ms": ms, "bytes": len(call.body), "request_id": call.id}
+            if trace := logs.trace_id(call.headers.get(b"traceparent")):
+                told["trace_id"] = trace
+            logs.access.info("request", extra=told | call.told)
 
     async def _replied(self, scope: Scope, receive: Receive, call: Call, held: _Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
@@ -217,6 +246,9 @@ class Endpoint:
             return _json({"error": str(error)}, error.status, headers)
         except UserError as error:
             return _json({"error": " ".join(str(error).split())}, 400)
+        except Exception:
+            _log.exception("a request failed", extra={"request_id": call.id})
+            return _json({"error": "the service failed, and its log says why"}, 500)
 
 
 class _Held:
@@ -283,10 +315,20 @@ def app(service: Service) -> Starlette:
         ("POST", "/control/swap", service.swap),
     ]
 
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            service.count()
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        counting = asyncio.create_task(count())
         yield
+        counting.cancel()
         service.batcher.close()
+        if service.served is not None:
+            service.served.close()
+        service.count()
 
     async def absent(scope: Scope, receive: Receive, send: Send) -> None:
         service.metrics.requests.labels("other", "404").inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,6 +63,25 @@ def gaps(schema: Schema, crossed: Crossed, asked: Sequence[Asked]) -> list[Gaps]
     for name in schema.dense:
         if schema.columns[name].transform != "missing":
             _numbers(schema, name, crossed, asked, found)
+    return found
+
+
+def values(schema: Schema, crossed: Crossed) -> dict[tuple[str, str], int]:
+    """Returns ("missing" or "unknown", column) -> how many values of a batch could be so. See `gaps`.
+
+    Of a list each id may be unknown.
+    """
+    ids, found = crossed.batch.ids, Counter[tuple[str, str]]()
+    for f, name in enumerate(schema.sparse):
+        column, rows = schema.columns[name], ids.rows[f] if ids.rows else 0
+        at = column.source or name
+        found["missing", at] = max(found["missing", at], rows)
+        if schema.encodings[str(column.table)].is_numbered:
+            found["unknown", at] = max(found["unknown", at], ids.bounds[f + 1] - ids.bounds[f])
+    for name in schema.dense:
+        if schema.columns[name].transform != "missing":
+            at = schema.columns[name].source or name
+            found["missing", at] = len(crossed.counts) if at in crossed.columns else sum(crossed.counts)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,8 @@ from sparrow.core.errors import UserError, require
 from sparrow.serving.scorer import load
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.logs import Logs, start
+from sparrow.serving.service.served import ServedLog
 from sparrow.serving.service.versions import Versions
 
 _FINISH_S = 30  # for what was accepted
@@ -49,6 +50,7 @@ def serve(
     limits: Limits | None = None,
     name: str = "model",
     threads: int = 1,
+    logs: Logs | None = None,
     told: Callable[[str], None] = print,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT. What was accepted before is answered.
@@ -59,16 +61,19 @@ def serve(
         limits: what it takes.
         name: of the model, in the Open Inference Protocol.
         threads: how many batches are scored at a time.
+        logs: what it writes down.
         told: is told, in a line, where the service is and what bounds it.
 
     Raises:
         UserError: as `load`, and when a socket cannot be opened.
     """
-    place, limits = place or Place(), limits or Limits()
+    place, limits, logs = place or Place(), limits or Limits(), logs or Logs()
     sys.setswitchinterval(_SWITCH_S)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start(logs)
     with _listening(place) as sockets:
         service = Service(Versions(load(model, deltas)), limits, name, threads)
+        if logs.served is not None:
+            service.served = ServedLog(logs.served, logs.sample, service.metrics)
         config = uvicorn.Config(
             app(service),
             log_config=None,
@@ -84,7 +89,9 @@ def serve(
         )
         for ending in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises it again when all is answered
             signal.signal(ending, lambda number, frame: None)
-        uvicorn.Server(config).run(sockets=sockets)
+        server = uvicorn.Server(config)
+        service.connections = lambda: len(server.server_state.connections)
+        server.run(sockets=sockets)
 
 
 @contextmanager

@@ -1,0 +1,198 @@
+"""The served log: a sample of what was scored, as Parquet that is read as any log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparrow.core.errors import UserError
+from sparrow.core.files import whole
+from sparrow.features.ids import is_text
+from sparrow.serving.scorer import CHECK, SCORE, Scorer
+from sparrow.serving.service.asked import Asked
+from sparrow.serving.service.batcher import Answer
+from sparrow.serving.service.metrics import Metrics
+
+VERSION, REQUEST, TIME = ":version:", ":request:", ":time:"  # columns beside the log's own
+ROWS, EVERY_S = 50_000, 60.0  # of a file
+WAITING = 8_000_000  # bytes of requests that wait to be written, as they came
+_ROW = 100  # bytes of a candidate of whom only an id came
+_log = logging.getLogger(__name__)
+
+
+class _Served(NamedTuple):
+    id: str
+    asked: Asked
+    answer: Answer
+    bytes: int
+    time: float
+
+
+class ServedLog:
+    """Writes rows in a thread of its own. Where it cannot, rows are left out and counted, and serving goes on.
+
+    Args:
+        folder: gets the files. They appear whole, each with a name of its own.
+        sample: the share of requests. Which ones is decided by their ids, so that all services choose alike.
+        metrics: count rows.
+
+    Raises:
+        UserError: when the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, sample: float, metrics: Metrics) -> None:
+        self._folder, self._below, self._rows = folder, sample * 2**32, metrics.served_log
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another --served-log") from None
+        self._queue: queue.SimpleQueue[_Served | None] = queue.SimpleQueue()
+        self._waiting, self._lock, self._files = 0, threading.Lock(), 0
+        self._told: set[str] = set()
+        self._types: tuple[str, dict[str, pa.DataType]] = ("", {})
+        self._thread = threading.Thread(target=self._work, name="served-log", daemon=True)
+        self._thread.start()
+
+    def put(self, id: str, asked: Asked, answer: Answer, size: int) -> None:
+        """Take a request, if it is one of the sample.
+
+        Args:
+            id: of the request.
+            asked, answer: what was scored, with all its raw columns, and how.
+            size: bytes of its body.
+        """
+        if not asked.count or zlib.crc32(id.encode()) >= self._below:
+            return
+        size += _ROW * asked.count
+        with self._lock:
+            is_full = self._waiting + size > WAITING
+            self._waiting += 0 if is_full else size
+        if is_full:
+            self._leave_out("full", asked.count, "more is served than can be written")
+        else:
+            self._queue.put(_Served(id, asked, answer, size, time.time()))
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        kept: list[pa.Table] = []
+        ends = 0.0
+        while True:
+            try:
+                one = self._queue.get(timeout=max(ends - time.monotonic(), 0) if kept else None)
+            except queue.Empty:
+                kept = self._write(kept)
+                continue
+            if one is None:
+                self._write(kept)
+                return
+            try:
+                made = table(one.id, one.asked, one.answer, self._types_of(one.answer.version.scorer), one.time)
+            except Exception as error:  # Arrow has many
+                self._leave_out("unfit", one.asked.count, f"a request does not fit the log's columns ({error})")
+                made = None
+            with self._lock:
+                self._waiting -= one.bytes
+            del one  # it holds its version
+            if made is None:
+                continue
+            if kept and not kept[0].schema.equals(made.schema):
+                kept = self._write(kept)
+            ends = ends if kept else time.monotonic() + EVERY_S
+            kept.append(made)
+            if sum(part.num_rows for part in kept) >= ROWS:
+                kept = self._write(kept)
+
+    def _write(self, kept: list[pa.Table]) -> list[pa.Table]:
+        """Makes a file. Returns what is left, which is nothing."""
+        rows, self._files = sum(part.num_rows for part in kept), self._files + 1
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        try:
+            if kept:
+                with whole(self._folder / f"served-{moment}-{os.getpid()}-{self._files:06d}.parquet") as partial:
+                    pq.write_table(pa.concat_tables(kept), partial)
+                self._rows.labels("written").inc(rows)
+                self._told.discard("failed")
+        except Exception as error:
+            self._leave_out("failed", rows, str(error))
+        return []
+
+    def _types_of(self, scorer: Scorer) -> dict[str, pa.DataType]:
+        """Returns column -> type in the log. Numbers are float64: a request may have 0.5 where the log had integers."""
+        if self._types[0] != scorer.folder.digest:
+            kept, kinds = pq.read_schema(scorer.folder.path / CHECK), scorer.encoder.kinds
+            types = {n: pa.float64() if kinds.get(n) == "number" else kept.field(n).type for n in scorer.encoder.sources}
+            self._types = (scorer.folder.digest, types)
+        return self._types[1]
+
+    def _leave_out(self, outcome: str, rows: int, why: str) -> None:
+        """Count rows that are left out, and say so once."""
+        self._rows.labels(outcome).inc(rows)
+        if outcome not in self._told:
+            self._told.add(outcome)
+            _log.warning("served log: %s; rows are left out and counted in sparrow_served_log_rows_total", why)
+
+
+def table(id: str, asked: Asked, answer: Answer, types: dict[str, pa.DataType], moment: float) -> pa.Table:
+    """Returns a request's rows: the log's own columns, its scores, version, id and time.
+
+    Args:
+        id: of the request.
+        asked, answer: it, and its scores.
+        types: column -> type.
+        moment: seconds since 1970.
+
+    Raises:
+        ValueError: for a value that its column cannot hold, as it was.
+    """
+    schema = answer.version.scorer.schema
+    separators = {column.source or name: column.separator for name, column in schema.columns.items()}
+    first = pa.array([0] * asked.count)
+    columns = {}
+    for name, kind in types.items():
+        of_user = name in asked.user
+        values = [asked.user[name]] if of_user else asked.candidates[name]
+        made = _column(values, kind, separators.get(name))
+        columns[name] = made.take(first) if of_user else made
+    for label, scores_N in zip(answer.version.scorer.labels, answer.scores_NT.T, strict=True):
+        columns[SCORE + label] = pa.array(scores_N.copy())
+    for name, told in ((VERSION, answer.version.name), (REQUEST, id)):
+        columns[name] = pa.array([told]).take(first)
+    columns[TIME] = pa.array([int(moment * 1e6)], pa.timestamp("us", "UTC")).take(first)
+    return pa.table(columns)
+
+
+def _column(values: list[Any], kind: pa.DataType, separator: str | None) -> pa.Array:
+    """Returns values in a type that holds each as it was: no number is rounded to an integer."""
+    values = [None if value != value else value for value in values]  # NaN
+    if is_text(kind):
+        values = [_joined(value, separator) if isinstance(value, list) else value for value in values]
+    try:
+        return pa.array(values).cast(kind)
+    except (pa.ArrowException, OverflowError):  # text and numbers are mixed, perhaps
+        return pa.concat_arrays([pa.array([value]).cast(kind) for value in values])
+
+
+def _joined(values: list[Any], separator: str | None) -> str:
+    """Returns a list as text that is cut into its values."""
+    if separator == "json":
+        return json.dumps(values)
+    texts = [str(value) for value in values if type(value) in (int, str)]
+    if len(texts) < len(values) or any(text.split(separator) != [text] or text.strip() != text for text in texts):
+        raise ValueError(f"{values!r} as text cannot be cut at {separator or 'white space'!r}")
+    return (separator or " ").join(texts)
