@@ -136,7 +136,9 @@ class ServedLog:
         """Returns column -> type in the log. Numbers are float64: a request may have 0.5 where the log had integers."""
         if self._types[0] != scorer.folder.digest:
             kept, kinds = pq.read_schema(scorer.folder.path / CHECK), scorer.encoder.kinds
-            types = {n: pa.float64() if kinds.get(n) == "number" else kept.field(n).type for n in scorer.encoder.sources}
+            types = {
+                n: pa.float64() if kinds.get(n) == "number" else kept.field(n).type for n in scorer.encoder.sources
+            }
             self._types = (scorer.folder.digest, types)
         return self._types[1]
 
@@ -161,7 +163,7 @@ def table(id: str, asked: Asked, answer: Answer, types: dict[str, pa.DataType], 
         ValueError: for a value that its column cannot hold, as it was.
     """
     schema = answer.version.scorer.schema
-    separators = {column.source or name: column.separator for name, column in schema.columns.items()}
+    separators = {of or name: c.separator for name, c in schema.columns.items() for of in (c.source, c.weights)}
     first = pa.array([0] * asked.count)
     columns = {}
     for name, kind in types.items():
@@ -183,16 +185,29 @@ def _column(values: list[Any], kind: pa.DataType, separator: str | None) -> pa.A
     if is_text(kind):
         values = [_joined(value, separator) if isinstance(value, list) else value for value in values]
     try:
-        return pa.array(values).cast(kind)
+        return _cast(values, kind)
     except (pa.ArrowException, OverflowError):  # text and numbers are mixed, perhaps
-        return pa.concat_arrays([pa.array([value]).cast(kind) for value in values])
+        return pa.concat_arrays([_cast([value], kind) for value in values])
+
+
+def _cast(values: list[Any], kind: pa.DataType) -> pa.Array:
+    made = pa.array(values)
+    cast = made.cast(kind)
+    was, now = (of.value_type if pa.types.is_list(of) else of for of in (made.type, kind))
+    other_id = pa.types.is_boolean(was) != pa.types.is_boolean(now) and not is_text(now)  # true is not the id 1
+    if pa.types.is_integer(now) and is_text(was):
+        other_id = not cast.cast(made.type).equals(made)  # nor is 07 the id 7
+    if other_id and not (pa.types.is_null(was) or pa.types.is_floating(now)):
+        raise pa.ArrowInvalid(f"{was} is another id as {now}")
+    return cast
 
 
 def _joined(values: list[Any], separator: str | None) -> str:
     """Returns a list as text that is cut into its values."""
     if separator == "json":
         return json.dumps(values)
-    texts = [str(value) for value in values if type(value) in (int, str)]
+    whole = (int(v) if type(v) is float and v.is_integer() else v for v in values)
+    texts = [str(value) for value in whole if type(value) in (int, str, float)]
     if len(texts) < len(values) or any(text.split(separator) != [text] or text.strip() != text for text in texts):
         raise ValueError(f"{values!r} as text cannot be cut at {separator or 'white space'!r}")
     return (separator or " ").join(texts)
