@@ -194,8 +194,8 @@ class Batcher:
         self._metrics.scored(version.scorer.labels, scores)
         self._metrics.read.add(read)
         for gap in found:
-            for kind, counts in zip(gap._fields, gap, strict=True):
-                self._metrics.odd.add({(kind, column): count for column, count in counts.items()})
+            self._metrics.odd.add({("missing", column): count for column, count in gap.missing.items()})
+            self._metrics.odd.add({("unknown", column): count for column, count in gap.unknown.items()})
         stages = self._metrics.stages
         for one, scores_NT, gap in zip(batch, scores, found, strict=True):
             stages["wait"].observe(begun - one.queued)

@@ -29,10 +29,10 @@ class Tally:
     """
 
     def __init__(self, counter: Counter) -> None:
-        self._counter, self._sums, self._lock = counter, Sums[tuple[str, ...]](), threading.Lock()
+        self._counter, self._sums, self._lock = counter, Sums[tuple[str, str]](), threading.Lock()
 
-    def add(self, counts: Mapping[tuple[str, ...], int]) -> None:
-        """Count. counts: values of the counter's labels -> how many."""
+    def add(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Count. counts: values of the counter's two labels -> how many."""
         with self._lock:
             self._sums.update(counts)
 

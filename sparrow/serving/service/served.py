@@ -9,8 +9,9 @@ import queue
 import threading
 import time
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from sparrow.core.errors import UserError
 from sparrow.core.files import whole
 from sparrow.features.ids import is_text
-from sparrow.serving.scorer import CHECK, SCORE, Scorer
+from sparrow.serving.scorer import SCORE
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.metrics import Metrics
@@ -28,14 +29,6 @@ ROWS, EVERY_S = 50_000, 60.0  # of a file
 WAITING = 8_000_000  # bytes of requests that wait to be written, as they came
 _ROW = 100  # bytes of a candidate of whom only an id came
 _log = logging.getLogger(__name__)
-
-
-class _Served(NamedTuple):
-    id: str
-    asked: Asked
-    answer: Answer
-    bytes: int
-    time: float
 
 
 class ServedLog:
@@ -51,20 +44,19 @@ class ServedLog:
     """
 
     def __init__(self, folder: Path, sample: float, metrics: Metrics) -> None:
-        self._folder, self._below, self._rows = folder, sample * 2**32, metrics.served_log
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another --served-log") from None
-        self._queue: queue.SimpleQueue[_Served | None] = queue.SimpleQueue()
-        self._waiting, self._lock, self._files = 0, threading.Lock(), 0
+        self._folder, self._below, self._rows = folder, sample * 2**32, metrics.served_log
+        self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._put = self._taken = self._files = 0  # the first two in bytes, each changed by one thread only
         self._told: set[str] = set()
-        self._types: tuple[str, dict[str, pa.DataType]] = ("", {})
         self._thread = threading.Thread(target=self._work, name="served-log", daemon=True)
         self._thread.start()
 
     def put(self, id: str, asked: Asked, answer: Answer, size: int) -> None:
-        """Take a request, if it is one of the sample.
+        """Take a request, if it is one of the sample. Only one thread may call it.
 
         Args:
             id: of the request.
@@ -74,13 +66,11 @@ class ServedLog:
         if not asked.count or zlib.crc32(id.encode()) >= self._below:
             return
         size += _ROW * asked.count
-        with self._lock:
-            is_full = self._waiting + size > WAITING
-            self._waiting += 0 if is_full else size
-        if is_full:
+        if self._put + size - self._taken > WAITING:
             self._leave_out("full", asked.count, "more is served than can be written")
         else:
-            self._queue.put(_Served(id, asked, answer, size, time.time()))
+            self._put += size
+            self._queue.put((size, id, asked, answer, time.time()))
 
     def close(self) -> None:
         """Write what waits, and end."""
@@ -91,56 +81,47 @@ class ServedLog:
 
     def _work(self) -> None:
         kept: list[pa.Table] = []
-        ends = 0.0
-        while True:
-            try:
-                one = self._queue.get(timeout=max(ends - time.monotonic(), 0) if kept else None)
-            except queue.Empty:
-                kept = self._write(kept)
-                continue
-            if one is None:
-                self._write(kept)
-                return
-            try:
-                made = table(one.id, one.asked, one.answer, self._types_of(one.answer.version.scorer), one.time)
-            except Exception as error:  # Arrow has many
-                self._leave_out("unfit", one.asked.count, f"a request does not fit the log's columns ({error})")
-                made = None
-            with self._lock:
-                self._waiting -= one.bytes
-            del one  # it holds its version
-            if made is None:
-                continue
-            if kept and not kept[0].schema.equals(made.schema):
-                kept = self._write(kept)
-            ends = ends if kept else time.monotonic() + EVERY_S
-            kept.append(made)
-            if sum(part.num_rows for part in kept) >= ROWS:
-                kept = self._write(kept)
+        ends, going = 0.0, True
+        while going:
+            made, going = self._next(max(ends - time.monotonic(), 0) if kept else None)
+            is_other = made is not None and kept and made.schema != kept[0].schema
+            if kept and (is_other or not going or time.monotonic() >= ends):
+                self._write(pa.concat_tables(kept))
+                kept = []
+            if made is not None:
+                ends = ends if kept else time.monotonic() + EVERY_S
+                kept.append(made)
+                if sum(part.num_rows for part in kept) >= ROWS:
+                    ends = 0.0
 
-    def _write(self, kept: list[pa.Table]) -> list[pa.Table]:
-        """Makes a file. Returns what is left, which is nothing."""
-        rows, self._files = sum(part.num_rows for part in kept), self._files + 1
+    def _next(self, wait_s: float | None) -> tuple[pa.Table | None, bool]:
+        """Returns the rows of a request, if one has come and fits, and whether more may come."""
+        try:
+            one = self._queue.get(timeout=wait_s)
+        except queue.Empty:
+            return None, True
+        if one is None:
+            return None, False
+        size, *request = one
+        try:
+            return table(*request), True
+        except Exception as error:  # Arrow has many
+            self._leave_out("unfit", request[1].count, f"a request does not fit the log's columns ({error})")
+            return None, True
+        finally:
+            self._taken += size
+
+    def _write(self, rows: pa.Table) -> None:
+        self._files += 1
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         try:
-            if kept:
-                with whole(self._folder / f"served-{moment}-{os.getpid()}-{self._files:06d}.parquet") as partial:
-                    pq.write_table(pa.concat_tables(kept), partial)
-                self._rows.labels("written").inc(rows)
-                self._told.discard("failed")
+            with whole(self._folder / f"served-{moment}-{os.getpid()}-{self._files:06d}.parquet") as partial:
+                pq.write_table(rows, partial)
         except Exception as error:
-            self._leave_out("failed", rows, str(error))
-        return []
-
-    def _types_of(self, scorer: Scorer) -> dict[str, pa.DataType]:
-        """Returns column -> type in the log. Numbers are float64: a request may have 0.5 where the log had integers."""
-        if self._types[0] != scorer.folder.digest:
-            kept, kinds = pq.read_schema(scorer.folder.path / CHECK), scorer.encoder.kinds
-            types = {
-                n: pa.float64() if kinds.get(n) == "number" else kept.field(n).type for n in scorer.encoder.sources
-            }
-            self._types = (scorer.folder.digest, types)
-        return self._types[1]
+            self._leave_out("failed", rows.num_rows, str(error))
+        else:
+            self._rows.labels("written").inc(rows.num_rows)
+            self._told.discard("failed")
 
     def _leave_out(self, outcome: str, rows: int, why: str) -> None:
         """Count rows that are left out, and say so once."""
@@ -150,33 +131,28 @@ class ServedLog:
             _log.warning("served log: %s; rows are left out and counted in sparrow_served_log_rows_total", why)
 
 
-def table(id: str, asked: Asked, answer: Answer, types: dict[str, pa.DataType], moment: float) -> pa.Table:
+def table(id: str, asked: Asked, answer: Answer, moment: float) -> pa.Table:
     """Returns a request's rows: the log's own columns, its scores, version, id and time.
 
     Args:
         id: of the request.
         asked, answer: it, and its scores.
-        types: column -> type.
         moment: seconds since 1970.
 
     Raises:
-        ValueError: for a value that its column cannot hold, as it was.
+        ValueError: for a value that its column cannot hold as it is.
     """
-    schema = answer.version.scorer.schema
-    separators = {of or name: c.separator for name, c in schema.columns.items() for of in (c.source, c.weights)}
-    first = pa.array([0] * asked.count)
-    columns = {}
-    for name, kind in types.items():
+    scorer, first, columns = answer.version.scorer, pa.array([0] * asked.count), {}
+    read = scorer.schema.columns.items()
+    separators = {source or name: of.separator for name, of in read for source in (of.source, of.weights)}
+    for name, kind in scorer.log_types.items():
         of_user = name in asked.user
-        values = [asked.user[name]] if of_user else asked.candidates[name]
-        made = _column(values, kind, separators.get(name))
+        made = _column([asked.user[name]] if of_user else asked.candidates[name], kind, separators.get(name))
         columns[name] = made.take(first) if of_user else made
-    for label, scores_N in zip(answer.version.scorer.labels, answer.scores_NT.T, strict=True):
+    for label, scores_N in zip(scorer.labels, answer.scores_NT.T, strict=True):
         columns[SCORE + label] = pa.array(scores_N.copy())
-    for name, told in ((VERSION, answer.version.name), (REQUEST, id)):
-        columns[name] = pa.array([told]).take(first)
-    columns[TIME] = pa.array([int(moment * 1e6)], pa.timestamp("us", "UTC")).take(first)
-    return pa.table(columns)
+    told = pa.table({VERSION: [answer.version.name], REQUEST: [id], TIME: [datetime.fromtimestamp(moment, UTC)]})
+    return pa.table(columns | {name: told[name].take(first) for name in told.column_names})
 
 
 def _column(values: list[Any], kind: pa.DataType, separator: str | None) -> pa.Array:
