@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from sparrow.core.errors import require
 
@@ -57,7 +56,7 @@ class Lines(logging.Formatter):
         told |= {name: value for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(told, enc_hook=str).decode()
+        return json.dumps(told, default=str)
 
 
 def start(logs: Logs) -> None:

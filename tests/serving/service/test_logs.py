@@ -84,7 +84,9 @@ def test_the_id_of_a_body_is_taken_too(service: Service, scorer: Any, rows: list
     assert ask(service, INFER, body | {"id": "of the body"}).headers[b"x-request-id"] == b"of the body"
     both = ask(service, INFER, body | {"id": "of the body"}, {"X-Request-Id": "of the header"})
     assert both.headers[b"x-request-id"] == b"of the header" and both.json["id"] == "of the body"
-    assert len(ask(service, INFER, body | {"id": "é"}).headers[b"x-request-id"]) == 16
+    for odd in ("é", "\ud800", "x\r\ny: z"):
+        got = ask(service, INFER, body | {"id": odd})
+        assert got.status in (200, 400) and len(got.headers[b"x-request-id"]) == 16
 
 
 def test_ids_of_requests() -> None:
@@ -113,6 +115,12 @@ def test_traceparent_as_its_specification_says() -> None:
     ):
         assert trace_id(bad.encode()) is None, bad
     assert trace_id(None) is None
+
+
+def test_a_line_holds_whatever_is_logged(lines: io.StringIO) -> None:
+    logging.getLogger("other").error("two\nlines \ud800 %s", "é", extra={"path": Path("x"), "number": float("nan")})
+    (one,) = lines.getvalue().splitlines()
+    assert json.loads(one)["event"] == "two\nlines \ud800 é" and json.loads(one)["path"] == "x"
 
 
 def test_shares_are_checked() -> None:

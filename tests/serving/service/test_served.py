@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sparrow.serving.service import served
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.served import REQUEST, TIME, VERSION, ServedLog
 from sparrow.trained.scorer import restore
-from tests.serving.service.asking import ask, together
+from tests.serving.service.asking import UNIX, ask, together
 from tests.serving.service.protocols.test_v2 import INFER, LENGTH, scores_of, tensors, with_bytes
 from tests.serving.service.test_batcher import CLOSE, OF_USER, request
 
@@ -115,6 +116,29 @@ def test_a_log_without_labels_is_not_prepared(logged: Service, models: Path, row
     like = Transforms.load(models / "run_one")
     with pytest.raises(UserError, match="no column"):
         data.prepare([tmp_path / "served"], tmp_path / "prepared", schema=like)
+
+
+def test_rows_name_the_version_that_scored_them(logged: Service, models: Path, rows: Any, tmp_path: Path) -> None:
+    assert logged.served is not None
+    one, known = request(rows, [0, 1]), {}
+    for name in ("one", "two", "one"):
+        ask(logged, "/control/swap", {"folder": str(models / name)}, server=UNIX)
+        got = ask(logged, "/rank", one).json
+        known[got["version"]] = got["scores"]["label"]
+    logged.served.close()
+    (path,) = (tmp_path / "served").iterdir()
+    log = pq.read_table(path)
+    versions = log[VERSION].to_pylist()
+    assert len(set(versions)) == 2 and versions[:2] == versions[4:] != versions[2:4]
+    assert log[SCORE].to_pylist() == pytest.approx([known[version][row % 2] for row, version in enumerate(versions)])
+
+
+def test_the_folder_has_gone(logged: Service, rows: Any, tmp_path: Path) -> None:
+    assert logged.served is not None
+    shutil.rmtree(tmp_path / "served")
+    assert ask(logged, "/rank", request(rows, [0, 1])).status == 200
+    logged.served.close()
+    assert outcomes(logged) == {"failed": 2}
 
 
 def test_requests_are_chosen_by_their_ids(service: Service, rows: list[dict[str, Any]], tmp_path: Path) -> None:
