@@ -57,10 +57,6 @@ class Scrape(Collector):
         """Returns all of it as Prometheus reads it."""
         return generate_latest(self._registry)
 
-    def describe(self) -> Iterable[Metric]:
-        """Names nothing: what is counted is known only when it is read."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         """Gives what was counted, and then what is computed."""
         found = list(self._source.collect())

@@ -31,6 +31,12 @@ def read(text: bytes) -> Samples:
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
+def scraped(service: Service) -> Samples:
+    """What a service tells now."""
+    service.count()
+    return read(service.scrape.text())
+
+
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples["sparrow_" + name, tuple(sorted(labels.items()))]
 
@@ -75,7 +81,7 @@ def test_the_index_of_odd_histograms_is_a_number(training: list[int]) -> None:
 def test_what_a_scrape_computes(service: Service, scorer: Scorer, rows: list[dict[str, Any]], models: Path) -> None:
     card = json.loads((scorer.folder.path / "card.json").read_text())["training"]
     ask(service, "/rank", request(rows, [0, 1]))
-    first = read(ask(service, "/metrics").body)
+    first = scraped(service)
     assert value(first, "training_share", kind="missing", column="num_0") == card["features"]["num_0"]["missing"] > 0
     assert value(first, "training_share", kind="unknown", column="cat_2") == card["features"]["cat_2"]["unknown"] > 0
     assert not any("num_0:missing" in str(key) for key in first)
@@ -86,7 +92,7 @@ def test_what_a_scrape_computes(service: Service, scorer: Scorer, rows: list[dic
     many = request(rows, list(range(100)))
     many["candidates"] *= LEAST // 100
     got = ask(service, "/rank", many)
-    again = read(ask(service, "/metrics").body)
+    again = scraped(service)
     scores = got.json["scores"]["label"]
     counted = [("sparrow_scores_total", (("bin", f"{end / 50:g}"), ("label", "label"))) for end in range(1, 51)]
     served, counted = [again.get(key, 0) for key in counted], [key for key in counted if key in again]
@@ -95,7 +101,7 @@ def test_what_a_scrape_computes(service: Service, scorer: Scorer, rows: list[dic
     assert value(again, "score_psi", label="label") == pytest.approx(psi(trained, served))
 
     ask(service, "/control/swap", {"folder": str(models / "two")}, server=UNIX)
-    after = read(ask(service, "/metrics").body)
+    after = scraped(service)
     named = [dict(labels)["version"] for name, labels in after if name == "sparrow_version_info"]
     assert named == [load(models / "two").folder.digest]
     assert np.isnan(value(after, "score_psi", label="label"))  # what the old one scored does not count
@@ -108,7 +114,7 @@ def test_shares_have_their_denominators(service: Service, rows: list[dict[str, A
     user = {"user": 7, "history": [3, 4, 10**12], "num_1": None, "cat_0": None}
     odd = plain | {"item": None, "tags": ["tag_1", "who knows"], "num_0": None}
     ask(service, "/rank", {"user": user, "candidates": [plain, odd, plain | {"tags": []}]})
-    found = read(ask(service, "/metrics").body)
+    found = scraped(service)
     for kind, column, count, of in (
         ("missing", "item", 1, 3),
         ("missing", "num_0", 1, 3),
@@ -147,11 +153,10 @@ def test_labels_are_never_of_a_request(service: Service, rows: list[dict[str, An
             ask(service, path, {"inputs": [{"name": word, "datatype": word, "shape": [1], "data": [word]}]})
 
     ask_all("first")
-    ask(service, "/metrics")
-    before = read(ask(service, "/metrics").body).keys()
+    before = scraped(service).keys()
     for number in range(5):
         ask_all(f"other{number}")
-    after = read(ask(service, "/metrics").body).keys()
+    after = scraped(service).keys()
     assert {key for key in after - before if "scores" not in key[0]} == set()
     assert len({key for key in after if key[0] == "sparrow_scores_total"}) <= 50
 
@@ -243,7 +248,7 @@ def test_the_dashboard_asks_for_what_is_there(
     ask(service, "/control/swap", {"folder": str(models / "two")}, server=UNIX)
     service.served.close()
     there: dict[str, set[str]] = {}
-    for name, labels in read(ask(service, "/metrics").body):
+    for name, labels in scraped(service):
         there.setdefault(name, set()).update(dict(labels))
     told = set()
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
