@@ -28,6 +28,9 @@ def serve(
     queue: int = 256,
     connections: int = 1_000,
     extra: Literal["refuse", "ignore"] = "refuse",
+    access_log: bool = False,
+    served_log: Path | None = None,
+    sample: float = 0.01,
 ) -> None:
     """Serve an exported model over HTTP, until SIGTERM or SIGINT. What was accepted before is answered.
 
@@ -51,13 +54,18 @@ def serve(
         queue: The most requests that may wait; else 429.
         connections: The most that may be open; else 503.
         extra: "refuse" answers 400 to a column that the model does not read, "ignore" names it in the answer.
+        access_log: Write a line of JSON to standard error for each answer.
+        served_log: A folder for Parquet files with rows that were scored, in the log's own columns, and their scores.
+        sample: The share of requests in the served log.
     """
     from sparrow.cli import _show
     from sparrow.serving.service.limits import Limits
+    from sparrow.serving.service.logs import Logs
     from sparrow.serving.service.run import Place
     from sparrow.serving.service.run import serve as run
     from sparrow.serving.service.settings import Settings
 
+    logs = Logs(access=access_log, served=served_log, sample=sample)
     limits = Limits(
         deadline_ms=deadline_ms,
         body_mb=body_mb,
@@ -73,6 +81,6 @@ def serve(
         deltas,
         place=place,
         limits=limits,
-        settings=Settings(name=name, workers=workers, threads=threads, is_batching=batching == "on"),
+        settings=Settings(name=name, workers=workers, threads=threads, is_batching=batching == "on", logs=logs),
         told=lambda line: _show.out.print(line, soft_wrap=True),
     )

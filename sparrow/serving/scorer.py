@@ -212,6 +212,12 @@ class Scorer:
     def _score(self) -> Any:
         return calibrators.calibrated(scoring(self.model, self.run, self.schema), self.calibrators)
 
+    @cached_property
+    def log_types(self) -> dict[str, pa.DataType]:
+        """Column -> type, as in the log. Numbers are float64: a request may have 0.5 where the log had integers."""
+        types, kinds = pq.read_schema(self.folder.path / CHECK), self.encoder.kinds
+        return {n: pa.float64() if kinds.get(n) == "number" else types.field(n).type for n in self.encoder.sources}
+
     def kept(self) -> tuple[pa.Table, list[dict[str, Any]]]:
         """Returns the rows that are kept with the model: with their ids, numbers and scores, and raw, as a request."""
         kept = pq.ParquetFile(self.folder.path / CHECK).read()  # `read_table` would import pandas

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-from prometheus_client import CollectorRegistry, Gauge, generate_latest, multiprocess
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparrow.core.errors import UserError
 from sparrow.serving.service.app import Call, Reply, json, made
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.supervisor import Supervisor
 
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
@@ -23,20 +21,17 @@ class Admin:
     Args:
         supervisor: of the workers.
         limits: of requests.
-        metrics: where workers leave their counters.
+        metrics: count what operators ask.
+        scrape: of all processes.
     """
 
-    def __init__(self, supervisor: Supervisor, limits: Limits, metrics: Path) -> None:
-        self._supervisor, self._folder = supervisor, metrics
-        self.limits, self.metrics, self.held = limits, Metrics(), 0
+    def __init__(self, supervisor: Supervisor, limits: Limits, metrics: Metrics, scrape: Scrape) -> None:
+        self._supervisor, self._scrape = supervisor, scrape
+        self.limits, self.metrics, self.held = limits, metrics, 0
 
     async def counted(self, call: Call) -> Reply:
         """Give what Prometheus reads."""
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, path=str(self._folder))
-        told = {name: str(value) for name, value in self._supervisor.told.items()}
-        Gauge("sparrow_version_info", "The model that answers", tuple(told), registry=registry).labels(**told).set(1)
-        return Reply(generate_latest(registry) + self.metrics.text(), 200, _TEXT)
+        return Reply(self._scrape.text(), 200, _TEXT)
 
     async def live(self, call: Call) -> Reply:
         """Say that the service is there."""
@@ -50,21 +45,7 @@ class Admin:
             raise UserError(f'body: {error}; send {{"folders": ["PATH"]}}') from None
         if not folders:
             raise UserError("folders: none; give one")
-        return json(await self.swapped([Path(folder) for folder in folders]))
-
-    async def swapped(self, folders: list[Path]) -> dict[str, object]:
-        """Returns what is told of another model that answers from now on.
-
-        Raises:
-            UserError: when it is refused.
-        """
-        try:
-            told = await self._supervisor.swap(folders)
-        except UserError:
-            self.metrics.swaps.labels("refused").inc()
-            raise
-        self.metrics.swaps.labels("done").inc()
-        return told
+        return json(await self._supervisor.swap(folders))
 
 
 def app(admin: Admin) -> ASGIApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,17 +16,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service import explain, page
+from sparrow.serving.service import explain, logs, page
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import rank, v2
+from sparrow.serving.service.served import ServedLog
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
 _JSON, _BINARY = b"application/json", b"application/octet-stream"
 RETRY_S = b"1"  # what a client is told to wait when the service is full
+REQUEST_ID = b"x-request-id"
+_COUNT_S = 1.0  # how often what was counted is made readable
+_log = logging.getLogger(__name__)
 
 
 class Reply(NamedTuple):
@@ -49,6 +54,7 @@ class Call:
 
     def __init__(self, body: bytes, headers: Mapping[bytes, bytes], path: Mapping[str, str], begun: float) -> None:
         self.body, self.headers, self.path, self.begun = body, headers, path, begun
+        self.id, self.told = logs.request_id(headers.get(REQUEST_ID)), dict[str, Any]()  # the latter is for the log
         self.after: list[Callable[[], None]] = []  # done when the answer is written
 
 
@@ -64,6 +70,10 @@ class Service:
     def __init__(self, versions: Versions, limits: Limits, settings: Settings) -> None:
         self.versions, self.limits, self.name = versions, limits, settings.name
         self.metrics = Metrics()
+        self.served = (
+            ServedLog(settings.logs.served, settings.logs.sample, self.metrics) if settings.logs.served else None
+        )
+        self.connections: Callable[[], int] = lambda: 0  # how many are open
         self.batcher = Batcher(versions, limits, self.metrics, settings)
         self.held = 0  # bytes of bodies
 
@@ -84,6 +94,7 @@ class Service:
         self._check(call)
         at, header = self.version, call.headers.get(v2.HEADER)
         asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
+        call.id = logs.request_id(call.headers.get(REQUEST_ID), wanted.id.encode())
         answer = await self._scored(call, asked)
         v2.check_version(call.path.get("version"), answer.version.name)
         body, length = v2.written(self.name, wanted, answer)
@@ -108,17 +119,17 @@ class Service:
         return Reply(page.HTML, 200, page.TYPE, page.HEADERS)
 
     async def _scored(self, call: Call, asked: Asked) -> Answer:
-        """Returns the answer of a request of a caller, whose gaps are counted."""
+        """Returns the answer of a request of a caller, who is told of it. It may enter the served log."""
         answer = await self._answered(call, asked)
-        for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
-            for column, count in counts.items():
-                self.metrics.odd.labels(kind, column).inc(count)
+        call.told = {"version": answer.version.name, "candidates": asked.count}
+        if self.served is not None:
+            self.served.put(call.id, asked, answer, len(call.body))
         return answer
 
     async def _answered(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
-        waiting = self.batcher.put(asked, call.begun)
+        waiting = self.batcher.put(asked, call.begun, call.id)
         call.after.append(lambda: self.batcher.done(waiting))
         return await waiting.future
 
@@ -148,6 +159,11 @@ class Service:
     async def ready(self, call: Call) -> Reply:
         """Say that the model answers, and which."""
         return json({"ready": True, "version": self.version.name})
+
+    def count(self) -> None:
+        """Make what was counted readable."""
+        self.metrics.connections.set(self.connections())
+        self.metrics.flush()
 
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
@@ -181,15 +197,25 @@ class Endpoint:
             reply = await self._replied(receive, call, held)
             answered = time.perf_counter()
             async with asyncio.timeout(service.limits.read_s):
-                await _sent(send, reply)
+                await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
-            service.metrics.requests.labels(self._route, str(reply.status)).inc()
+            self._count(call, str(reply.status))
         except TimeoutError:
-            service.metrics.requests.labels(self._route, "cut").inc()
+            self._count(call, "cut")
         finally:
             held.give_back()
             for work in call.after:
                 work()
+
+    def _count(self, call: Call, status: str) -> None:
+        """Count an answer, and log it where that is wanted."""
+        self._service.metrics.requests.labels(self._route, status).inc()
+        if logs.access.isEnabledFor(logging.INFO):
+            ms = round(1e3 * (time.perf_counter() - call.begun), 3)
+            told = {"route": self._route, "status": status, "ms": ms, "bytes": len(call.body), "request_id": call.id}
+            if trace := logs.trace_id(call.headers.get(b"traceparent")):
+                told["trace_id"] = trace
+            logs.access.info("request", extra=told | call.told)
 
     async def _replied(self, receive: Receive, call: Call, held: _Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
@@ -209,6 +235,9 @@ class Endpoint:
             return json({"error": str(error)}, error.status, headers)
         except UserError as error:
             return json({"error": " ".join(str(error).split())}, 400)
+        except Exception:
+            _log.exception("a request failed", extra={"request_id": call.id})
+            return json({"error": "the service failed, and its log says why"}, 500)
 
 
 class _Held:
@@ -277,10 +306,20 @@ def app(service: Service) -> Starlette:
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
     ]
 
+    async def count() -> None:
+        while True:
+            await asyncio.sleep(_COUNT_S)
+            service.count()
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        counting = asyncio.create_task(count())
         yield
+        counting.cancel()
         service.batcher.close()
+        if service.served is not None:
+            service.served.close()
+        service.count()
 
     return made(service, routes, lifespan)
 

@@ -20,6 +20,7 @@ class Asked:
         count: how many candidates there are.
         ignored: columns that were given and are not read.
         deadline_ms: how long after its arrival it may be answered; None for that of the service.
+        is_trial: whether it asks what a request would be. It does not count as one.
     """
 
     user: Mapping[str, Any]
@@ -27,11 +28,12 @@ class Asked:
     count: int
     ignored: tuple[str, ...] = ()
     deadline_ms: float | None = None
+    is_trial: bool = False
 
     @property
-    def kind(self) -> tuple[frozenset[str], frozenset[str]]:
+    def kind(self) -> tuple[frozenset[str], frozenset[str], bool]:
         """Requests of one kind may share a batch."""
-        return frozenset(self.user), frozenset(self.candidates)
+        return frozenset(self.user), frozenset(self.candidates), self.is_trial
 
 
 def checked(

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparrow.core.arrays import Float32s
 from sparrow.serving.service.asked import Asked
-from sparrow.serving.service.gaps import Gaps, gaps
+from sparrow.serving.service.gaps import Gaps, gaps, values
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.settings import Settings
@@ -42,6 +42,7 @@ class Waiting:
         begun, deadline: `time.perf_counter` of its arrival, and when it is too late.
         future: gets the answer, on the event loop.
         version: that answers it, from when a scorer has taken it until `Batcher.done`.
+        id: of the request, for the log.
         is_gone: nobody waits for it any more.
     """
 
@@ -51,6 +52,7 @@ class Waiting:
     future: asyncio.Future[Answer]
     queued: float = field(default_factory=time.perf_counter)
     version: Version | None = None
+    id: str = ""
     is_gone: bool = False
 
     def is_late(self, now: float, cost_s: float) -> bool:
@@ -80,19 +82,21 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def put(self, asked: Asked, begun: float) -> Waiting:
+    def put(self, asked: Asked, begun: float, id: str = "") -> Waiting:
         """Returns a request that waits. Its future gets the answer or a `RefusedError`. Call `done` with it then.
 
         Args:
             asked: it.
             begun: `time.perf_counter` of its arrival.
+            id: see `Waiting`.
 
         Raises:
             RefusedError: when too many wait.
         """
         loop = asyncio.get_running_loop()
         allowed_ms = min(asked.deadline_ms or math.inf, self._limits.deadline_ms)
-        made = Waiting(asked=asked, begun=begun, deadline=begun + allowed_ms / 1e3, future=loop.create_future())
+        deadline, future = begun + allowed_ms / 1e3, loop.create_future()
+        made = Waiting(asked=asked, begun=begun, deadline=deadline, future=future, id=id)
         if not asked.count:
             made.version = version = self._versions.hold(1)
             scores_NT = np.empty((0, len(version.scorer.labels)), np.float32)
@@ -187,11 +191,17 @@ class Batcher:
             elif isinstance(error, ValueError):  # a mistake of the user, or of Arrow and Python about her values
                 _tell(batch[0], RefusedError(400, " ".join(str(error).split())))
             else:
-                _log.exception("a request failed")
+                _log.exception("a request failed", extra={"request_id": batch[0].id})
                 _tell(batch[0], RefusedError(500, "the service failed, and its log says why"))
             return
         version.cost.seen(sum(one.count for one in asked), scored - begun)
         self._metrics.batch.observe(len(batch))
+        if not asked[0].is_trial:
+            self._metrics.scored(version.scorer.labels, scores)
+            self._metrics.read.add(values(version.scorer.schema, crossed))
+            for gap in found:
+                self._metrics.odd.add({("missing", column): count for column, count in gap.missing.items()})
+                self._metrics.odd.add({("unknown", column): count for column, count in gap.unknown.items()})
         stages = self._metrics.stages
         for one, scores_NT, gap in zip(batch, scores, found, strict=True):
             stages["wait"].observe(begun - one.queued)

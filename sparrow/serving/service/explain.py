@@ -50,7 +50,7 @@ def without_each(asked: Asked, candidate: int, schema: Schema, limits: Limits) -
     for number, names in enumerate(columns, 1):
         for name in names:
             made[name][number] = None
-    return replace(asked, user={}, candidates=made, count=count), columns
+    return replace(asked, user={}, candidates=made, count=count, is_trial=True), columns
 
 
 def written(asked: Asked, candidate: int, columns: list[set[str]], answer: Answer) -> bytes:

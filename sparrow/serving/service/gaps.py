@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from sparrow.core.arrays import Int64s
-from sparrow.features.encodings import MISSING, UNKNOWN
+from sparrow.features.encodings import UNKNOWN
 from sparrow.features.schema import Schema, missing_of
 from sparrow.serving.scorer import Crossed
 from sparrow.serving.service.asked import Asked
+
+_EMPTY = 2  # beside MISSING and UNKNOWN, which are 0 and 1
 
 
 class Gaps(NamedTuple):
@@ -29,53 +31,74 @@ def gaps(schema: Schema, crossed: Crossed, asked: Sequence[Asked]) -> list[Gaps]
         crossed: the batch.
         asked: its requests, none of them without candidates.
     """
-    ids, names = crossed.batch.ids, schema.sparse
     found = [Gaps({}, {}) for _ in asked]
-    if names:
-        assert ids.offsets is not None and ids.lengths is not None and ids.rows is not None
-        of_users = np.isin(names, [name for group in ids.inverse_B for name in group])
-        is_list = np.array([schema.columns[name].kind == "list" for name in names])
-        is_numbered = np.array([schema.encodings[str(schema.columns[name].table)].is_numbered for name in names])
-        first_F = np.cumsum((0, *ids.rows))
-        owner_B = np.repeat(np.arange(len(asked)), crossed.counts)
-
-        def add(row_N: Int64s, unknown: bool) -> None:
-            feature_N = np.searchsorted(first_F, row_N, "right") - 1
-            keep_N = is_numbered[feature_N] if unknown else np.ones(len(row_N), bool)
-            row_N, feature_N = row_N[keep_N] - first_F[feature_N[keep_N]], feature_N[keep_N]
-            request_N = np.where(of_users[feature_N], row_N, owner_B[np.minimum(row_N, len(owner_B) - 1)])
-            counts = np.bincount(request_N * len(names) + feature_N, minlength=0)
-            for at in np.flatnonzero(counts).tolist():
-                request, feature = divmod(at, len(names))
-                name = schema.columns[names[feature]].source or names[feature]
-                into = found[request].unknown if unknown else found[request].missing
-                into[name] = max(into.get(name, 0), int(counts[at]))  # two features may read one column
-
-        values_N, offsets, lengths = ids.values_N.numpy(), ids.offsets.numpy(), ids.lengths.numpy()
-        odd_N = np.flatnonzero(values_N >> 1 == 0)  # 0 and 1
-        row_N = np.searchsorted(offsets, odd_N, "right") - 1
-        add(row_N[values_N[odd_N] == UNKNOWN], unknown=True)
-        row_N = row_N[values_N[odd_N] == MISSING]
-        add(row_N[~is_list[np.searchsorted(first_F, row_N, "right") - 1]], unknown=False)
-        empty_N = np.flatnonzero(lengths == 0)
-        add(empty_N[is_list[np.searchsorted(first_F, empty_N, "right") - 1]], unknown=False)
-    for name in schema.dense:
-        if schema.columns[name].transform != "missing":
-            _numbers(schema, name, crossed, asked, found)
+    if schema.sparse:
+        _ids(schema, crossed, found)
+    if schema.dense:
+        _numbers(schema, crossed, asked, found)
     return found
 
 
-def _numbers(schema: Schema, name: str, crossed: Crossed, asked: Sequence[Asked], found: list[Gaps]) -> None:
+def _ids(schema: Schema, crossed: Crossed, found: list[Gaps]) -> None:
+    """Count missing and unknown ids, and empty lists."""
+    ids, names = crossed.batch.ids, schema.sparse
+    assert ids.offsets is not None and ids.lengths is not None and ids.rows is not None
+    values_N = ids.values_N.numpy()
+    odd_N = np.flatnonzero(values_N >> 1 == 0)  # MISSING and UNKNOWN
+    empty_N = np.flatnonzero(ids.lengths.numpy() == 0)
+    row_N = np.concatenate((np.searchsorted(ids.offsets.numpy(), odd_N, "right") - 1, empty_N))
+    what_N = np.concatenate((values_N[odd_N], np.full(len(empty_N), _EMPTY)))
+    first_F = np.cumsum((0, *ids.rows))
+    feature_N = np.searchsorted(first_F, row_N, "right") - 1
+    row_N -= first_F[feature_N]
+    users = {name for group in ids.inverse_B for name in group}
+    is_user_N = np.array([name in users for name in names])[feature_N]
+    owner_B = np.repeat(np.arange(len(found)), crossed.counts)
+    request_N = np.where(is_user_N, row_N, owner_B[np.minimum(row_N, len(owner_B) - 1)])
+    keys, counts = np.unique((request_N * len(names) + feature_N) * 3 + what_N, return_counts=True)
+    for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+        request, feature, what = key // 3 // len(names), key // 3 % len(names), key % 3
+        column = schema.columns[names[feature]]
+        if what == UNKNOWN and schema.encodings[str(column.table)].is_numbered:
+            into = found[request].unknown
+        elif what != UNKNOWN and (what == _EMPTY) == (column.kind == "list"):
+            into = found[request].missing
+        else:
+            continue
+        source = column.source or names[feature]
+        into[source] = max(into.get(source, 0), count)  # two features may read one column
+
+
+def _numbers(schema: Schema, crossed: Crossed, asked: Sequence[Asked], found: list[Gaps]) -> None:
     """Count missing numbers: those that the model is told of, else the nulls."""
-    source, told = schema.columns[name].source or name, missing_of(name)
-    if told in schema.dense:
-        missing_B = crossed.batch.dense_BC[:, schema.dense.index(told)].numpy() > 0
-        each = np.split(missing_B, np.cumsum(crossed.counts)[:-1])
-        counts = [int(part.sum()) for part in each]
-    else:
-        counts = [one.candidates[source].count(None) if source in one.candidates else 0 for one in asked]
-    for one, gap, count in zip(asked, found, counts, strict=True):
-        if source in one.user:
-            count = int(count > 0 or one.user[source] is None)
-        if count:
-            gap.missing[source] = count
+    names, starts_R = schema.dense, np.cumsum((0, *crossed.counts[:-1]))
+    told_RC = np.add.reduceat(crossed.batch.dense_BC.numpy() > 0, starts_R, dtype=np.int64)
+    for name in names:
+        source, told = schema.columns[name].source or name, missing_of(name)
+        for r, one in enumerate(asked if schema.columns[name].transform != "missing" else ()):
+            is_user = source in one.user
+            if told in names:
+                count = int(told_RC[r, names.index(told)])
+            else:
+                count = int(one.user[source] is None) if is_user else one.candidates[source].count(None)
+            if count:
+                found[r].missing[source] = 1 if is_user else count
+
+
+def values(schema: Schema, crossed: Crossed) -> dict[tuple[str, str], int]:
+    """Returns ("missing" or "unknown", column) -> how many values of a batch could be so. See `gaps`.
+
+    Of a list each id may be unknown.
+    """
+    ids, found = crossed.batch.ids, Counter[tuple[str, str]]()
+    for f, name in enumerate(schema.sparse):
+        column, rows = schema.columns[name], ids.rows[f] if ids.rows else 0
+        at = column.source or name
+        found["missing", at] = max(found["missing", at], rows)
+        if schema.encodings[str(column.table)].is_numbered:
+            found["unknown", at] = max(found["unknown", at], ids.bounds[f + 1] - ids.bounds[f])
+    for name in schema.dense:
+        if schema.columns[name].transform != "missing":
+            at = schema.columns[name].source or name
+            found["missing", at] = len(crossed.counts) if at in crossed.columns else sum(crossed.counts)
+    return found

@@ -1,31 +1,85 @@
-"""What a service counts, for Prometheus."""
+"""What a process of the service counts, for Prometheus. Files of the client's multiprocess mode may hold it."""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter as Sums
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from sparrow.core.arrays import Float32s
+from sparrow.serving.card import BINS
+
 STAGES = ("read", "wait", "encode", "score", "write")
+SWAP_STAGES = ("load", "check", "flip")
 _SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_LONG_SECONDS = (1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+ENDS = [f"{end / BINS:g}" for end in range(1, BINS + 1)]  # of bins of scores
+
+
+class Tally:
+    """A counter of much: sums are kept here until `flush`. A lock for each column and bin would cost as scoring does.
+
+    Args:
+        counter: gets the sums.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter, self._sums, self._lock = counter, Sums[tuple[str, str]](), threading.Lock()
+
+    def add(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Count. counts: values of the counter's two labels -> how many."""
+        with self._lock:
+            self._sums.update(counts)
+
+    def flush(self) -> None:
+        """Hand the sums to the counter."""
+        with self._lock:
+            sums, self._sums = self._sums, Sums()
+        for labels, count in sums.items():
+            self._counter.labels(*labels).inc(count)
 
 
 class Metrics:
-    """The counters of one process."""
+    """The counters of one process. Their labels are names of the model and of the service, never of a request."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         of: dict[str, Any] = {"namespace": "sparrow", "registry": self.registry}
+        live = of | {"multiprocess_mode": "livesum"}
         self.requests = Counter("requests", "Answers, by route and HTTP status", ("route", "status"), **of)
         self.candidates = Histogram("candidates", "Candidates of a scored request", buckets=_COUNTS, **of)
         self.batch = Histogram("batch_requests", "Requests that were scored together", buckets=_COUNTS[:8], **of)
-        self.queue = Gauge("queue_requests", "Requests that wait", multiprocess_mode="livesum", **of)
-        self.odd = Counter("odd_values", "Values that were missing or unknown", ("kind", "column"), **of)
+        self.queue = Gauge("queue_requests", "Requests that wait", **live)
+        self.connections = Gauge("connections", "Connections that are open", **live)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
+        self.served_log = Counter("served_log_rows", "Rows for the served log, by outcome", ("outcome",), **of)
         seconds = Histogram("stage_seconds", "Time of a request in a stage", ("stage",), buckets=_SECONDS, **of)
         self.stages = {stage: seconds.labels(stage) for stage in STAGES}
+        seconds = Histogram("swap_seconds", "Time of a swap in a stage", ("stage",), buckets=_LONG_SECONDS, **of)
+        self.swap_stages = {stage: seconds.labels(stage) for stage in SWAP_STAGES}
+        self.odd = Tally(Counter("odd_values", "Values that were missing or unknown", ("kind", "column"), **of))
+        told = "Values that were read, and so could be missing or unknown"
+        self.read = Tally(Counter("read_values", told, ("kind", "column"), **of))
+        self._scores = Tally(Counter("scores", "Scores, by label and end of their bin", ("label", "bin"), **of))
+
+    def scored(self, labels: Sequence[str], scores: Sequence[Float32s]) -> None:
+        """Count the scores [N, T] of some requests in BINS bins over (0, 1), as a model's card does."""
+        bins_NT = np.minimum((np.concatenate(scores) * BINS).astype(np.int64), BINS - 1)
+        for t, label in enumerate(labels):
+            counts = np.bincount(bins_NT[:, t])
+            self._scores.add({(label, ENDS[b]): int(counts[b]) for b in np.flatnonzero(counts)})
+
+    def flush(self) -> None:
+        """Make what was counted readable. Call it each second, and when a version begins to answer."""
+        for tally in (self.odd, self.read, self._scores):
+            tally.flush()
 
     def text(self) -> bytes:
-        """Returns all of it as Prometheus reads it."""
+        """Returns all that this process has counted, as Prometheus reads it."""
+        self.flush()
         return generate_latest(self.registry)

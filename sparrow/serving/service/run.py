@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -16,12 +15,9 @@ from pathlib import Path
 import uvicorn
 
 from sparrow.core.errors import UserError, require
-from sparrow.serving.service import watch
-from sparrow.serving.service.admin import Admin, app
+from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
-from sparrow.serving.service.supervisor import Supervisor, ready_processes
-from sparrow.serving.service.worker import Server
 
 _FINISH_S = 5  # for what operators have asked
 
@@ -71,13 +67,21 @@ def serve(
         UserError: as `load`, and when a socket cannot be opened.
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.start(settings.logs)
     with _listening(place) as (requests, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as counters:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters  # workers are told so, before they import it
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters  # each process reads it when it imports prometheus_client
+        from sparrow.serving.service.admin import Admin, app
+        from sparrow.serving.service.metrics import Metrics
+        from sparrow.serving.service.scrape import Scrape, of_workers
+        from sparrow.serving.service.supervisor import Supervisor, ready_processes
+        from sparrow.serving.service.watch import models, watch
+        from sparrow.serving.service.worker import Server
+
         ready_processes()
-        supervisor = Supervisor([requests], limits, settings)
+        metrics, scrape = Metrics(), Scrape(of_workers(Path(counters)))
+        supervisor = Supervisor([requests], limits, settings, metrics, scrape)
         config = uvicorn.Config(
-            app(Admin(supervisor, limits, Path(counters))),
+            app(Admin(supervisor, limits, metrics, scrape)),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -87,7 +91,7 @@ def serve(
 
         async def run() -> None:
             loop, server = asyncio.get_running_loop(), Server(config)
-            seen = watch.models(place.watch) if place.watch else {}
+            seen = models(place.watch) if place.watch else {}
             starting = asyncio.create_task(supervisor.start([model, *deltas]))
 
             def stop() -> None:
@@ -104,7 +108,7 @@ def serve(
                     f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; requests take at most "
                     f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
                 )
-                watching = asyncio.create_task(watch.watch(place.watch, seen, supervisor)) if place.watch else None
+                watching = asyncio.create_task(watch(place.watch, seen, supervisor)) if place.watch else None
                 await server.serve(operators)
                 if watching is not None:
                     watching.cancel()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparrow.core.errors import require
+from sparrow.serving.service.logs import Logs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class Settings:
         workers: processes that answer. They share the memory of the model's tables.
         threads: how many batches each of them scores at a time.
         is_batching: whether requests may be scored together.
+        logs: what it writes down.
 
     Raises:
         UserError: for a number that is out of range.
@@ -25,6 +27,7 @@ class Settings:
     workers: int = 1
     threads: int = 1
     is_batching: bool = True
+    logs: Logs = field(default_factory=Logs)
 
     def __post_init__(self) -> None:
         require(least=1, most=1_000, workers=self.workers, threads=self.threads)

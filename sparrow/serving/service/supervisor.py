@@ -15,9 +15,13 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.multiprocess import mark_process_dead
+
 from sparrow.core.errors import UserError
 from sparrow.serving.service import worker
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Paths, stacked
 from sparrow.serving.service.worker import FINISH_S, Orders
@@ -105,10 +109,20 @@ class Supervisor:
     Args:
         listening: where they answer.
         limits, settings: of the service.
+        metrics: count what the supervisor does.
+        scrape: is told which version answers.
     """
 
-    def __init__(self, listening: Sequence[socket.socket], limits: Limits, settings: Settings) -> None:
+    def __init__(
+        self,
+        listening: Sequence[socket.socket],
+        limits: Limits,
+        settings: Settings,
+        metrics: Metrics,
+        scrape: Scrape,
+    ) -> None:
         self._listening, self._limits, self._settings = list(listening), limits, settings
+        self._metrics, self._scrape = metrics, scrape
         self._workers: set[Child] = set()  # that answer
         self._starting: set[Child] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -129,6 +143,7 @@ class Supervisor:
         self.told = await self._checked(self.paths)
         for first in await asyncio.gather(*(self._started() for _ in range(self._settings.workers))):
             self._keepers.append(asyncio.create_task(self._keep(first)))
+        self._scrape.serves(**self.told, folder=Path(self.paths[-1]))
 
     async def swap(self, folders: Sequence[str | Path]) -> dict[str, Any]:
         """Answer with another model. Returns what is told of it when no answer is of the old one any more.
@@ -143,14 +158,20 @@ class Supervisor:
             raise UserError(f"{folders[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
             paths = stacked(self.paths, [str(Path(folder).resolve()) for folder in folders])
-            told = await self._checked(paths)
             try:
-                await self._all({"prepare": paths})
+                with self._metrics.swap_stages["check"].time():
+                    told = await self._checked(paths)
+                with self._metrics.swap_stages["load"].time():
+                    await self._all({"prepare": paths})
             except UserError:
-                await self._all({"prepare": self.paths})  # so that none keeps what another has refused
+                self._metrics.swaps.labels("refused").inc()
+                await self._all({"prepare": self.paths})  # so that no worker keeps what another has refused
                 raise
             self.paths, self.told = paths, told  # from here on it holds for workers that start
-            await self._all({"flip": paths})
+            with self._metrics.swap_stages["flip"].time():
+                await self._all({"flip": paths})
+            self._metrics.swaps.labels("done").inc()
+            self._scrape.serves(**told, folder=Path(paths[-1]))
             return told
 
     async def end(self) -> None:
@@ -201,6 +222,7 @@ class Supervisor:
             await child.gone()
             self._workers.discard(child)
             child.close()
+            mark_process_dead(child.process.pid)
             if not self._is_ending:
                 _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
             if time.monotonic() - child.begun < _SOON_S:

@@ -21,6 +21,7 @@ import uvicorn
 
 from sparrow.core.errors import UserError
 from sparrow.serving.scorer import load
+from sparrow.serving.service import logs
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
@@ -63,7 +64,7 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
     hear_no_signals()
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()  # modules stay: the collector need not look at them while requests wait
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.start(orders.settings.logs)
     try:
         scorer = load(orders.paths[0], orders.paths[1:], checksums=False)
         touch(scorer)
@@ -88,13 +89,14 @@ async def _answer(
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=channel)
     server, serving = Server(config), None
+    service.connections = lambda: len(server.server_state.connections)
     while line := await reader.readline():
         order = json.loads(line)
         if "listen" in order:
             serving = asyncio.ensure_future(server.serve(listening))
             told: dict[str, Any] = {}
         else:
-            told = await _changed(service.versions, order)
+            told = await _changed(service, order)
         with contextlib.suppress(OSError):  # the supervisor has gone
             writer.write(_line(told))
             await writer.drain()
@@ -118,14 +120,16 @@ def hear_no_signals() -> None:
         signal.signal(ending, signal.SIG_IGN)
 
 
-async def _changed(versions: Versions, order: dict[str, Any]) -> dict[str, Any]:
+async def _changed(service: Service, order: dict[str, Any]) -> dict[str, Any]:
     """Prepare a version, or answer with it from now on."""
 
     try:
         if "prepare" in order:
-            await asyncio.to_thread(versions.prepare, tuple(order["prepare"]))
+            await asyncio.to_thread(service.versions.prepare, tuple(order["prepare"]))
             return {}
-        return (await asyncio.to_thread(versions.flip, tuple(order["flip"]))).told
+        version = await asyncio.to_thread(service.versions.flip, tuple(order["flip"]))
+        service.count()  # so that what the old version has scored can be told apart
+        return version.told
     except UserError as error:
         return {"refused": str(error)}
     except Exception as error:

@@ -50,14 +50,22 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.E
 
 
 def waits(
-    service: Service, requests: list[tuple[str, Any]], held: tuple[threading.Event, list[int]], count: int
+    service: Service,
+    requests: list[tuple[str, Any]],
+    held: tuple[threading.Event, list[int]],
+    count: int,
+    refused: int = 0,
 ) -> list[Got]:
-    """The answers to requests of which `count` have waited in the queue at once, behind the first one."""
+    """The answers to requests of which `count` have waited in the queue at once, behind the first one.
+
+    Others have been refused with 429 before any was scored.
+    """
     go, sizes = held
 
     def let_go() -> None:
         end = time.monotonic() + 30
-        while len(service.batcher._queue) < count and time.monotonic() < end:
+        full = service.metrics.requests.labels("/rank", "429")._value
+        while (len(service.batcher._queue) < count or full.get() < refused) and time.monotonic() < end:
             time.sleep(0.002)
         go.set()
 
@@ -145,7 +153,7 @@ def test_what_does_not_fit_the_queue_is_refused(
     service = serve(Limits(deadline_ms=60_000, queue=3))
     go, sizes = held(service, monkeypatch)
     one = request(rows, [0])
-    got = waits(service, [("/rank", one)] * 20, (go, sizes), 3)
+    got = waits(service, [("/rank", one)] * 20, (go, sizes), 3, refused=16)
     monkeypatch.undo()
     statuses = [answer.status for answer in got]
     assert statuses.count(200) == 4 and statuses.count(429) == 16

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from sparrow import data
@@ -71,6 +72,26 @@ def test_what_was_accepted_is_answered_before_the_end(
     assert len(got) == 8
     for answer in got:
         assert_scored(answer, scorer, one)
+
+
+@pytest.mark.multi
+def test_what_a_service_writes_down(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The served log is whole when the service has ended, and standard error has a line of JSON for each answer."""
+    log = ("--served-log", str(tmp_path / "served"), "--sample", "1", "--access-log")
+    server = started(models / "one", *log, "--deadline-ms", "60000")
+    got = [server.ask("/rank", request(rows, [at, at + 1])) for at in range(5)]
+    assert "sparrow_connections 0.0" in server.metrics()
+    code, said = server.end()
+    assert code == 0
+    events = [json.loads(line) for line in said.splitlines()]
+    assert [one["route"] for one in events] == ["/rank"] * 5 + ["/metrics"]  # of workers and of their supervisor
+    (path,) = (tmp_path / "served").iterdir()
+    table = pq.read_table(path)
+    want = [score for one in got for score in one.json["scores"]["label"]]
+    assert table[":score:label"].to_pylist() == pytest.approx(want, abs=1e-7)
+    assert table[":request:"].to_pylist()[::2] == [one["request_id"] for one in events[:5]]
 
 
 def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:

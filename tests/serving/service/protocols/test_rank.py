@@ -105,7 +105,8 @@ def test_any_values_are_scored_or_a_mistake_of_the_user(
         into[data.draw(st.sampled_from(sorted(into)))] = data.draw(anything)
         if not (isinstance(one.get("user"), dict) and isinstance(one.get("candidates"), list) and len(one) == 2):
             break
-        if len(one["candidates"]) != 2 or not all(isinstance(row, dict) and row for row in one["candidates"]):
+        parts = [one["user"], *one["candidates"]]
+        if len(parts) != 3 or not all(isinstance(part, dict) and part for part in parts):
             break
     got = ask(service, "/rank", one)
     assert got.status in (200, 400), got.body
