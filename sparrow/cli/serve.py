@@ -17,6 +17,12 @@ def serve(
     control: Path | None = None,
     name: str = "model",
     threads: int = 1,
+    items: Path | None = None,
+    key: str | None = None,
+    users: str | None = None,
+    user_key: str | None = None,
+    users_ms: float = 3.0,
+    users_absent: Literal["missing", "refuse"] = "missing",
     deadline_ms: float = 100.0,
     body_mb: float = 4.0,
     held_mb: float = 32.0,
@@ -36,6 +42,13 @@ def serve(
         control: Path of a unix socket for `sparrow swap`, which only this user may open.
         name: Of the model, in the Open Inference Protocol.
         threads: How many batches are scored at a time.
+        items: A Parquet file with columns of candidates, in the log's names. A request may then have --key alone.
+        key: The column of candidates by which their columns are found in --items.
+        users: Where columns of users are: Redis or Valkey, as redis://127.0.0.1:6379 or unix:///run/redis.sock, or a
+            Parquet file. `sparrow features push` writes them.
+        user_key: The column of a request by which its user is found in --users.
+        users_ms: A request waits so long for --users.
+        users_absent: Whether a request whose user is not found is scored with "missing" columns, or refused with 503.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
         body_mb: The most that a request may have; else 413.
         held_mb: The most that all requests at a time may have; else 429.
@@ -46,6 +59,7 @@ def serve(
     """
     from sparrow.cli import _show
     from sparrow.serving.service.limits import Limits
+    from sparrow.serving.service.lookups import Lookups
     from sparrow.serving.service.run import Place
     from sparrow.serving.service.run import serve as run
 
@@ -58,6 +72,9 @@ def serve(
         connections=connections,
         extra=extra,
     )
+    lookups = Lookups(
+        items=items, key=key, users=users, user_key=user_key, users_ms=users_ms, users_absent=users_absent
+    )
     place = Place(host=host, port=port, control=control)
     run(
         model,
@@ -66,5 +83,6 @@ def serve(
         limits=limits,
         name=name,
         threads=threads,
+        lookups=lookups,
         told=lambda line: _show.out.print(line, soft_wrap=True),
     )

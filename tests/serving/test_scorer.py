@@ -157,9 +157,9 @@ def test_products_look_for_what_users_share_where_it_pays(
     """The first request with such columns tells what they save. Requests of unknown kinds are not kept for ever."""
     looked, was = [], scorer.encoder.crossed
 
-    def crossed(*given: Any, shared: bool) -> Any:
+    def crossed(*given: Any, shared: bool, **more: Any) -> Any:
         looked.append(shared)
-        return was(*given, shared=shared)
+        return was(*given, shared=shared, **more)
 
     monkeypatch.setattr(scorer.encoder, "crossed", crossed)
     user = {name: rows[0][name] for name in ("user", "num_1", "num_2", "cat_1")}

@@ -15,9 +15,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service.asked import Asked
+from sparrow.serving.service.asked import Asked, Sources
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
+from sparrow.serving.service.lookups import Lookups
+from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import rank, v2
 from sparrow.serving.service.versions import Version, Versions, in_background
@@ -58,12 +60,16 @@ class Service:
         limits: of requests.
         name: of the model, in the Open Inference Protocol.
         threads: see `Batcher`.
+        lookups: where columns of users come from.
     """
 
-    def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
+    def __init__(
+        self, versions: Versions, limits: Limits, name: str, threads: int = 1, lookups: Lookups | None = None
+    ) -> None:
         self.versions, self.limits, self.name = versions, limits, name
         self.metrics = Metrics()
         self.batcher = Batcher(versions, limits, self.metrics, threads)
+        self.users = Users.of(lookups, self.metrics) if lookups is not None and lookups.users else None
         self.held = 0  # bytes of bodies
         self._serves(versions.current)
 
@@ -72,18 +78,25 @@ class Service:
         """The one that is current."""
         return self.versions.current
 
+    def _sources(self) -> Sources:
+        """Returns where the columns of a request come from."""
+        at, user_key = self.version, None if self.users is None else self.users.key
+        if at.items is None:
+            return Sources(at.sources, user_key=user_key)
+        return Sources(at.sources, at.items.key, at.items.columns, user_key)
+
     # -- what routes do ---------------------------------------------------------------------------------------------
 
     async def rank(self, call: Call) -> Reply:
         """Score a user's candidates."""
-        asked, top = rank.parsed(call.body, self.version.sources, self.limits)
+        asked, top = rank.parsed(call.body, self._sources(), self.limits)
         return Reply(rank.written(asked, top, await self._scored(call, asked)))
 
     async def infer(self, call: Call) -> Reply:
         """Score the rows of tensors."""
         self._check(call)
         at, header = self.version, call.headers.get(v2.HEADER)
-        asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
+        asked, wanted = v2.parsed(call.body, header, at.scorer, self._sources(), self.limits)
         answer = await self._scored(call, asked)
         v2.check_version(call.path.get("version"), answer.version.name)
         body, length = v2.written(self.name, wanted, answer)
@@ -94,13 +107,16 @@ class Service:
     async def _scored(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        users = None
+        if self.users is not None:
+            asked, users = await self.users.filled(asked)
         waiting = self.batcher.put(asked, call.begun)
         call.after.append(lambda: self.batcher.done(waiting))
         answer = await waiting.future
         for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
             for column, count in counts.items():
                 self.metrics.odd.labels(kind, column).inc(count)
-        return answer
+        return answer._replace(users=users)
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
@@ -287,6 +303,8 @@ def app(service: Service) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         service.batcher.close()
+        if service.users is not None:
+            await service.users.close()
 
     async def absent(scope: Scope, receive: Receive, send: Send) -> None:
         service.metrics.requests.labels("other", "404").inc()

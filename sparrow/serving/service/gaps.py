@@ -15,7 +15,10 @@ from sparrow.serving.service.asked import Asked
 
 
 class Gaps(NamedTuple):
-    """Column -> how many of a request's values were missing, and how many were ids that the model does not know."""
+    """Column -> how many of a request's values were missing, and how many were ids that the model does not know.
+
+    The keys of candidates that a catalogue does not have are unknown too.
+    """
 
     missing: dict[str, int]
     unknown: dict[str, int]
@@ -29,7 +32,7 @@ def gaps(schema: Schema, crossed: Crossed, asked: Sequence[Asked]) -> list[Gaps]
         crossed: the batch.
         asked: its requests, none of them without candidates.
     """
-    ids, names = crossed.batch.ids, schema.sparse
+    ids, names, ends = crossed.batch.ids, schema.sparse, np.cumsum(crossed.counts)[:-1]
     found = [Gaps({}, {}) for _ in asked]
     if names:
         assert ids.offsets is not None and ids.lengths is not None and ids.rows is not None
@@ -59,6 +62,11 @@ def gaps(schema: Schema, crossed: Crossed, asked: Sequence[Asked]) -> list[Gaps]
         add(row_N[~is_list[np.searchsorted(first_F, row_N, "right") - 1]], unknown=False)
         empty_N = np.flatnonzero(lengths == 0)
         add(empty_N[is_list[np.searchsorted(first_F, empty_N, "right") - 1]], unknown=False)
+    if crossed.known is not None:
+        key = crossed.known.key
+        for gap, unknown_B in zip(found, np.split(crossed.known.unknown_B, ends), strict=True):
+            if unknown_B.any():
+                gap.unknown[key] = max(gap.unknown.get(key, 0), int(unknown_B.sum()))
     for name in schema.dense:
         if schema.columns[name].transform != "missing":
             _numbers(schema, name, crossed, asked, found)
@@ -72,6 +80,8 @@ def _numbers(schema: Schema, name: str, crossed: Crossed, asked: Sequence[Asked]
         missing_B = crossed.batch.dense_BC[:, schema.dense.index(told)].numpy() > 0
         each = np.split(missing_B, np.cumsum(crossed.counts)[:-1])
         counts = [int(part.sum()) for part in each]
+    elif (part := crossed.known and crossed.known.parts.get(name)) and part.numbers is not None:
+        counts = [int(np.isnan(x_N).sum()) for x_N in np.split(part.numbers, np.cumsum(crossed.counts)[:-1])]
     else:
         counts = [one.candidates[source].count(None) if source in one.candidates else 0 for one in asked]
     for one, gap, count in zip(asked, found, counts, strict=True):

@@ -22,6 +22,8 @@ class Metrics:
         self.batch = Histogram("batch_requests", "Requests that were scored together", buckets=_COUNTS[:8], **of)
         self.queue = Gauge("queue_requests", "Requests that wait", **of)
         self.odd = Counter("odd_values", "Values that were missing or unknown", ("kind", "column"), **of)
+        self.lookups = Counter("lookups", "Keys that were looked up, by store and outcome", ("store", "outcome"), **of)
+        self.lookup_s = Histogram("lookup_seconds", "Time of a request in a lookup", ("store",), buckets=_SECONDS, **of)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
         self._version = Gauge("version_info", "The model that answers", ("version", "model", "step"), **of)
         seconds = Histogram("stage_seconds", "Time of a request in a stage", ("stage",), buckets=_SECONDS, **of)

@@ -9,8 +9,9 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvicorn
 
@@ -18,6 +19,8 @@ from sparrow.core.errors import UserError, require
 from sparrow.serving.scorer import load
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.lookups import Lookups
+from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.versions import Versions
 
 _FINISH_S = 30  # for what was accepted
@@ -49,6 +52,7 @@ def serve(
     limits: Limits | None = None,
     name: str = "model",
     threads: int = 1,
+    lookups: Lookups | None = None,
     told: Callable[[str], None] = print,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT. What was accepted before is answered.
@@ -59,16 +63,21 @@ def serve(
         limits: what it takes.
         name: of the model, in the Open Inference Protocol.
         threads: how many batches are scored at a time.
+        lookups: where columns come from that requests do not have.
         told: is told, in a line, where the service is and what bounds it.
 
     Raises:
         UserError: as `load`, and when a socket cannot be opened.
     """
-    place, limits = place or Place(), limits or Limits()
+    place, limits, lookups = place or Place(), limits or Limits(), lookups or Lookups()
     sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _listening(place) as sockets:
-        service = Service(Versions(load(model, deltas)), limits, name, threads)
+    with _listening(place) as sockets, ExitStack() as opened:
+        if lookups.has_files:
+            folder = opened.enter_context(TemporaryDirectory(prefix="sparrow-items-"))
+            lookups = replace(lookups, folder=Path(folder))
+        items = Items(lookups.items, str(lookups.key), lookups.folder) if lookups.items else None
+        service = Service(Versions(load(model, deltas), items), limits, name, threads, lookups)
         config = uvicorn.Config(
             app(service),
             log_config=None,

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.scorer import CHECK, Scorer, load
+from sparrow.serving.service.lookups.items import Encoded, Items
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
 _WEIGHT = 0.1  # of the last batch in the correction
@@ -50,10 +51,17 @@ class Cost:
 
 
 class Version:
-    """A scorer, what it costs, and its name: the SHA-256 of its folder's manifest."""
+    """A scorer, what it costs, its name, and items as it reads them.
 
-    def __init__(self, scorer: Scorer) -> None:
+    Args:
+        scorer: it. It has its name from the SHA-256 of its folder's manifest, and of the items' file.
+        items: a catalogue, if there is one.
+    """
+
+    def __init__(self, scorer: Scorer, items: Items | None = None) -> None:
+        self.items = None if items is None else Encoded(items, scorer)
         self.scorer, self.name, self.cost = scorer, scorer.folder.digest, _warmed(scorer)
+        self.name += "" if items is None else f"-{items.digest[:12]}"
         self.sources, self.held = frozenset(scorer.encoder.sources), 0
 
 
@@ -62,10 +70,11 @@ class Versions:
 
     Args:
         scorer: of the first one.
+        items: see `Version`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.current = Version(scorer)
+    def __init__(self, scorer: Scorer, items: Items | None = None) -> None:
+        self.current = Version(scorer, items)
         self._free = threading.Condition()
         self._one = threading.Lock()
 
@@ -101,7 +110,7 @@ class Versions:
             made = scorer.updated(folder) if _is_delta(folder) else load(folder, threads=scorer.threads)
             if made is scorer:
                 return old
-            new = Version(made)
+            new = Version(made, None if old.items is None else old.items.items)
             with self._free:
                 self.current = new
                 self._free.wait_for(lambda: not old.held)

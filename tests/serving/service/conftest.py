@@ -17,6 +17,8 @@ pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.lookups import Lookups
+from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.versions import Versions
 
 PATIENT = Limits(deadline_ms=60_000)  # a busy machine is slow
@@ -49,8 +51,14 @@ def serve(scorer: Scorer) -> Iterator[Callable[..., Service]]:
     """Make services, which end with the test."""
     made: list[Service] = []
 
-    def serve(limits: Limits = PATIENT, threads: int = 1, of: Scorer = scorer) -> Service:
-        made.append(Service(Versions(of), limits, "model", threads))
+    def serve(
+        limits: Limits = PATIENT,
+        threads: int = 1,
+        of: Scorer = scorer,
+        items: Items | None = None,
+        lookups: Lookups | None = None,
+    ) -> Service:
+        made.append(Service(Versions(of, items), limits, "model", threads, lookups))
         return made[-1]
 
     yield serve
