@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from sparrow.core.arrays import Array, Int64s
@@ -51,7 +52,9 @@ class Items:
         self.path, self.key, self._folder = Path(path), key, folder
         try:
             with self.path.open("rb") as file:
-                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256")
+                digest.update(key.encode())
+                self.digest = digest.hexdigest()  # tells a catalogue from others
                 names = pq.read_schema(file).names
                 if key not in names:
                     raise UserError(f"{path}: no column {key!r}{suggest(key, names)}")
@@ -110,8 +113,11 @@ class Items:
         with open(self._folder / "lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                with whole(path) as partial:
-                    write(partial)
+                try:
+                    with whole(path) as partial:
+                        write(partial)
+                except SafetensorError as error:  # it says no other when a disk is full
+                    raise UserError(f"{path}: cannot be written ({error}); make room") from None
             os.utime(path)
             files = sorted(self._folder.glob(f"*{path.suffix}"), key=lambda file: file.stat().st_mtime_ns)
             for file in files[:-KEPT]:  # who has mapped it keeps it
@@ -162,18 +168,18 @@ class Encoded:
 
     def known(self, rows: Rows, given: Collection[str]) -> Known | None:
         """See `Catalogue`."""
-        of_rows = rows.keys() if isinstance(rows, Mapping) else {*(rows[0] if rows else ())}
-        lacking = {n for n, of in self._made_of.items() if of_rows.isdisjoint(of) and not {*given} & {*of}}
+        of_rows = rows.keys() if isinstance(rows, Mapping) else rows[0].keys() if rows else ()
+        given = {*given, *of_rows}
+        lacking = {name for name, of in self._made_of.items() if given.isdisjoint(of)}
         if self.key not in of_rows or not lacking:
             return None
         row_B = self.items.rows_of(values_of(rows, self.key))
         one_B = np.ones(len(row_B), np.int64)
-        ids_FB, numbers_CB = (np.ascontiguousarray(self._arrays[of][row_B].T) for of in ("ids", "numbers"))
-        parts = {name: Part(ids_B, one_B) for name, ids_B in zip(self._ids, ids_FB, strict=True)}
-        parts |= {n: Part(one_B[:0], one_B[:0], None, x_B) for n, x_B in zip(self._numbers, numbers_CB, strict=True)}
-        parts |= {name: self._list(name, row_B) for name in self._lists if name in lacking}
-        parts = {name: part for name, part in parts.items() if name in lacking}
-        return Known(self.key, parts, row_B == len(self.items))
+        ids_BF, numbers_BC = self._arrays["ids"][row_B], self._arrays["numbers"][row_B]
+        parts = {name: Part(ids_BF[:, f], one_B) for f, name in enumerate(self._ids)}
+        parts |= {name: Part(one_B[:0], one_B[:0], None, numbers_BC[:, c]) for c, name in enumerate(self._numbers)}
+        parts |= {name: self._list(name, row_B) for name in self._lists}
+        return Known(self.key, {name: parts[name] for name in lacking}, row_B == len(self.items))
 
     def _list(self, name: str, row_B: Int64s) -> Part:
         values, offsets, weights = (self._arrays.get(f"{of} {name}") for of in ("values", "offsets", "weights"))

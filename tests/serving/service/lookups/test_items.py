@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -277,6 +278,29 @@ def test_other_transforms_make_other_files_and_few_stay(make: Callable[..., Item
     assert first.known({"key": ["a"]}, ()) is not None  # what is mapped stays
     other = items.replaced(tmp_path / "items.parquet")
     assert other.digest == items.digest and len(list(made.glob("*.arrow"))) == 1
+
+
+def test_two_catalogues_of_one_file(make: Callable[..., Items]) -> None:
+    one, other = make({"a": [1, 2], "b": [2, 1]}, "a"), make({"a": [1, 2], "b": [2, 1]}, "b")
+    assert one.rows_of([1, 2]).tolist() == [0, 1] and other.rows_of([1, 2]).tolist() == [1, 0]
+    assert one.digest != other.digest
+
+
+def test_a_full_disk(make: Callable[..., Items], tmp_path: Path) -> None:
+    """Nothing half-written stays, and with room it goes on."""
+    items = make({"key": np.arange(5000), "plain": np.arange(5000.0)}, "key")
+    pq.write_table(pa.table({"key": np.arange(9000)}), tmp_path / "larger.parquet")
+    before, was = sorted((tmp_path / "made").iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, was[1]))
+    try:
+        with pytest.raises(UserError, match=r"\.encoded: cannot be written .*; make room"):
+            Encoded(items, of(FAST))
+        with pytest.raises(UserError, match=r"\.arrow: cannot be written .*; make room"):
+            items.replaced(tmp_path / "larger.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, was)
+    assert sorted((tmp_path / "made").iterdir()) == before
+    assert Encoded(items, of(FAST)).known({"key": [1]}, ()) is not None
 
 
 def test_processes_share_one_copy(make: Callable[..., Items], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
