@@ -27,6 +27,7 @@ ORDER = ("generate", "prepare", "train", "evaluate", "predict", "export", "compa
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **dict.fromkeys(("starlette", "uvicorn", "msgspec", "prometheus_client"), "serve"),
+    "redis": "redis",
     **{"daft": "ray", "ray": "ray", "onnxruntime": "onnx", "onnxscript": "onnx"},
 }
 

@@ -21,6 +21,12 @@ def serve(
     workers: int = 1,
     threads: int = 1,
     batching: Literal["on", "off"] = "on",
+    items: Path | None = None,
+    key: str | None = None,
+    users: str | None = None,
+    user_key: str | None = None,
+    users_ms: float = 3.0,
+    users_absent: Literal["missing", "refuse"] = "missing",
     deadline_ms: float = 100.0,
     body_mb: float = 4.0,
     held_mb: float = 32.0,
@@ -47,6 +53,13 @@ def serve(
         workers: Processes that answer. They share the memory of the model's tables.
         threads: How many batches each of them scores at a time.
         batching: "off" scores each request alone.
+        items: A Parquet file with columns of candidates, in the log's names. A request may then have --key alone.
+        key: The column of candidates by which their columns are found in --items.
+        users: Where columns of users are: Redis or Valkey, as redis://127.0.0.1:6379 or unix:///run/redis.sock, or a
+            Parquet file. `sparrow features push` writes them.
+        user_key: The column of a request by which its user is found in --users.
+        users_ms: A request waits so long for --users.
+        users_absent: Whether a request whose user is not found is scored with "missing" columns, or refused with 503.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
         body_mb: The most that a request may have; else 413.
         held_mb: The most that all requests at a time may have; else 429.
@@ -61,11 +74,21 @@ def serve(
     from sparrow.cli import _show
     from sparrow.serving.service.limits import Limits
     from sparrow.serving.service.logs import Logs
+    from sparrow.serving.service.lookups import Lookups
     from sparrow.serving.service.run import Place
     from sparrow.serving.service.run import serve as run
     from sparrow.serving.service.settings import Settings
 
-    logs = Logs(access=access_log, served=served_log, sample=sample)
+    settings = Settings(
+        name=name,
+        workers=workers,
+        threads=threads,
+        is_batching=batching == "on",
+        logs=Logs(access=access_log, served=served_log, sample=sample),
+        lookups=Lookups(
+            items=items, key=key, users=users, user_key=user_key, users_ms=users_ms, users_absent=users_absent
+        ),
+    )
     limits = Limits(
         deadline_ms=deadline_ms,
         body_mb=body_mb,
@@ -81,6 +104,6 @@ def serve(
         deltas,
         place=place,
         limits=limits,
-        settings=Settings(name=name, workers=workers, threads=threads, is_batching=batching == "on", logs=logs),
+        settings=settings,
         told=lambda line: _show.out.print(line, soft_wrap=True),
     )

@@ -7,7 +7,12 @@ from pathlib import Path
 import tyro
 
 
-def swap(control: tyro.conf.Positional[Path], folders: tyro.conf.Positional[tuple[Path, ...]], /) -> None:
+def swap(
+    control: tyro.conf.Positional[Path],
+    folders: tyro.conf.Positional[tuple[Path, ...]] = (),
+    /,
+    items: Path | None = None,
+) -> None:
     """Put another exported model, or a delta, in the place of the one that a service answers with.
 
     The service loads and checks the folder while it answers. When this command has ended, no answer is of the old model
@@ -16,9 +21,10 @@ def swap(control: tyro.conf.Positional[Path], folders: tyro.conf.Positional[tupl
     Args:
         control: The socket of `sparrow serve --control`.
         folders: Of `sparrow export`: a full one and deltas of it, or deltas of the model that answers.
+        items: A Parquet file in the place of that of `sparrow serve --items`.
     """
     from sparrow.cli import _show
     from sparrow.serving.service.control import swap as ask
 
-    told = ask(control, *folders)
+    told = ask(control, *folders, items=items)
     _show.out.print(f"{told['model']}, step {told['step']}, version {told['version']}", soft_wrap=True)

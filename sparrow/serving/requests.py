@@ -8,9 +8,10 @@ not depend on the rows beside it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import torch
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.core.arrays import Float32s, Float64s, Int64s
+from sparrow.core.arrays import Bools, Float32s, Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import Repeated, Users
 from sparrow.features.encodings import kind_of
@@ -32,13 +33,41 @@ _TYPES = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.
 _TYPES |= {"text": pa.string(), "bytes": pa.binary()}
 
 
-class _Part(NamedTuple):
-    """A column's values in a request: ids [N] with the lengths of rows and weights, or numbers, float64 [rows]."""
+class Part(NamedTuple):
+    """A column's values in some rows: ids [N] with the lengths of rows and weights, or numbers, float64 [rows]."""
 
     values: Int64s
     lengths: Int64s
     weights: Float32s | None = None
     numbers: Float64s | None = None
+
+
+class Known(NamedTuple):
+    """What a catalogue has of candidates.
+
+    key: the column that names them there. parts: feature -> its part for all of them. unknown_B: whether a candidate
+    is not in the catalogue; then its values are missing.
+    """
+
+    key: str
+    parts: dict[str, Part]
+    unknown_B: Bools
+
+
+class Catalogue(Protocol):
+    """Gives columns of candidates that were encoded before."""
+
+    def known(self, rows: Rows, given: Collection[str]) -> Known | None:
+        """Returns the features whose columns are not given; None when candidates have no key of a catalogue.
+
+        Args:
+            rows: columns of the candidates.
+            given: columns of their users.
+
+        Raises:
+            UserError: for a key that is no id.
+        """
+        ...
 
 
 class Encoder:
@@ -55,7 +84,7 @@ class Encoder:
         self._names = (*schema.sparse, *schema.dense)
         self._columns = [_column(transforms, name) for name in self._names]
         self._plan = planned(self._columns, impl)
-        self._alone: dict[int, Transforms] = {}
+        self._alone: dict[str, Transforms] = {}
         kinds: dict[tuple[str | None, bool], list[int]] = {}
         for number, name in enumerate(schema.dense):
             column = schema.columns[name]
@@ -65,8 +94,13 @@ class Encoder:
     @property
     def sources(self) -> tuple[str, ...]:
         """The columns that a request has to have."""
-        named = itertools.chain.from_iterable((column.source, column.weights) for column in self._columns)
-        return tuple(dict.fromkeys(name for name in named if name))
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(self.made_of.values())))
+
+    @property
+    def made_of(self) -> dict[str, tuple[str, ...]]:
+        """Feature -> the columns of a request that it is made of."""
+        pairs = zip(self._names, self._columns, strict=True)
+        return {name: (column.source, *filter(None, [column.weights])) for name, column in pairs}
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -94,9 +128,17 @@ class Encoder:
         Raises:
             UserError: for an absent column, and for a value that does not fit its kind. It names column and row.
         """
-        return self._made(rows, [], None, shared=False)
+        return self._made(rows, [], None, False, {})
 
-    def crossed(self, users: Sequence[Mapping[str, Any]], rows: Rows, user_B: Int64s, *, shared: bool = True) -> Batch:
+    def crossed(
+        self,
+        users: Sequence[Mapping[str, Any]],
+        rows: Rows,
+        user_B: Int64s,
+        *,
+        shared: bool = True,
+        known: Mapping[str, Part] = MappingProxyType({}),
+    ) -> Batch:
         """Returns the batch of candidates of some users, in which a user's columns are stored once (RecD's IKJT).
 
         Args:
@@ -104,13 +146,21 @@ class Encoder:
             rows: the other columns of the candidates, as for `batch`.
             user_B: which user's each candidate is.
             shared: whether products are to run once for what a user's candidates share, see `Repeated`.
+            known: features of the candidates that are encoded already, see `Known`.
 
         Raises:
             UserError: as `batch`, and for a column that both have.
         """
-        return self._made(rows, users, user_B, shared)
+        return self._made(rows, users, user_B, shared, known)
 
-    def _made(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None, shared: bool) -> Batch:
+    def _made(
+        self,
+        rows: Rows,
+        users: Sequence[Mapping[str, Any]],
+        user_B: Int64s | None,
+        shared: bool,
+        known: Mapping[str, Part],
+    ) -> Batch:
         rows = _as_lists(rows)
         given = users[0].keys() if users else ()
         of_users = [column.source in given for column in self._columns]
@@ -118,9 +168,10 @@ class Encoder:
         if user_B is not None and len(user_B) != count:
             raise UserError(f"candidates: {count} where users are named for {len(user_B)}; name one for each")
         users = list(users)
-        found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(of_users))
-        if found is None or found.refused:
-            found = self._mended(found, rows, count, users, of_users)
+        elsewhere = [is_user or name in known for name, is_user in zip(self._names, of_users, strict=True)]
+        found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(elsewhere))
+        if found is None or found.refused or known:
+            found = self._mended(found, rows, count, users, of_users, known)
         ids = len(self._schema.sparse)
         inverse, stored = {}, (count,) * ids
         whose = None if user_B is None else Users.of(user_B, len(users))
@@ -170,14 +221,23 @@ class Encoder:
     # -- by the definition ----------------------------------------------------------------------------------------
 
     def _mended(
-        self, found: Encoded | None, rows: Rows, count: int, users: Sequence[Mapping[str, Any]], of_users: list[bool]
+        self,
+        found: Encoded | None,
+        rows: Rows,
+        count: int,
+        users: Sequence[Mapping[str, Any]],
+        of_users: list[bool],
+        known: Mapping[str, Part],
     ) -> Encoded:
-        """Returns what compiled code made of a request, with the columns that it refused."""
+        """Returns what compiled code made of a request, with the columns that it refused and those that are known."""
         refused = range(len(self._columns)) if found is None else found.refused
-        parts: list[_Part] = []
+        parts: list[Part] = []
         ids, at_row, at_number = len(self._schema.sparse), 0, 0
         for c, is_user in enumerate(of_users):
             size = len(users) if is_user else count
+            if self._names[c] in known:
+                parts.append(known[self._names[c]])
+                continue
             if c in refused:
                 parts.append(self._defined(c, users if is_user else rows, size))
                 continue
@@ -186,11 +246,11 @@ class Encoder:
                 low, high = found.bounds[c : c + 2]
                 weights = None if found.weights_N is None else found.weights_N[low:high].numpy()
                 lengths = found.lengths[at_row : at_row + size].numpy()
-                parts.append(_Part(found.values_N[low:high].numpy(), lengths, weights))
+                parts.append(Part(found.values_N[low:high].numpy(), lengths, weights))
                 at_row += size
             else:
                 numbers = found.numbers[at_number : at_number + size]
-                parts.append(_Part(_NONE, _NONE, None, numbers))
+                parts.append(Part(_NONE, _NONE, None, numbers))
                 at_number += size
         of_ids = parts[:ids]
         offsets = np.cumsum(np.concatenate([_NONE[:1], np.zeros(1, np.int64), *(part.lengths for part in of_ids)]))
@@ -208,16 +268,16 @@ class Encoder:
             refused=[],
         )
 
-    def _defined(self, c: int, rows: Rows, count: int) -> _Part:
+    def _defined(self, c: int, rows: Rows, count: int) -> Part:
         """Returns what the transforms make of a column."""
         column, name = self._columns[c], self._names[c]
-        values = _values(rows, column.source, count)
-        weights = _values(rows, column.weights, count) if column.weights else None
+        values = values_of(rows, column.source)
+        weights = values_of(rows, column.weights) if column.weights else None
         groups: dict[tuple[str, str], list[int]] = {}
         for row, value in enumerate(values):
             kinds = (_kind(value, name, row), "" if weights is None else _kind(weights[row], name, row))
             groups.setdefault(kinds, []).append(row)
-        each: list[_Part] = [_Part(_NONE, _NONE)] * count
+        each: list[Part] = [Part(_NONE, _NONE)] * count
         for (kind, theirs), at in groups.items():
             arrays = {column.source: _array([values[row] for row in at], kind)}
             if weights is not None and column.weights:
@@ -232,36 +292,52 @@ class Encoder:
                 each[row] = made[place]
         if name in self._schema.dense:
             numbers = [one.numbers for one in each if one.numbers is not None]
-            return _Part(_NONE, _NONE, None, np.concatenate([_NONE.astype(np.float64), *numbers]))
+            return Part(_NONE, _NONE, None, np.concatenate([_NONE.astype(np.float64), *numbers]))
         listed = [one.weights for one in each if one.weights is not None]
-        return _Part(
+        return Part(
             np.concatenate([_NONE, *(one.values for one in each)]),
             np.array([len(one.values) for one in each], np.int64),
             np.concatenate(listed) if listed else None,
         )
 
-    def _transformed(self, c: int, table: pa.Table, row0: int = 0) -> list[_Part]:
+    def _transformed(self, c: int, table: pa.Table, row0: int = 0) -> list[Part]:
         """Returns what the transforms make of a column, a part for each row."""
-        name = self._names[c]
-        if c not in self._alone:
-            self._alone[c] = _alone(self._transforms, name)
-        alone = self._alone[c]
+        made = self.part(self._names[c], table, row0)
+        if made.numbers is not None:
+            return [Part(_NONE, _NONE, None, made.numbers[i : i + 1]) for i in range(len(made.numbers))]
+        each = []
+        for low, high in itertools.pairwise([0, *np.cumsum(made.lengths).tolist()]):
+            weights = None if made.weights is None else made.weights[low:high]
+            each.append(Part(made.values[low:high], _NONE, weights))
+        return each
+
+    def part(self, name: str, table: pa.Table, row0: int = 0) -> Part:
+        """Returns what the transforms make of raw rows for a feature.
+
+        Args:
+            name: the feature.
+            table: rows with the columns that it is made of.
+            row0: the number of the first one, for errors.
+
+        Raises:
+            UserError: as `Transforms.transform`.
+        """
+        if name not in self._alone:
+            self._alone[name] = _alone(self._transforms, name)
+        alone = self._alone[name]
         if name in self._schema.dense:
             (base,) = alone.schema.dense
             numbers = typed(alone.schema, table, training=False, row0=row0)[base].to_numpy(zero_copy_only=False)
-            return [_Part(_NONE, _NONE, None, numbers[i : i + 1]) for i in range(len(numbers))]
+            return Part(_NONE, _NONE, None, numbers)
         made = alone.transform(table, training=False, row0=row0)
         column = made[name].combine_chunks()
         if self._schema.columns[name].kind != "list":
             ids = column.to_numpy(zero_copy_only=False).astype(np.int64)
-            return [_Part(ids[i : i + 1], _NONE) for i in range(len(ids))]
+            return Part(ids, np.ones(len(ids), np.int64))
         values = pc.list_flatten(column).to_numpy(zero_copy_only=False).astype(np.int64)
-        ends = np.cumsum(pc.list_value_length(column).to_numpy(zero_copy_only=False))
-        pairs = list(itertools.pairwise([0, *ends.tolist()]))
-        if weights_of(name) not in made.column_names:
-            return [_Part(values[low:high], _NONE) for low, high in pairs]
-        weights = pc.list_flatten(made[weights_of(name)]).to_numpy()
-        return [_Part(values[low:high], _NONE, weights[low:high]) for low, high in pairs]
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+        weights = pc.list_flatten(made[weights_of(name)]).to_numpy() if weights_of(name) in made.column_names else None
+        return Part(values, lengths, weights)
 
 
 _NONE = np.empty(0, np.int64)
@@ -368,7 +444,7 @@ def _count(rows: Rows, least: int) -> int:
     return len(rows)
 
 
-def _values(rows: Rows, source: str, count: int) -> list[Any]:
+def values_of(rows: Rows, source: str) -> list[Any]:
     """Returns a column of a request."""
     if isinstance(rows, Mapping):
         if source not in rows:

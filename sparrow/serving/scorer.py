@@ -30,7 +30,7 @@ from sparrow.serving import calibrators, products, requests
 from sparrow.serving.calibrators import Calibrator
 from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
-from sparrow.serving.requests import Encoder
+from sparrow.serving.requests import Catalogue, Encoder, Known
 from sparrow.serving.rows import tensors_of
 from sparrow.trained.build import scoring, tables_of, untrained
 from sparrow.trained.run import Run
@@ -44,11 +44,15 @@ IDS, NUMBER, SCORE = ":ids:", ":number:", ":score:"  # before the names of what 
 
 
 class Crossed(NamedTuple):
-    """Requests as one batch. counts: the candidates of each. columns: what their users have."""
+    """Requests as one batch.
+
+    counts: the candidates of each. columns: what their users have. known: what a catalogue had of the candidates.
+    """
 
     batch: Batch
     counts: list[int]
     columns: tuple[str, ...]
+    known: Known | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +162,14 @@ class Scorer:
         """
         return self.ranked(self.crossed(asked))
 
-    def crossed(self, asked: Sequence[tuple[Mapping[str, Any], requests.Rows]]) -> Crossed:
+    def crossed(
+        self, asked: Sequence[tuple[Mapping[str, Any], requests.Rows]], catalogue: Catalogue | None = None
+    ) -> Crossed:
         """Returns the batch of several requests, see `rank_all`.
+
+        Args:
+            asked: see `rank_all`.
+            catalogue: has the columns that candidates with its key lack.
 
         Raises:
             UserError: for rows that cannot be encoded, and when one user has a column that another lacks.
@@ -172,7 +182,10 @@ class Scorer:
         user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(*users[:1])
         repeats = max(len(user_B) - len(users), 0)
         shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
-        return Crossed(self.encoder.crossed(users, rows, user_B, shared=shared), counts, columns)
+        known = None if catalogue is None else catalogue.known(rows, columns)
+        parts = {} if known is None else known.parts
+        batch = self.encoder.crossed(users, rows, user_B, shared=shared, known=parts)
+        return Crossed(batch, counts, columns, known)
 
     def ranked(self, crossed: Crossed) -> list[Float32s]:
         """Returns probabilities float32 [N, T] of each request in a batch.
@@ -180,7 +193,7 @@ class Scorer:
         Raises:
             UserError: as `scores`.
         """
-        batch, counts, columns = crossed
+        batch, counts, columns, _ = crossed
         scores_BT, repeats = self.scores(batch), max(sum(counts) - len(counts), 0)
         if isinstance(batch.dense_BC, Repeated) and repeats:
             if len(self._saved) >= KINDS:

@@ -228,7 +228,7 @@ def test_a_delta_that_does_not_reproduce_its_rows_changes_nothing(
     dense = safetensors.torch.load_file(tmp_path / "delta" / "dense.safetensors")
     safetensors.torch.save_file({n: of * 1.1 if of.is_floating_point() else of for n, of in dense.items()},
                                 tmp_path / "delta" / "dense.safetensors")  # fmt: skip
-    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest: "")
+    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest, checksums: "")
     rows = days.rows(base)
     before = base.score(rows)
     with pytest.raises(UserError, match=r"check.parquet: row \d+: the score"):

@@ -157,9 +157,9 @@ def test_products_look_for_what_users_share_where_it_pays(
     """The first request with such columns tells what they save. Requests of unknown kinds are not kept for ever."""
     looked, was = [], scorer.encoder.crossed
 
-    def crossed(*given: Any, shared: bool) -> Any:
+    def crossed(*given: Any, shared: bool, **more: Any) -> Any:
         looked.append(shared)
-        return was(*given, shared=shared)
+        return was(*given, shared=shared, **more)
 
     monkeypatch.setattr(scorer.encoder, "crossed", crossed)
     user = {name: rows[0][name] for name in ("user", "num_1", "num_2", "cat_1")}
@@ -262,7 +262,7 @@ def test_a_folder_that_does_not_reproduce_its_rows_is_refused(
     kept = kept.set_column(kept.column_names.index(column), column, pa.array(values, kept[column].type))
     place = copy(scorer, tmp_path / "model")
     pq.write_table(kept, place / CHECK)
-    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest: "")
+    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest, checksums: "")
     with pytest.raises(UserError, match=f"{CHECK}: row 17: {says} .* where it was exported; .* export the model here"):
         load(place)
 

@@ -15,6 +15,11 @@ from sparrow.serving.service.supervisor import Supervisor
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 
+class _Swap(msgspec.Struct, forbid_unknown_fields=True):
+    folders: list[str] = []
+    items: str | None = None
+
+
 class Admin:
     """Answers operators.
 
@@ -40,12 +45,10 @@ class Admin:
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
         try:
-            folders = msgspec.json.decode(call.body, type=dict[str, list[str]])["folders"]
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise UserError(f'body: {error}; send {{"folders": ["PATH"]}}') from None
-        if not folders:
-            raise UserError("folders: none; give one")
-        return json(await self._supervisor.swap(folders))
+            asked = msgspec.json.decode(call.body, type=_Swap)
+        except msgspec.MsgspecError as error:
+            raise UserError(f'body: {error}; send {{"folders": ["PATH"], "items": "PATH"}}, or one of them') from None
+        return json(await self._supervisor.swap(asked.folders, asked.items))
 
 
 def app(admin: Admin) -> ASGIApp:

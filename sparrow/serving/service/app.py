@@ -17,9 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
 from sparrow.serving.service import explain, logs, page
-from sparrow.serving.service.asked import Asked
+from sparrow.serving.service.asked import Asked, Sources
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
+from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import rank, v2
 from sparrow.serving.service.served import ServedLog
@@ -75,6 +76,7 @@ class Service:
         )
         self.connections: Callable[[], int] = lambda: 0  # how many are open
         self.batcher = Batcher(versions, limits, self.metrics, settings)
+        self.users = Users.of(settings.lookups, self.metrics) if settings.lookups.users else None
         self.held = 0  # bytes of bodies
 
     @property
@@ -82,18 +84,25 @@ class Service:
         """The one that is current."""
         return self.versions.current
 
+    def _sources(self) -> Sources:
+        """Returns where the columns of a request come from."""
+        at, user_key = self.version, None if self.users is None else self.users.key
+        if at.items is None:
+            return Sources(at.sources, user_key=user_key)
+        return Sources(at.sources, at.items.key, at.items.columns, user_key)
+
     # -- what routes do ---------------------------------------------------------------------------------------------
 
     async def rank(self, call: Call) -> Reply:
         """Score a user's candidates."""
-        asked, top = rank.parsed(call.body, self.version.sources, self.limits)
+        asked, top = rank.parsed(call.body, self._sources(), self.limits)
         return Reply(rank.written(asked, top, await self._scored(call, asked)))
 
     async def infer(self, call: Call) -> Reply:
         """Score the rows of tensors."""
         self._check(call)
         at, header = self.version, call.headers.get(v2.HEADER)
-        asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
+        asked, wanted = v2.parsed(call.body, header, at.scorer, self._sources(), self.limits)
         call.id = logs.request_id(call.headers.get(REQUEST_ID), wanted.id.encode())
         answer = await self._scored(call, asked)
         v2.check_version(call.path.get("version"), answer.version.name)
@@ -104,9 +113,12 @@ class Service:
 
     async def explain(self, call: Call) -> Reply:
         """Say what the model makes of one candidate of a request, and how its score changes without each column."""
-        asked, _ = rank.parsed(call.body, self.version.sources, self.limits)
-        candidate = int(call.path["candidate"])
-        made, columns = explain.without_each(asked, candidate, self.version.scorer.schema, self.limits)
+        asked, _ = rank.parsed(call.body, self._sources(), self.limits)
+        if self.users is not None:
+            asked, _ = await self.users.filled(asked)
+        at, candidate = self.version, int(call.path["candidate"])
+        asked = asked if at.items is None else at.items.whole(asked)
+        made, columns = explain.without_each(asked, candidate, at.scorer.schema, self.limits)
         answer = await self._answered(call, made)
         return Reply(await asyncio.to_thread(explain.written, made, candidate, columns, answer))
 
@@ -129,9 +141,12 @@ class Service:
     async def _answered(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        users = None
+        if self.users is not None:
+            asked, users = await self.users.filled(asked)
         waiting = self.batcher.put(asked, call.begun, call.id)
         call.after.append(lambda: self.batcher.done(waiting))
-        return await waiting.future
+        return (await waiting.future)._replace(users=users)
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
@@ -317,6 +332,8 @@ def app(service: Service) -> Starlette:
         yield
         counting.cancel()
         service.batcher.close()
+        if service.users is not None:
+            await service.users.close()
         if service.served is not None:
             service.served.close()
         service.count()

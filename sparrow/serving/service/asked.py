@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparrow.core.errors import UserError, listed, suggest
 from sparrow.serving.service.limits import Limits, RefusedError
+
+One = None | bool | int | float | str
+Value = One | list[One]
+
+
+class Sources(NamedTuple):
+    """Where the columns of a request come from.
+
+    read: those that the model reads. key: the column of candidates by which a catalogue gives the columns `items`.
+    user_key: the column by which a store may give all others.
+    """
+
+    read: frozenset[str]
+    key: str | None = None
+    items: frozenset[str] = frozenset()
+    user_key: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +35,7 @@ class Asked:
         candidates: column -> list of `count` values.
         count: how many candidates there are.
         ignored: columns that were given and are not read.
+        absent: columns that are to come from the store of users.
         deadline_ms: how long after its arrival it may be answered; None for that of the service.
         is_trial: whether it asks what a request would be. It does not count as one.
     """
@@ -27,6 +44,7 @@ class Asked:
     candidates: Mapping[str, list[Any]]
     count: int
     ignored: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     deadline_ms: float | None = None
     is_trial: bool = False
 
@@ -39,15 +57,15 @@ class Asked:
 def checked(
     user: Mapping[str, Any],
     candidates: Mapping[str, list[Any]],
-    sources: frozenset[str],
+    sources: Sources,
     limits: Limits,
     deadline_ms: float | None = None,
 ) -> Asked:
-    """Returns a request that has every column once.
+    """Returns a request that has every column once, but for those that are looked up.
 
     Args:
         user, candidates, deadline_ms: see `Asked`.
-        sources: the columns that the model reads.
+        sources: where the columns come from.
         limits: of the service.
 
     Raises:
@@ -66,16 +84,25 @@ def checked(
     if both := user.keys() & candidates.keys():
         raise UserError(f"user.{min(both)}: is a column of the candidates too; give it once")
     given = user.keys() | candidates.keys()
-    if absent := sources - given:
+    absent = sources.read - given - (sources.items if sources.key in candidates else frozenset())
+    if absent and sources.user_key not in given:
         told = listed(sorted(map(repr, absent)))
         raise UserError(f"no column {told}; give null where there is no value{suggest(min(absent), given)}")
-    ignored = tuple(sorted(given - sources))
+    known = sources.read | {sources.key, sources.user_key}
+    ignored = tuple(sorted(given - known))
     if ignored and limits.extra == "refuse":
         told = listed(list(map(repr, ignored)))
         raise UserError(f"column {told}: the model does not read it; leave it out, or serve with --extra ignore")
     if ignored:
-        user = {name: value for name, value in user.items() if name in sources}
-        candidates = {name: values for name, values in candidates.items() if name in sources}
+        user = {name: value for name, value in user.items() if name in known}
+        candidates = {name: values for name, values in candidates.items() if name in known}
     if deadline_ms is not None and not deadline_ms > 0:
         raise UserError(f"deadline: {deadline_ms:g} ms; give a number above 0")
-    return Asked(user=user, candidates=candidates, count=count, ignored=ignored, deadline_ms=deadline_ms)
+    return Asked(
+        user=user,
+        candidates=candidates,
+        count=count,
+        ignored=ignored,
+        absent=tuple(sorted(absent)),
+        deadline_ms=deadline_ms,
+    )

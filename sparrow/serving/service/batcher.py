@@ -26,11 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """What became of a request. scores_NT: probabilities float32, in the candidates' order."""
+    """What became of a request.
+
+    scores_NT: probabilities float32, in the candidates' order. users: what the store of users had, see `Users`.
+    """
 
     scores_NT: Float32s
     gaps: Gaps
     version: Version
+    users: str | None = None
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -179,7 +183,7 @@ class Batcher:
         """Score a batch. Where a request cannot be scored, each is scored alone, so that it fails alone."""
         asked, begun = [one.asked for one in batch], time.perf_counter()
         try:
-            crossed = version.scorer.crossed([(one.user, one.candidates) for one in asked])
+            crossed = version.scorer.crossed([(one.user, one.candidates) for one in asked], version.items)
             encoded = time.perf_counter()
             scores = version.scorer.ranked(crossed)
             scored = time.perf_counter()
@@ -202,6 +206,10 @@ class Batcher:
             for gap in found:
                 self._metrics.odd.add({("missing", column): count for column, count in gap.missing.items()})
                 self._metrics.odd.add({("unknown", column): count for column, count in gap.unknown.items()})
+        if crossed.known is not None and not asked[0].is_trial:
+            unknown = int(crossed.known.unknown_B.sum())
+            self._metrics.lookups.labels("items", "absent").inc(unknown)
+            self._metrics.lookups.labels("items", "found").inc(len(crossed.known.unknown_B) - unknown)
         stages = self._metrics.stages
         for one, scores_NT, gap in zip(batch, scores, found, strict=True):
             stages["wait"].observe(begun - one.queued)

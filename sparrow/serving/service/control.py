@@ -22,7 +22,9 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def swap(control: str | Path, *folders: str | Path, timeout_s: float = 3600.0) -> dict[str, Any]:
+def swap(
+    control: str | Path, *folders: str | Path, items: str | Path | None = None, timeout_s: float = 3600.0
+) -> dict[str, Any]:
     """Have a service answer with another model. Returns its version, name and step.
 
     When it returns, no answer is of the old one any more.
@@ -30,7 +32,8 @@ def swap(control: str | Path, *folders: str | Path, timeout_s: float = 3600.0) -
     Args:
         control: the service's socket.
         folders: what `sparrow export` wrote, on the machine of the service: a full folder and deltas of it, or deltas
-            of what answers.
+            of what answers, or none for the same model.
+        items: a Parquet file in the place of that of --items.
         timeout_s: the longest wait.
 
     Raises:
@@ -38,9 +41,9 @@ def swap(control: str | Path, *folders: str | Path, timeout_s: float = 3600.0) -
     """
     connection = _Connection(Path(control), timeout_s)
     try:
-        connection.request(
-            "POST", "/control/swap", json.dumps({"folders": [str(Path(of).resolve()) for of in folders]})
-        )
+        paths = [str(Path(folder).resolve()) for folder in folders]
+        body = {"folders": paths, "items": None if items is None else str(Path(items).resolve())}
+        connection.request("POST", "/control/swap", json.dumps(body))
         answer = connection.getresponse()
         told: dict[str, Any] = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -17,7 +17,10 @@ _EMPTY = 2  # beside MISSING and UNKNOWN, which are 0 and 1
 
 
 class Gaps(NamedTuple):
-    """Column -> how many of a request's values were missing, and how many were ids that the model does not know."""
+    """Column -> how many of a request's values were missing, and how many were ids that the model does not know.
+
+    The keys of candidates that a catalogue does not have are unknown too.
+    """
 
     missing: dict[str, int]
     unknown: dict[str, int]
@@ -36,6 +39,11 @@ def gaps(schema: Schema, crossed: Crossed, asked: Sequence[Asked]) -> list[Gaps]
         _ids(schema, crossed, found)
     if schema.dense:
         _numbers(schema, crossed, asked, found)
+    if crossed.known is not None:
+        key, ends = crossed.known.key, np.cumsum(crossed.counts)[:-1]
+        for gap, unknown_B in zip(found, np.split(crossed.known.unknown_B, ends), strict=True):
+            if unknown_B.any():
+                gap.unknown[key] = max(gap.unknown.get(key, 0), int(unknown_B.sum()))
     return found
 
 
@@ -75,10 +83,14 @@ def _numbers(schema: Schema, crossed: Crossed, asked: Sequence[Asked], found: li
     told_RC = np.add.reduceat(crossed.batch.dense_BC.numpy() > 0, starts_R, dtype=np.int64)
     for name in names:
         source, told = schema.columns[name].source or name, missing_of(name)
+        part = crossed.known.parts.get(name) if crossed.known is not None else None
+        missing_B = None if part is None or part.numbers is None else np.isnan(part.numbers)
         for r, one in enumerate(asked if schema.columns[name].transform != "missing" else ()):
             is_user = source in one.user
             if told in names:
                 count = int(told_RC[r, names.index(told)])
+            elif missing_B is not None:
+                count = int(missing_B[starts_R[r] : starts_R[r] + crossed.counts[r]].sum())
             else:
                 count = int(one.user[source] is None) if is_user else one.candidates[source].count(None)
             if count:

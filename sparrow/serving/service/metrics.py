@@ -56,6 +56,8 @@ class Metrics:
         self.batch = Histogram("batch_requests", "Requests that were scored together", buckets=_COUNTS[:8], **of)
         self.queue = Gauge("queue_requests", "Requests that wait", **live)
         self.connections = Gauge("connections", "Connections that are open", **live)
+        self.lookups = Counter("lookups", "Keys that were looked up, by store and outcome", ("store", "outcome"), **of)
+        self.lookup_s = Histogram("lookup_seconds", "Time of a request in a lookup", ("store",), buckets=_SECONDS, **of)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
         self.served_log = Counter("served_log_rows", "Rows for the served log, by outcome", ("outcome",), **of)
         seconds = Histogram("stage_seconds", "Time of a request in a stage", ("stage",), buckets=_SECONDS, **of)

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
@@ -68,8 +68,12 @@ def serve(
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
     logs.start(settings.logs)
-    with _listening(place) as (requests, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as counters:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters  # each process reads it when it imports prometheus_client
+    with _listening(place) as (requests, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
+        counters, items = Path(work) / "counters", Path(work) / "items"
+        for folder in (counters, items):
+            folder.mkdir()
+        settings = replace(settings, lookups=replace(settings.lookups, folder=items))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(counters)  # read when prometheus_client is imported
         from sparrow.serving.service.admin import Admin, app
         from sparrow.serving.service.metrics import Metrics
         from sparrow.serving.service.scrape import Scrape, of_workers
@@ -78,7 +82,7 @@ def serve(
         from sparrow.serving.service.worker import Server
 
         ready_processes()
-        metrics, scrape = Metrics(), Scrape(of_workers(Path(counters)))
+        metrics, scrape = Metrics(), Scrape(of_workers(counters))
         supervisor = Supervisor([requests], limits, settings, metrics, scrape)
         config = uvicorn.Config(
             app(Admin(supervisor, limits, metrics, scrape)),

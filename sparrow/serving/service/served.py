@@ -142,6 +142,7 @@ def table(id: str, asked: Asked, answer: Answer, moment: float) -> pa.Table:
     Raises:
         ValueError: for a value that its column cannot hold as it is.
     """
+    asked = asked if answer.version.items is None else answer.version.items.whole(asked)
     scorer, first, columns = answer.version.scorer, pa.array([0] * asked.count), {}
     read = scorer.schema.columns.items()
     separators = {source or name: of.separator for name, of in read for source in (of.source, of.weights)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sparrow.core.errors import require
 from sparrow.serving.service.logs import Logs
+from sparrow.serving.service.lookups import Lookups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Settings:
         threads: how many batches each of them scores at a time.
         is_batching: whether requests may be scored together.
         logs: what it writes down.
+        lookups: where columns come from that requests do not have.
 
     Raises:
         UserError: for a number that is out of range.
@@ -28,6 +30,7 @@ class Settings:
     threads: int = 1
     is_batching: bool = True
     logs: Logs = field(default_factory=Logs)
+    lookups: Lookups = field(default_factory=Lookups)
 
     def __post_init__(self) -> None:
         require(least=1, most=1_000, workers=self.workers, threads=self.threads)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import shutil
 import socket
 import sys
 import time
@@ -23,7 +24,7 @@ from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.settings import Settings
-from sparrow.serving.service.versions import Paths, stacked
+from sparrow.serving.service.versions import Model, stacked
 from sparrow.serving.service.worker import FINISH_S, Orders
 
 _processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
@@ -126,8 +127,9 @@ class Supervisor:
         self._workers: set[Child] = set()  # that answer
         self._starting: set[Child] = set()
         self._keepers: list[asyncio.Task[None]] = []
+        self._copies = 0
         self._swapping, self._is_ending = asyncio.Lock(), False
-        self.paths: Paths = ()
+        self.model = Model(())
         self.told: dict[str, Any] = {}  # of the model that answers
 
     async def start(self, paths: Sequence[str | Path]) -> None:
@@ -139,40 +141,61 @@ class Supervisor:
         Raises:
             UserError: see `load`.
         """
-        self.paths = tuple(str(Path(path).resolve()) for path in paths)
-        self.told = await self._checked(self.paths)
+        items = self._settings.lookups.items
+        model = Model(tuple(str(Path(path).resolve()) for path in paths), None if items is None else str(items))
+        self.told = await self._checked(model)
+        self.model = self._kept(model)
         for first in await asyncio.gather(*(self._started() for _ in range(self._settings.workers))):
             self._keepers.append(asyncio.create_task(self._keep(first)))
-        self._scrape.serves(**self.told, folder=Path(self.paths[-1]))
+        self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
 
-    async def swap(self, folders: Sequence[str | Path]) -> dict[str, Any]:
+    async def swap(self, folders: Sequence[str | Path], items: str | Path | None = None) -> dict[str, Any]:
         """Answer with another model. Returns what is told of it when no answer is of the old one any more.
 
         Args:
-            folders: a full folder and deltas of it, or deltas of the model that answers.
+            folders: a full folder and deltas of it, or deltas of the model that answers, or none for the same model.
+            items: a catalogue in the place of the one that there is.
 
         Raises:
             UserError: when another swap is under way, or when a folder is refused. Then the old model stays.
         """
+        named = [*folders, *([] if items is None else [items])]
+        if not named:
+            raise UserError("swap: neither a folder nor items; give one")
+        if items is not None and self.model.items is None:
+            raise UserError(f"{items}: the service has no items; start it with --items FILE --key COLUMN")
         if self._swapping.locked():
-            raise UserError(f"{folders[0]}: another model is being loaded; try again when it answers")
+            raise UserError(f"{named[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
-            paths = stacked(self.paths, [str(Path(folder).resolve()) for folder in folders])
+            paths = stacked(self.model.paths, [str(Path(folder).resolve()) for folder in folders])
+            model = Model(paths, self.model.items if items is None else str(items))
             try:
                 with self._metrics.swap_stages["check"].time():
-                    told = await self._checked(paths)
+                    told = await self._checked(model)
+                model = model if items is None else self._kept(model)
                 with self._metrics.swap_stages["load"].time():
-                    await self._all({"prepare": paths})
+                    await self._all({"prepare": model})
             except UserError:
                 self._metrics.swaps.labels("refused").inc()
-                await self._all({"prepare": self.paths})  # so that no worker keeps what another has refused
+                await self._all({"prepare": self.model})  # so that no worker keeps what another has refused
                 raise
-            self.paths, self.told = paths, told  # from here on it holds for workers that start
+            self.model, self.told = model, told  # from here on it holds for workers that start
             with self._metrics.swap_stages["flip"].time():
-                await self._all({"flip": paths})
+                await self._all({"flip": model})
             self._metrics.swaps.labels("done").inc()
             self._scrape.serves(**told, folder=Path(paths[-1]))
             return told
+
+    def _kept(self, model: Model) -> Model:
+        """Returns a model with a copy of its items, so that workers that start later find the same."""
+        if model.items is None:
+            return model
+        self._copies += 1
+        copy = self._settings.lookups.folder / f"{self._copies}.parquet"
+        shutil.copyfile(model.items, copy)
+        if self.model.items is not None:
+            Path(self.model.items).unlink()
+        return model._replace(items=str(copy))
 
     async def end(self) -> None:
         """Have the workers answer what they have accepted, and end."""
@@ -182,34 +205,34 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*self._keepers), FINISH_S + 5)
 
-    async def _checked(self, paths: Paths) -> dict[str, Any]:
+    async def _checked(self, model: Model) -> dict[str, Any]:
         """Have a process of low priority load and check a model, so that workers only need to map it."""
-        child = Child(worker.check, paths)
+        child = Child(worker.check, model, self._settings.lookups)
         try:
             return await child.open()
         except EOFError:
-            raise UserError(f"{paths[-1]}: the process that loads it has died; is there memory for it?") from None
+            raise UserError(f"{model.paths[-1]}: the process that loads it has died; is there memory for it?") from None
         finally:
             child.close()
             child.process.kill()  # when nobody waits for it any more
             await asyncio.to_thread(child.process.join)
 
     async def _all(self, order: dict[str, Any]) -> None:
-        """Give all workers an order, but for those that have died: they start again with `self.paths`."""
+        """Give all workers an order, but for those that have died: they start again with `self.model`."""
         answers = [child.ask(order) for child in self._workers]
         for answer in await asyncio.gather(*answers, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, EOFError):
                 raise answer
 
     async def _started(self) -> Child:
-        child = Child(worker.work, self._listening, Orders(self.paths, self._limits, self._settings))
+        child = Child(worker.work, self._listening, Orders(self.model, self._limits, self._settings))
         self._starting.add(child)
         try:
             await child.open()
-            paths: Paths = ()
-            while paths != self.paths:  # they may have changed meanwhile
-                paths = self.paths
-                await child.ask({"flip": paths})
+            model = None
+            while model != self.model:  # it may have changed meanwhile
+                model = self.model
+                await child.ask({"flip": model})
             self._workers.add(child)  # so a swap from here on asks it too, after the order to listen
             await child.ask({"listen": True})
             return child

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,12 +16,20 @@ import torch
 
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.scorer import CHECK, Scorer, load
+from sparrow.serving.service.lookups.items import Encoded, Items
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
 _WEIGHT = 0.1  # of the last batch in the correction
 _STEP = 1 << 22  # bytes of tables that are touched at a time
 
 Paths = tuple[str, ...]  # of a full folder, and of the deltas above it in their order
+
+
+class Model(NamedTuple):
+    """What a version is made of: folders, and the file of a catalogue of items."""
+
+    paths: Paths
+    items: str | None = None
 
 
 class Cost:
@@ -53,16 +61,24 @@ class Cost:
 
 
 class Version:
-    """A scorer, what it costs, and its name: the SHA-256 of its folder's manifest."""
+    """A scorer, what it costs, its name, and items as it reads them.
 
-    def __init__(self, scorer: Scorer) -> None:
+    Args:
+        scorer: it. It has its name from the SHA-256 of its folder's manifest, and of the items' file.
+        items: a catalogue, if there is one.
+    """
+
+    def __init__(self, scorer: Scorer, items: Items | None = None) -> None:
+        self.items = None if items is None else Encoded(items, scorer)
         self.scorer, self.name, self.cost = scorer, scorer.folder.digest, _warmed(scorer)
+        self.name += "" if items is None else f"-{items.digest[:12]}"
         self.sources, self.held = frozenset(scorer.encoder.sources), 0
 
     @property
-    def paths(self) -> Paths:
-        """Its folders."""
-        return tuple(str(folder.path) for folder in self.scorer.stack.folders)
+    def model(self) -> Model:
+        """What it is made of."""
+        paths = tuple(str(folder.path) for folder in self.scorer.stack.folders)
+        return Model(paths, None if self.items is None else str(self.items.items.path))
 
     @property
     def told(self) -> dict[str, Any]:
@@ -75,10 +91,11 @@ class Versions:
 
     Args:
         scorer: of the first one.
+        items: see `Version`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.current = Version(scorer)
+    def __init__(self, scorer: Scorer, items: Items | None = None) -> None:
+        self.current = Version(scorer, items)
         self._next: Version | None = None
         self._free = threading.Condition()
 
@@ -95,36 +112,40 @@ class Versions:
             if not version.held:
                 self._free.notify_all()
 
-    def prepare(self, paths: Paths) -> None:
+    def prepare(self, model: Model) -> None:
         """Load a model and make it ready to answer. The files must have been checked just before.
 
         Args:
-            paths: of its folders.
+            model: it.
 
         Raises:
             UserError: when it is refused; see `load`.
         """
-        self._next, scorer = None, self.current.scorer
-        if paths == self.current.paths:
+        self._next, old = None, self.current
+        if model == old.model:
             return
-        if len(paths) > 1 and paths[:-1] == self.current.paths:
-            made = scorer.updated(paths[-1], checksums=False)
-        else:
-            made = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
-        touch(made)
-        self._next = Version(made)
+        paths, scorer, encoded = model.paths, old.scorer, old.items
+        if paths[:-1] == old.model.paths:
+            scorer = scorer.updated(paths[-1], checksums=False)
+        elif paths != old.model.paths:
+            scorer = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
+        touch(scorer)
+        items = None if encoded is None else encoded.items
+        if items is not None and model.items is not None and model.items != old.model.items:
+            items = items.replaced(model.items)
+        self._next = Version(scorer, items)
 
-    def flip(self, paths: Paths) -> Version:
+    def flip(self, model: Model) -> Version:
         """Answer with a model from now on. Returns it when no other answers any more.
 
         Args:
-            paths: as for `prepare`, which is done if it was not.
+            model: as for `prepare`, which is done if it was not.
         """
         old = self.current
-        if old.paths == paths:
+        if old.model == model:
             return old
-        if self._next is None or self._next.paths != paths:
-            self.prepare(paths)
+        if self._next is None or self._next.model != model:
+            self.prepare(model)
         assert self._next is not None
         with self._free:
             self.current, self._next = self._next, None
@@ -156,7 +177,7 @@ def is_delta(folder: str | Path) -> bool:
 
 def stacked(current: Paths, folders: Sequence[str]) -> Paths:
     """Returns the paths of a model: folders that begin with a full one stand alone, deltas follow what is there."""
-    if not is_delta(folders[0]):
+    if folders and not is_delta(folders[0]):
         return tuple(folders)
     return (*current, *(folder for folder in folders if folder not in current))
 

@@ -24,8 +24,10 @@ from sparrow.serving.scorer import load
 from sparrow.serving.service import logs
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.lookups import Lookups
+from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.settings import Settings
-from sparrow.serving.service.versions import Paths, Versions, touch
+from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
@@ -34,22 +36,25 @@ _log = logging.getLogger(__name__)
 
 
 class Orders(NamedTuple):
-    """What a worker begins with. paths: of the model, whose files were checked."""
+    """What a worker begins with. model: its files were checked."""
 
-    paths: Paths
+    model: Model
     limits: Limits
     settings: Settings
 
 
-def check(channel: socket.socket, paths: Paths) -> None:
-    """In a process: load a model whole, which checks it, say so in a line, and end."""
+def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
+    """In a process: load a model whole, which checks it, say so in a line, and end.
+
+    Its items are encoded, which workers then need not do.
+    """
     hear_no_signals()
     if sys.platform == "linux":
         os.nice(_NICE)
     try:
-        scorer = load(paths[0], paths[1:])
+        scorer = load(model.paths[0], model.paths[1:])
         touch(scorer, _CHECK_BYTES_S)
-        told: dict[str, Any] = {"version": scorer.folder.digest, "model": scorer.name, "step": scorer.step}
+        told = Version(scorer, _items(model, lookups)).told
     except UserError as error:
         told = {"refused": str(error)}
     with contextlib.suppress(OSError):  # the supervisor has gone
@@ -66,9 +71,10 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
     gc.freeze()  # modules stay: the collector need not look at them while requests wait
     logs.start(orders.settings.logs)
     try:
-        scorer = load(orders.paths[0], orders.paths[1:], checksums=False)
+        scorer = load(orders.model.paths[0], orders.model.paths[1:], checksums=False)
         touch(scorer)
-        service = Service(Versions(scorer), orders.limits, orders.settings)
+        versions = Versions(scorer, _items(orders.model, orders.settings.lookups))
+        service = Service(versions, orders.limits, orders.settings)
     except UserError as error:
         channel.sendall(_line({"refused": str(error)}))
         return
@@ -114,6 +120,10 @@ class Server(uvicorn.Server):
         yield
 
 
+def _items(model: Model, lookups: Lookups) -> Items | None:
+    return None if model.items is None else Items(model.items, str(lookups.key), lookups.folder)
+
+
 def hear_no_signals() -> None:
     """Leave signals that end a service to its supervisor, also when all of its processes get them."""
     for ending in (signal.SIGTERM, signal.SIGINT):
@@ -125,9 +135,9 @@ async def _changed(service: Service, order: dict[str, Any]) -> dict[str, Any]:
 
     try:
         if "prepare" in order:
-            await asyncio.to_thread(service.versions.prepare, tuple(order["prepare"]))
+            await asyncio.to_thread(service.versions.prepare, _model(order["prepare"]))
             return {}
-        version = await asyncio.to_thread(service.versions.flip, tuple(order["flip"]))
+        version = await asyncio.to_thread(service.versions.flip, _model(order["flip"]))
         service.count()  # so that what the old version has scored can be told apart
         return version.told
     except UserError as error:
@@ -135,6 +145,11 @@ async def _changed(service: Service, order: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         _log.exception("a model could not be loaded")
         return {"refused": f"the service failed, and its log says why ({type(error).__name__})"}
+
+
+def _model(told: list[Any]) -> Model:
+    paths, items = told
+    return Model(tuple(paths), items)
 
 
 def _line(told: dict[str, Any]) -> bytes:

@@ -131,7 +131,7 @@ def test_scores_that_are_a_little_off_in_all_rows_are_refused(
     pq.write_table(
         kept.set_column(kept.column_names.index(":score:label"), ":score:label", pa.array(scores)), place / CHECK
     )
-    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest: "")
+    monkeypatch.setattr("sparrow.serving.folder._unlike", lambda path, size, digest, checksums: "")
     if shift == "one row":
         load(place)
         return

@@ -18,6 +18,7 @@ pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Versions
 
@@ -51,8 +52,8 @@ def serve(scorer: Scorer) -> Iterator[Callable[..., Service]]:
     """Make services, which end with the test."""
     made: list[Service] = []
 
-    def serve(limits: Limits = PATIENT, of: Scorer = scorer, **settings: Any) -> Service:
-        made.append(Service(Versions(of), limits, Settings(**settings)))
+    def serve(limits: Limits = PATIENT, of: Scorer = scorer, items: Items | None = None, **settings: Any) -> Service:
+        made.append(Service(Versions(of, items), limits, Settings(**settings)))
         return made[-1]
 
     yield serve

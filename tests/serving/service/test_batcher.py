@@ -39,11 +39,11 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.E
     """Keep the scorer of a service busy until the event is set. Also gives the sizes of its batches from now on."""
     go, sizes, scorer, was = threading.Event(), [], service.version.scorer, type(service.version.scorer).crossed
 
-    def crossed(self: Scorer, asked: Any) -> Any:
+    def crossed(self: Scorer, asked: Any, *more: Any) -> Any:
         if self is scorer:
             sizes.append(len(asked))
             assert go.wait(60)
-        return was(self, asked)
+        return was(self, asked, *more)
 
     monkeypatch.setattr(type(scorer), "crossed", crossed)
     return go, sizes
@@ -165,7 +165,7 @@ def test_what_does_not_fit_the_queue_is_refused(
 def test_a_fault_of_the_service_is_no_traceback(
     service: Service, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def crossed(self: Scorer, asked: Any) -> Any:
+    def crossed(self: Scorer, asked: Any, *more: Any) -> Any:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(type(service.version.scorer), "crossed", crossed)

@@ -18,6 +18,7 @@ from sparrow.serving.service.app import Service
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.scrape import LEAST, Scrape, of_workers, psi
 from sparrow.serving.service.served import ServedLog
+from sparrow.serving.service.versions import Model
 from tests.serving.service.asking import ask
 from tests.serving.service.test_batcher import request
 
@@ -43,7 +44,7 @@ def scraped(service: Service) -> Samples:
 def swap(service: Service, folder: Path) -> None:
     """As the supervisor does it."""
     scraped(service)
-    service.versions.flip((str(folder),))
+    service.versions.flip(Model((str(folder),)))
     service.count()
     service.scrape.serves(**service.version.told, folder=folder)
     service.metrics.swaps.labels("done").inc()
@@ -259,6 +260,8 @@ def test_the_dashboard_asks_for_what_is_there(
     ask(service, "/rank", request(rows, list(range(50))))
     swap(service, models / "two")
     service.served.close()
+    service.metrics.lookups.labels("items", "found").inc()  # as a service with stores does
+    service.metrics.lookup_s.labels("users").observe(1e-3)
     there: dict[str, set[str]] = {}
     for name, labels in scraped(service):
         there.setdefault(name, set()).update(dict(labels))

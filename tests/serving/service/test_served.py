@@ -21,6 +21,7 @@ from sparrow.serving import Scorer
 from sparrow.serving.service import served
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.served import REQUEST, TIME, VERSION, ServedLog
+from sparrow.serving.service.versions import Model
 from sparrow.trained.scorer import restore
 from tests.serving.service.asking import ask, together
 from tests.serving.service.protocols.test_v2 import INFER, LENGTH, scores_of, tensors, with_bytes
@@ -122,7 +123,7 @@ def test_rows_name_the_version_that_scored_them(logged: Service, models: Path, r
     assert logged.served is not None
     one, known = request(rows, [0, 1]), {}
     for name in ("one", "two", "one"):
-        logged.versions.flip((str(models / name),))
+        logged.versions.flip(Model((str(models / name),)))
         got = ask(logged, "/rank", one).json
         known[got["version"]] = got["scores"]["label"]
     logged.served.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparrow.serving import load
-from sparrow.serving.service.versions import Cost, Versions, stacked
+from sparrow.serving.service.versions import Cost, Model, Versions, stacked
 
 
 def test_a_cost_follows_what_batches_take() -> None:
@@ -22,16 +22,16 @@ def test_a_cost_follows_what_batches_take() -> None:
     assert cost(100) < 7e-3
 
 
-def paths(*folders: Path) -> tuple[str, ...]:
-    return tuple(map(str, folders))
+def model(*folders: Path) -> Model:
+    return Model(tuple(map(str, folders)))
 
 
 def test_a_flip_waits_for_the_last_answer_of_the_old_version(models: Path) -> None:
     versions = Versions(load(models / "one"))
     old, done = versions.hold(2), []
-    versions.prepare(paths(models / "two"))
+    versions.prepare(model(models / "two"))
     assert versions.current is old
-    thread = threading.Thread(target=lambda: done.append(versions.flip(paths(models / "two"))))
+    thread = threading.Thread(target=lambda: done.append(versions.flip(model(models / "two"))))
     thread.start()
     end = time.monotonic() + 60
     while versions.current is old and time.monotonic() < end:
@@ -47,11 +47,11 @@ def test_a_flip_waits_for_the_last_answer_of_the_old_version(models: Path) -> No
 def test_a_flip_prepares_what_was_not_and_changes_nothing_for_the_same(models: Path) -> None:
     versions = Versions(load(models / "one"))
     first = versions.current
-    assert versions.flip(first.paths) is first
-    versions.prepare(paths(models / "two"))
-    versions.prepare(first.paths)  # so that none is kept
-    second = versions.flip(paths(models / "one", models / "delta"))
-    assert second.paths == paths(models / "one", models / "delta")
+    assert versions.flip(first.model) is first
+    versions.prepare(model(models / "two"))
+    versions.prepare(first.model)  # so that none is kept
+    second = versions.flip(model(models / "one", models / "delta"))
+    assert second.model == model(models / "one", models / "delta")
     want = load(models / "one", [models / "delta"])
     row = want.kept()[1][0]
     assert (second.scorer.score([row]) == want.score([row])).all()
@@ -62,7 +62,7 @@ def test_an_old_version_goes_with_its_last_reader(models: Path) -> None:
     versions = Versions(load(models / "one"))
     old = weakref.ref(versions.current.scorer)
     held = versions.hold(0)
-    versions.flip(paths(models / "two"))
+    versions.flip(model(models / "two"))
     gc.collect()
     assert old() is held.scorer
     del held

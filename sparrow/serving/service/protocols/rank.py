@@ -6,12 +6,10 @@ import msgspec
 import numpy as np
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service.asked import Asked, checked
+from sparrow.serving.service.asked import Asked, Sources, Value, checked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits
 
-_One = None | bool | int | float | str
-_Value = _One | list[_One]
 _LIKE = '{"user": {column: value}, "candidates": {column: [values]}}'
 _encode = msgspec.json.Encoder().encode
 
@@ -23,8 +21,8 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     returned, the best first. deadline_ms: see `Asked`.
     """
 
-    candidates: dict[str, list[_Value]] | list[dict[str, _Value]]
-    user: dict[str, _Value] = {}
+    candidates: dict[str, list[Value]] | list[dict[str, Value]]
+    user: dict[str, Value] = {}
     top: int | None = None
     deadline_ms: float | None = None
 
@@ -32,7 +30,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(Body).decode
 
 
-def parsed(body: bytes, sources: frozenset[str], limits: Limits) -> tuple[Asked, int | None]:
+def parsed(body: bytes, sources: Sources, limits: Limits) -> tuple[Asked, int | None]:
     """Returns a request, and how many candidates it wants.
 
     Args:
@@ -53,7 +51,7 @@ def parsed(body: bytes, sources: frozenset[str], limits: Limits) -> tuple[Asked,
     return checked(made.user, columns, sources, limits, made.deadline_ms), made.top
 
 
-def _turned(rows: list[dict[str, _Value]]) -> dict[str, list[_Value]]:
+def _turned(rows: list[dict[str, Value]]) -> dict[str, list[Value]]:
     """Returns rows as columns."""
     names = rows[0].keys() if rows else ()
     for number, row in enumerate(rows):
@@ -80,5 +78,6 @@ def written(asked: Asked, top: int | None, answer: Answer) -> bytes:
             "missing": answer.gaps.missing,
             "unknown": answer.gaps.unknown,
             "ignored": asked.ignored,
+            **({} if answer.users is None else {"users": answer.users}),
         }
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.serving.scorer import Scorer
-from sparrow.serving.service.asked import Asked, checked
+from sparrow.serving.service.asked import Asked, Sources, checked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
@@ -76,9 +76,7 @@ def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
     return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}
 
 
-def parsed(
-    body: bytes, header: bytes | None, scorer: Scorer, sources: frozenset[str], limits: Limits
-) -> tuple[Asked, Wanted]:
+def parsed(body: bytes, header: bytes | None, scorer: Scorer, sources: Sources, limits: Limits) -> tuple[Asked, Wanted]:
     """Returns a request, and how its answer is to be written.
 
     Args:
@@ -252,6 +250,7 @@ def written(name: str, wanted: Wanted, answer: Answer) -> tuple[bytes, int | Non
         told["id"] = wanted.id
     odd = {"missing": answer.gaps.missing, "unknown": answer.gaps.unknown}
     told["parameters"] = {kind: sum(counts.values()) for kind, counts in odd.items()}
+    told["parameters"] |= {} if answer.users is None else {"users": answer.users}
     body = _encode(told)
     return (body, None) if not binary else (b"".join((body, *binary)), len(body))
 
