@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,15 +16,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
+from sparrow.serving.service import token
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
-from sparrow.serving.service.protocols import rank, v2
+from sparrow.serving.service.protocols import openapi, rank, v2
 from sparrow.serving.service.versions import Version, Versions, in_background
 
 _JSON, _BINARY, _TEXT = b"application/json", b"application/octet-stream", b"text/plain; version=0.0.4; charset=utf-8"
-RETRY_S = b"1"  # what a client is told to wait when the service is full
+_HEALTH = ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")  # for all, without a token
 
 
 class Reply(NamedTuple):
@@ -47,6 +49,7 @@ class Call:
 
     def __init__(self, body: bytes, headers: Mapping[bytes, bytes], path: Mapping[str, str], begun: float) -> None:
         self.body, self.headers, self.path, self.begun = body, headers, path, begun
+        self.left_ms = math.inf  # until the caller's own deadline
         self.after: list[Callable[[], None]] = []  # done when the answer is written
 
 
@@ -59,6 +62,8 @@ class Service:
         name: of the model, in the Open Inference Protocol.
         threads: see `Batcher`.
     """
+
+    token: bytes | None = None  # what callers have to send, if anything
 
     def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
         self.versions, self.limits, self.name = versions, limits, name
@@ -77,22 +82,27 @@ class Service:
     async def rank(self, call: Call) -> Reply:
         """Score a user's candidates."""
         asked, top = rank.parsed(call.body, self.version.sources, self.limits)
-        return Reply(rank.written(asked, top, await self._scored(call, asked)))
+        return Reply(rank.written(asked, top, await self.scored(call, asked)))
 
     async def infer(self, call: Call) -> Reply:
         """Score the rows of tensors."""
-        self._check(call)
-        at, header = self.version, call.headers.get(v2.HEADER)
-        asked, wanted = v2.parsed(call.body, header, at.scorer, at.sources, self.limits)
-        answer = await self._scored(call, asked)
-        v2.check_version(call.path.get("version"), answer.version.name)
-        body, length = v2.written(self.name, wanted, answer)
+        name = self.named(call, self.version)
+        asked, wanted = v2.parsed(call.body, call.headers.get(v2.HEADER), self.version.sources, self.limits)
+        answer = await self.scored(call, asked)
+        self.named(call, answer.version)
+        body, length = v2.written(name, wanted, answer)
         if length is None:
             return Reply(body)
         return Reply(body, 200, _BINARY, ((v2.HEADER, b"%d" % length),))
 
-    async def _scored(self, call: Call, asked: Asked) -> Answer:
-        """Returns the answer of a request. Its version counts as in use until it is written."""
+    async def scored(self, call: Call, asked: Asked) -> Answer:
+        """Returns the answer of a request. Its version counts as in use until it is written.
+
+        Raises:
+            UserError: when it cannot be scored.
+            RefusedError: when it will not be.
+        """
+        self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
         waiting = self.batcher.put(asked, call.begun)
         call.after.append(lambda: self.batcher.done(waiting))
@@ -104,18 +114,34 @@ class Service:
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
-        self._check(call)
-        return _json(v2.metadata(self.version.scorer, self.name, self.version.name))
+        at = self.version
+        return _json(v2.metadata(at.scorer, self.named(call, at), at.name))
+
+    async def model_config(self, call: Call) -> Reply:
+        """Describe them as a configuration of Triton."""
+        at = self.version
+        return _json(v2.config(at.scorer, self.named(call, at)))
 
     async def model_ready(self, call: Call) -> Reply:
         """Say whether the model answers, which it does from the first moment on."""
-        self._check(call)
-        return _json({"name": self.name, "ready": True})
+        return _json({"name": self.named(call, self.version), "ready": True})
 
-    def _check(self, call: Call) -> None:
-        if call.path["name"] != self.name:
-            raise RefusedError(404, f"model {call.path['name']!r}: is not served here; {self.name!r} is")
-        v2.check_version(call.path.get("version"), self.version.name)
+    async def model_stats(self, call: Call) -> Reply:
+        """Refuse: one process knows only its own."""
+        raise RefusedError(404, "stats: one worker of several answers, and knows only its own; read /metrics instead")
+
+    def named(self, call: Call, version: Version) -> str:
+        """Returns the model's name in a path: that of the service, or of the folder that answers.
+
+        Raises:
+            RefusedError: for another one, and for another version.
+        """
+        name, folder = call.path["name"], version.scorer.folder.path.name
+        if name not in (self.name, folder):
+            known = " or ".join(repr(one) for one in dict.fromkeys((self.name, folder)))
+            raise RefusedError(404, f"model {name!r}: does not answer here; {known} does")
+        v2.check_version(call.path.get("version"), version.name)
+        return name
 
     async def server(self, call: Call) -> Reply:
         """Describe the server."""
@@ -128,6 +154,10 @@ class Service:
     async def ready(self, call: Call) -> Reply:
         """Say that the model answers, and which."""
         return _json({"ready": True, "version": self.version.name})
+
+    async def described(self, call: Call) -> Reply:
+        """Give the routes and the columns of the model, as OpenAPI."""
+        return _json(openapi.described(self.version.scorer, self.name, self.limits))
 
     async def counted(self, call: Call) -> Reply:
         """Give what Prometheus reads."""
@@ -180,12 +210,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        service, begun, held = self._service, time.perf_counter(), _Held(self._service)
+        service, begun, held = self._service, time.perf_counter(), Held(self._service)
         call = Call(b"", dict(scope["headers"]), scope["path_params"], begun)
         try:
             reply = await self._replied(scope, receive, call, held)
             answered = time.perf_counter()
-            async with asyncio.timeout(service.limits.read_s):
+            async with asyncio.timeout(service.limits.write_s):
                 await _sent(send, reply)
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
             service.metrics.requests.labels(self._route, str(reply.status)).inc()
@@ -196,14 +226,10 @@ class Endpoint:
             for work in call.after:
                 work()
 
-    async def _replied(self, scope: Scope, receive: Receive, call: Call, held: _Held) -> Reply:
+    async def _replied(self, scope: Scope, receive: Receive, call: Call, held: Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
         try:
-            server = scope.get("server")
-            if self._is_control and (server is None or server[1] is not None):
-                raise RefusedError(404, f"{self._route}: only the control socket has it; start with --control PATH")
-            if call.headers.get(b"content-encoding", b"identity") != b"identity":
-                raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
+            self._check(scope, call.headers)
             try:
                 async with asyncio.timeout(self._service.limits.read_s):
                     call.body = await held.read(call.headers, receive)
@@ -213,13 +239,24 @@ class Endpoint:
                 ) from None
             return await self._answer(call)
         except RefusedError as error:
-            headers = ((b"retry-after", RETRY_S),) if error.status in (429, 503) else ()
-            return _json({"error": str(error)}, error.status, headers)
+            return refused(error)
         except UserError as error:
-            return _json({"error": " ".join(str(error).split())}, 400)
+            return refused(RefusedError(400, str(error)))
+
+    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request for its headers, before its body is read."""
+        server, limits = scope.get("server"), self._service.limits
+        if self._is_control and (server is None or server[1] is not None):
+            raise RefusedError(404, f"{self._route}: only the control socket has it; start with --control PATH")
+        if self._route not in _HEALTH and not self._is_control:
+            token.check(headers.get(b"authorization", b""), self._service.token)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > 1e3 * limits.header_kb:
+            raise RefusedError(431, f"headers: more than {limits.header_kb:g} kB; leave out what is not needed")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
 
 
-class _Held:
+class Held:
     """The bytes of a body that is being read or scored, which count against `Limits.held_mb`."""
 
     def __init__(self, service: Service) -> None:
@@ -227,7 +264,7 @@ class _Held:
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Returns a body within the limits."""
-        self._take(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
+        self.take(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
         told, parts, size = self._bytes, [], 0
         while True:
             message = await receive()
@@ -236,11 +273,16 @@ class _Held:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > told:
-                self._take(size - self._bytes)
+                self.take(size - self._bytes)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _take(self, size: int) -> None:
+    def take(self, size: int) -> None:
+        """Count some bytes.
+
+        Raises:
+            RefusedError: when they are too many.
+        """
         limits = self._service.limits
         if self._bytes + size > limits.body_mb * 1e6:
             raise RefusedError(
@@ -254,6 +296,17 @@ class _Held:
     def give_back(self) -> None:
         """Say that the body is gone."""
         self._service.held -= self._bytes
+        self._bytes = 0
+
+
+def refused(error: RefusedError) -> Reply:
+    """Returns the answer that says why there are no scores."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_s is not None:
+        headers = ((b"retry-after", b"%d" % error.retry_s),)
+    elif error.status == 401:
+        headers = ((b"www-authenticate", b"Bearer"),)
+    return _json({"error": str(error)}, error.status, headers)
 
 
 async def _sent(send: Send, reply: Reply) -> None:
@@ -276,9 +329,12 @@ def app(service: Service) -> Starlette:
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
         *((("GET", path + "/ready", service.model_ready)) for path in (model, of_version)),
+        *((("GET", path + "/config", service.model_config)) for path in (model, of_version)),
+        *((("GET", path + "/stats", service.model_stats)) for path in (model, of_version)),
         ("GET", "/v2", service.server),
         *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
+        ("GET", "/openapi.json", service.described),
         ("GET", "/metrics", service.counted),
         ("POST", "/control/swap", service.swap),
     ]

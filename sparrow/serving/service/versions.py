@@ -55,6 +55,7 @@ class Version:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer, self.name, self.cost = scorer, scorer.folder.digest, _warmed(scorer)
         self.sources, self.held = frozenset(scorer.encoder.sources), 0
+        self.lists = [name for name, kind in scorer.encoder.kinds.items() if kind == "list"]
 
 
 class Versions:

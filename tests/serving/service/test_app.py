@@ -29,7 +29,7 @@ def test_what_is_not_there(service: Service) -> None:
         assert got.status in (404, 405), path
     assert "only the control socket has it" in ask(service, "/control/swap", {"folder": "x"}).json["error"]
     got = ask(service, "/v2/models/other/infer", {"inputs": []})
-    assert got.status == 404 and got.json["error"] == "model 'other': is not served here; 'model' is"
+    assert got.status == 404 and got.json["error"] == "model 'other': does not answer here; 'model' or 'one' does"
     assert ask(service, "/v2/models/model/versions/1").status == 404
 
 
