@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,7 +78,77 @@ def test_nothing_is_unpacked(coding: str, service: Service) -> None:
     assert got.status == 415 and "bodies are not unpacked here" in got.json["error"]
 
 
-MEASURE = """
-import asyncio, json, sys
-from sparrow.core.memory import peak_reset, peak_bytes
+SERVER = """
+import sys, uvicorn
+from sparrow.serving import load
+from sparrow.serving.service.app import Service, app
+from sparrow.serving.service.connections import bounded
+from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.versions import Versions
+limits = Limits(deadline_ms=60_000, body_mb=4, held_mb=16, read_s=60)
+service = Service(Versions(load(sys.argv[1])), limits, "model")
+uvicorn.run(app(service), port=int(sys.argv[2]), log_config=None, http=bounded(limits))
 """
+
+
+def _of(process: subprocess.Popen[bytes], name: str) -> int:
+    """A line of a process's status in megabytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition(name + ":")[2].split()[0]) // 1000
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_bounded(models: Path, rows: list[dict[str, Any]]) -> None:
+    """Bodies of the most costly kinds, as many and as large as may be. The most memory is what is said at the start."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(models / "one"), str(port)])
+
+    def post(body: bytes, path: str = "/rank") -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=120)
+        try:
+            connection.request("POST", path, body)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def filled(head: str, unit: str, tail: str) -> bytes:
+        return (head + (unit * ((3_990_000 - len(head)) // len(unit)))[:-1] + tail).encode()
+
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                post(json.dumps(request(rows, list(range(100)) * 50)).encode())
+                break
+            except OSError:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        long = request(rows, [0] * 5_000)
+        for row in long["candidates"]:
+            row |= {name: "x" * 60 for name in row if name.startswith("cat")}
+        tensor = '{"inputs":[{"name":"item","datatype":"BYTES","shape":[1],"data":['
+        names = ",".join(f'"{i:x}":[]' for i in range(300_000))
+        bodies = {
+            "rows of lists": (filled('{"candidates":[', '{"":[]},', "]}"), 413),
+            "lists": (filled('{"candidates":{"item":[', "[0],", "]}}"), 413),
+            "columns": (f'{{"candidates":{{{names}}}}}'.encode(), 413),
+            "deep": (b"[" * 1_900_000 + b"]" * 1_900_000, 400),
+            "candidates": (json.dumps(long).encode(), 200),
+            "tensors": (filled(tensor, "[0],", "]}]}"), 400),
+        }
+        before, grown = _of(process, "VmRSS"), {}
+        for name, (body, status) in bodies.items():
+            assert len(body) <= 4_000_000
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+            path = INFER if name == "tensors" else "/rank"
+            with ThreadPoolExecutor(4) as pool:
+                assert set(pool.map(lambda _, body=body, path=path: post(body, path), range(4))) <= {status, 429}
+            grown[name] = _of(process, "VmHWM") - before
+        assert max(grown.values()) <= Limits(body_mb=4, held_mb=16).memory_mb, grown
+        assert max(grown.values()) >= 100, grown
+    finally:
+        process.kill()
+        process.communicate()
