@@ -14,7 +14,9 @@ def serve(
     deltas: tuple[Path, ...] = (),
     port: int = 8080,
     host: str = "127.0.0.1",
+    grpc_port: int | None = None,
     control: Path | None = None,
+    token_file: Path | None = None,
     name: str = "model",
     threads: int = 1,
     deadline_ms: float = 100.0,
@@ -22,6 +24,9 @@ def serve(
     held_mb: float = 32.0,
     candidates: int = 5_000,
     queue: int = 256,
+    columns: int = 1_000,
+    list_values: int = 10_000,
+    all_values: int = 200_000,
     connections: int = 1_000,
     extra: Literal["refuse", "ignore"] = "refuse",
 ) -> None:
@@ -31,9 +36,10 @@ def serve(
         model: The folder of `sparrow export`.
         deltas: Folders of `sparrow export --base`, in their order.
         port: 0 takes any that is free, and the first line says which.
-        host: The address to listen at. By default only this machine can reach it. There is no password: put what checks
-            callers before it.
+        host: The address to listen at. By default only this machine can reach it.
+        grpc_port: Where the Open Inference Protocol is spoken over gRPC too. It needs the extra [grpc].
         control: Path of a unix socket for `sparrow swap`, which only this user may open.
+        token_file: Holds the token that callers have to send as `Authorization: Bearer TOKEN`, for all but health.
         name: Of the model, in the Open Inference Protocol.
         threads: How many batches are scored at a time.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
@@ -41,6 +47,9 @@ def serve(
         held_mb: The most that all requests at a time may have; else 429.
         candidates: The most that a request may have; else 413.
         queue: The most requests that may wait; else 429.
+        columns: The most that a request may have; else 413.
+        list_values: The most that a list may have; else 413.
+        all_values: The most that all lists of a request may have; else 413.
         connections: The most that may be open; else 503.
         extra: "refuse" answers 400 to a column that the model does not read, "ignore" names it in the answer.
     """
@@ -55,10 +64,13 @@ def serve(
         held_mb=held_mb,
         candidates=candidates,
         queue=queue,
+        columns=columns,
+        list_values=list_values,
+        all_values=all_values,
         connections=connections,
         extra=extra,
     )
-    place = Place(host=host, port=port, control=control)
+    place = Place(host=host, port=port, control=control, grpc_port=grpc_port, token_file=token_file)
     run(
         model,
         deltas,

@@ -263,17 +263,15 @@ class Held:
         self._service, self._bytes = service, 0
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Returns a body within the limits."""
-        self.take(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
-        told, parts, size = self._bytes, [], 0
+        """Returns a body within the limits. What has not arrived does not count: to be slow blocks nobody."""
+        self._fits(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
+        parts = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(400, "body: ended early")
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > told:
-                self.take(size - self._bytes)
+            self.take(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
 
@@ -283,15 +281,16 @@ class Held:
         Raises:
             RefusedError: when they are too many.
         """
-        limits = self._service.limits
-        if self._bytes + size > limits.body_mb * 1e6:
-            raise RefusedError(
-                413, f"body: more than {limits.body_mb:g} MB; split the request, or serve with --body-mb"
-            )
-        if self._service.held + size > limits.held_mb * 1e6:
+        self._fits(self._bytes + size)
+        if self._service.held + size > self._service.limits.held_mb * 1e6:
             raise RefusedError(429, f"body: requests hold {self._service.held} bytes already; try again later")
         self._bytes += size
         self._service.held += size
+
+    def _fits(self, size: int) -> None:
+        most = self._service.limits.body_mb
+        if size > most * 1e6:
+            raise RefusedError(413, f"body: more than {most:g} MB; split the request, or serve with --body-mb")
 
     def give_back(self) -> None:
         """Say that the body is gone."""

@@ -38,7 +38,8 @@ class Limits:
         candidates: of one request, and of a batch of several.
         queue: requests that wait.
         columns: of one request.
-        values: of one list; and `lists`, of all lists of a request.
+        list_values: of one list.
+        all_values: of all lists of a request.
         connections: that are open.
         header_kb: of one request.
         read_s: how long the headers of a request may take to arrive, and then its body.
@@ -55,8 +56,8 @@ class Limits:
     candidates: int = 5_000
     queue: int = 256
     columns: int = 1_000
-    values: int = 10_000
-    lists: int = 200_000
+    list_values: int = 10_000
+    all_values: int = 200_000
     connections: int = 1_000
     header_kb: float = 16.0
     read_s: float = 5.0
@@ -67,7 +68,8 @@ class Limits:
         require(above=0, most=3.6e6, deadline_ms=self.deadline_ms)
         require(above=0, most=1e6, body_mb=self.body_mb, held_mb=self.held_mb, header_kb=self.header_kb)
         require(above=0, most=1e6, read_s=self.read_s, write_s=self.write_s)
-        require(least=1, most=1e7, columns=self.columns, values=self.values, lists=self.lists)
+        require(least=1, most=1e7, columns=self.columns)
+        require(least=1, most=1e9, list_values=self.list_values, all_values=self.all_values)
         require(least=1, most=1e7, candidates=self.candidates, queue=self.queue, connections=self.connections)
         if self.held_mb < self.body_mb:
             raise UserError(f"held_mb: {self.held_mb:g} is less than body_mb, {self.body_mb:g}; give as much or more")
@@ -92,7 +94,7 @@ class Limits:
             each = [user[name]] if name in user else candidates.get(name, ())
             lengths = [len(value) for value in each if isinstance(value, list)]
             total += sum(lengths)
-            if (longest := max(lengths, default=0)) > self.values:
-                raise RefusedError(413, f"column {name!r}: a list of {longest}, {self.values} are allowed; cut it")
-        if total > self.lists:
-            raise RefusedError(413, f"lists: {total} values in all, {self.lists} are allowed; split the request")
+            if (longest := max(lengths, default=0)) > self.list_values:
+                raise RefusedError(413, f"column {name!r}: a list of {longest}, {self.list_values} are allowed; cut it")
+        if total > self.all_values:
+            raise RefusedError(413, f"lists: {total} values in all, {self.all_values} are allowed; split the request")

@@ -36,6 +36,7 @@ _CODES = {
 }
 _CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64", "BYTES": "bytes"}
 _CONTENTS |= {f"INT{bits}": "int" for bits in (8, 16, 32)} | {f"UINT{bits}": "uint" for bits in (8, 16, 32)}
+_IDLE_MS = 300_000  # until a connection without calls is closed
 _Method = Callable[[Any, Call], Awaitable[Any]]
 
 
@@ -53,7 +54,11 @@ async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.S
     """
     limits = service.limits
     options = [("grpc.so_reuseport", 1), ("grpc.max_metadata_size", int(1e3 * limits.header_kb))]
-    options.append(("grpc.max_receive_message_length", int(1e6 * limits.body_mb)))
+    options += [("grpc.max_receive_message_length", int(1e6 * limits.body_mb))]
+    options += [
+        ("grpc.server_handshake_timeout_ms", int(1e3 * limits.read_s)),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(NAME, Methods(service).handlers())])
     try:

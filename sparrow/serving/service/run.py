@@ -16,7 +16,9 @@ import uvicorn
 
 from sparrow.core.errors import UserError, require
 from sparrow.serving.scorer import load
+from sparrow.serving.service import token
 from sparrow.serving.service.app import Service, app
+from sparrow.serving.service.connections import bounded
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.versions import Versions
 
@@ -31,14 +33,18 @@ class Place:
     Args:
         host, port: of TCP. Port 0 takes any that is free.
         control: path of a unix socket, which only this user may open.
+        grpc_port: of gRPC, if it is to be spoken.
+        token_file: holds what callers have to send.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     control: Path | None = None
+    grpc_port: int | None = None
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
-        require(least=0, most=65_535, port=self.port)
+        require(least=0, most=65_535, port=self.port, grpc_port=self.grpc_port)
 
 
 def serve(
@@ -69,12 +75,13 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _listening(place) as sockets:
         service = Service(Versions(load(model, deltas)), limits, name, threads)
+        service.token = token.read(place.token_file) if place.token_file else None
         config = uvicorn.Config(
             app(service),
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=limits.connections,
+            http=bounded(limits),
             timeout_graceful_shutdown=_FINISH_S,
         )
         host, port = sockets[0].getsockname()[:2]

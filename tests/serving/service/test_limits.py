@@ -22,17 +22,8 @@ from tests.serving.service.test_batcher import request
 
 
 def test_numbers_out_of_range() -> None:
-    for name in (
-        "deadline_ms",
-        "body_mb",
-        "header_kb",
-        "read_s",
-        "write_s",
-        "candidates",
-        "queue",
-        "columns",
-        "values",
-    ):
+    counts = ("candidates", "queue", "columns", "list_values", "all_values")
+    for name in ("deadline_ms", "body_mb", "header_kb", "read_s", "write_s", *counts):
         with pytest.raises(UserError, match=f"{name}: 0 is out of range"):
             Limits(**{name: 0})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="held_mb: 1 is less than body_mb, 4"):
@@ -45,7 +36,7 @@ def test_an_error_is_one_line_that_ends() -> None:
 
 
 def test_columns_and_lists_are_bounded(serve: Callable[..., Service], rows: list[dict[str, Any]]) -> None:
-    service = serve(Limits(deadline_ms=60_000, columns=20, values=5, lists=8))
+    service = serve(Limits(deadline_ms=60_000, columns=20, list_values=5, all_values=8))
     one = request(rows, [0, 1])
     one["user"] |= {"history": [1] * 5, "tags": ["a"] * 3}
     assert ask(service, "/rank", one).status == 200

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import random
+import socket
+import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +28,7 @@ from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.rpc import NAME, serve_grpc
 from tests.serving.service.asking import ask
+from tests.serving.service.protocols.test_protocols import cut
 from tests.serving.service.protocols.test_v2 import INFER, USER, as_json, tensors, type_of
 from tests.serving.service.test_batcher import CLOSE, held
 
@@ -92,6 +98,21 @@ def typed(arrays: dict[str, Any], **named: Any) -> messages.ModelInferRequest:
         getattr(one.contents, f"{kind}_contents").extend(
             [value.encode() if kind == "bytes" else value for value in array.tolist()]
         )
+    return told
+
+
+def in_bytes(arrays: dict[str, Any]) -> messages.ModelInferRequest:
+    """The same with bytes."""
+    told = messages.ModelInferRequest(model_name="model")
+    for name, array in arrays.items():
+        told.inputs.add(name=name, datatype=type_of(array), shape=list(array.shape))
+        texts = [text.encode() for text in array.tolist()] if array.dtype == object else []
+        data = (
+            b"".join(struct.pack("<I", len(text)) + text for text in texts)
+            if array.dtype == object
+            else array.tobytes()
+        )
+        told.raw_input_contents.append(data)
     return told
 
 
@@ -312,3 +333,77 @@ def test_a_swap_waits_for_answers(
     thread.join()
     assert set(seen[at + 1 :]) == {two.folder.digest} and seen[0] == scorer.folder.digest
     assert json.loads(ask(service, "/health/ready").body)["version"] == two.folder.digest
+
+
+@pytest.mark.parametrize("cases", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_fuzzed_messages(
+    cases: int,
+    run: Callable[..., Running],
+    serve: Callable[..., Service],
+    scorer: Scorer,
+    rows: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Messages with bytes and fields changed are refused or scored, beside good ones that keep their scores."""
+    draw, service = random.Random(cases), serve()
+    good = typed(tensors(scorer, some := [row | {n: row[n] or "" for n in TEXTS} for row in rows[:3]]))
+    want, refusals = scorer.score(some)[:, 0], {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+    as_bytes, seen = in_bytes(tensors(scorer, some)), Counter[Any]()
+    with caplog.at_level(logging.WARNING), grpc.insecure_channel(run(service).address) as channel:
+        infer = channel.unary_unary(f"/{NAME}/ModelInfer")
+        for _ in range(cases // 10):
+            bad = []
+            for _ in range(10):
+                message = messages.ModelInferRequest.FromString(
+                    (good if draw.random() < 0.5 else as_bytes).SerializeToString()
+                )
+                one = draw.choice(message.inputs)
+                mistake = draw.randrange(8)
+                if mistake == 0:
+                    one.shape[:] = draw.choice(
+                        [[], [-1], [2**62], [2**62, 2**62], [0], [3, 1], [1], [3, 0], [2**63 - 1]]
+                    )
+                elif mistake == 1:
+                    one.datatype = draw.choice(["INT64", "BYTES", "FP32", "BOOL", "UINT8", "FP16", "BF16", ""])
+                elif mistake == 2:
+                    one.name = draw.choice(["item", "", "user:null", ":lengths", "history", "tags:lengths", "x" * 5000])
+                elif mistake == 3 and message.raw_input_contents:
+                    number = draw.randrange(len(message.raw_input_contents))
+                    message.raw_input_contents[number] = cut(message.raw_input_contents[number], draw)
+                elif mistake == 4:
+                    one.contents.int64_contents.append(draw.choice([0, -(2**63), 2**63 - 1]))
+                elif mistake == 5:
+                    one.contents.ClearField("int64_contents")
+                data = message.SerializeToString()
+                bad.append(cut(data, draw) if mistake > 5 else data)
+            calls = [
+                infer.future(data, timeout=60) for data in (good.SerializeToString(), *bad, good.SerializeToString())
+            ]
+            for number, one in enumerate(calls):
+                if number in (0, 11):
+                    found = scores_of(messages.ModelInferResponse.FromString(one.result()))
+                    assert np.abs(found - want).max() <= CLOSE
+                    continue
+                seen[one.code()] += 1
+                assert one.code() is grpc.StatusCode.OK or one.code() in refusals, (one.code(), one.details())
+    assert seen[grpc.StatusCode.OK] > cases / 20 and seen[grpc.StatusCode.INVALID_ARGUMENT] > cases / 5
+    assert not caplog.records
+    until(lambda: service.held == 0 and service.version.held == 0)
+
+
+def test_who_says_nothing_is_cut_off(
+    run: Callable[..., Running], serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """A connection without a word of HTTP/2, and a call whose message never comes."""
+    address = run(serve(Limits(deadline_ms=60_000, read_s=0.5))).address
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20) as silent:
+        while silent.recv(1000):
+            pass
+    stop = threading.Event()
+    with grpc.insecure_channel(address) as channel:
+        never = channel.stream_unary(f"/{NAME}/ModelInfer").future(b"" for _ in iter(stop.wait, True))
+        assert (
+            never.code() is grpc.StatusCode.DEADLINE_EXCEEDED and "message: took longer than 0.5 s" in never.details()
+        )
+        stop.set()
+    assert len(scores_of(call(address, typed(tensors(scorer, rows[:5]))))) == 5

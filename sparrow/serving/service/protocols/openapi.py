@@ -45,7 +45,7 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
         "user": {"type": "object", "properties": columns, **of},
         "candidates": {
             "anyOf": [
-                {"type": "array", "items": rows, "maxItems": limits.candidates},
+                {"type": "array", "items": rows, "minItems": 1, "maxItems": limits.candidates},
                 {"type": "object", "properties": lists, **of},
             ]
         },
@@ -72,7 +72,7 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
 def _column(kind: str, limits: Limits) -> dict[str, Any]:
     """Returns the schema of a value. Numbers may be written as text, and ids as numbers, as in the log."""
     if kind == "list":
-        return {"type": ["null", "array"], "items": {"type": ["integer", "string"]}, "maxItems": limits.values}
+        return {"type": ["null", "array"], "items": {"type": ["integer", "string"]}, "maxItems": limits.list_values}
     return {"type": ["null", *{"number": ["number"], "integer": ["integer"]}.get(kind, ["integer", "string"])]}
 
 

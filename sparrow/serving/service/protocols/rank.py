@@ -49,9 +49,7 @@ def parsed(body: bytes, sources: frozenset[str], limits: Limits) -> tuple[Asked,
         raise UserError(f"body: {error}; send {_LIKE}") from None
     if made.top is not None and made.top < 1:
         raise UserError(f"top: {made.top}; give 1 or more, or leave it out")
-    columns = made.candidates if isinstance(made.candidates, dict) else _turned(made.candidates)
-    if not made.candidates:
-        columns = {name: [] for name in sources - made.user.keys()}
+    columns = _turned(made.candidates) if isinstance(made.candidates, list) else made.candidates
     return checked(made.user, columns, sources, limits, made.deadline_ms), made.top
 
 

@@ -44,7 +44,7 @@ def test_it_allows_what_is_answered(service: Service, scorer: Scorer, rows: list
         ("/rank", in_rows | {"user": {}, "candidates": some}, 200),
         ("/rank", full, 200),
         ("/rank", in_columns, 200),
-        ("/rank", {"candidates": []}, 200),
+        ("/rank", {"candidates": []}, 400),
         ("/rank", full | {"top": 0}, 400),
         ("/rank", {}, 400),
         (INFER, as_json(tensors(scorer, some)), 200),
