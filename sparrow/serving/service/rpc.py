@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
@@ -37,7 +37,8 @@ _CODES = {
 _CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64", "BYTES": "bytes"}
 _CONTENTS |= {f"INT{bits}": "int" for bits in (8, 16, 32)} | {f"UINT{bits}": "uint" for bits in (8, 16, 32)}
 _IDLE_MS = 300_000  # until a connection without calls is closed
-_Method = Callable[[Any, Call], Awaitable[Any]]
+_HEALTH = ("ServerLive", "ServerReady")  # for all, without a token
+_METHODS = (*_HEALTH, "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer")
 
 
 async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.Server, int]:
@@ -82,25 +83,16 @@ class Methods:
 
     def handlers(self) -> dict[str, Any]:
         """Returns name -> handler of each method."""
-        each: dict[str, tuple[_Method, Any]] = {
-            "ServerLive": (self._live, messages.ServerLiveRequest),
-            "ServerReady": (self._ready, messages.ServerReadyRequest),
-            "ServerMetadata": (self._server, messages.ServerMetadataRequest),
-            "ModelReady": (self._model_ready, messages.ModelReadyRequest),
-            "ModelMetadata": (self._model, messages.ModelMetadataRequest),
-            "ModelConfig": (self._config, messages.ModelConfigRequest),
-            "ModelInfer": (self._infer, messages.ModelInferRequest),
-        }
         return {
             name: grpc.stream_unary_rpc_method_handler(
-                self._handler(name, method, request), response_serializer=lambda reply: reply.SerializeToString()
+                self._handler(name), response_serializer=lambda reply: reply.SerializeToString()
             )
-            for name, (method, request) in each.items()
+            for name in _METHODS
         }
 
-    def _handler(self, name: str, method: _Method, request: Any) -> Any:
+    def _handler(self, name: str) -> Any:
         """Returns a method as gRPC calls it. It reads the message itself, so that few are read at a time."""
-        service, route = self._service, f"/{NAME}/{name}"
+        service, route, request = self._service, f"/{NAME}/{name}", getattr(messages, f"{name}Request")
 
         async def handle(stream: AsyncIterator[bytes], context: Any) -> Any:
             held, call, status = Held(service), Call(b"", {}, {}, time.perf_counter()), "cut"
@@ -113,14 +105,14 @@ class Methods:
 
             context.add_done_callback(done)
             try:
-                if name not in ("ServerLive", "ServerReady"):
+                if name not in _HEALTH:
                     given = dict(context.invocation_metadata()).get("authorization", "")
                     token.check(given.encode() if isinstance(given, str) else given, service.token)
                 call.body = await self._read(stream)
                 held.take(len(call.body))
                 left_s = context.time_remaining()
                 call.left_ms = math.inf if left_s is None else 1e3 * left_s
-                told, status = await method(request.FromString(call.body), call), "200"
+                told, status = await self._answered(request.FromString(call.body), call), "200"
                 return told
             except RefusedError as error:
                 refused = error
@@ -142,30 +134,25 @@ class Methods:
         except StopAsyncIteration:
             raise RefusedError(400, "message: none came; send one") from None
 
-    # -- methods -----------------------------------------------------------------------------------------------------
-
-    async def _live(self, message: Any, call: Call) -> Any:
-        return messages.ServerLiveResponse(live=True)
-
-    async def _ready(self, message: Any, call: Call) -> Any:
-        return messages.ServerReadyResponse(ready=True)
-
-    async def _server(self, message: Any, call: Call) -> Any:
-        return messages.ServerMetadataResponse(name="sparrow", version=version("sparrow-rec"))
-
-    async def _model_ready(self, message: Any, call: Call) -> Any:
-        self._named(message.name, message.version, call, self._service.version)
+    async def _answered(self, message: Any, call: Call) -> Any:
+        """Returns the answer to a message."""
+        at = self._service.version
+        match message:
+            case messages.ServerLiveRequest():
+                return messages.ServerLiveResponse(live=True)
+            case messages.ServerReadyRequest():
+                return messages.ServerReadyResponse(ready=True)
+            case messages.ServerMetadataRequest():
+                return messages.ServerMetadataResponse(name="sparrow", version=version("sparrow-rec"))
+            case messages.ModelInferRequest():
+                return await self._infer(message, call)
+        name = self._named(message.name, message.version, call, at)
+        match message:
+            case messages.ModelMetadataRequest():
+                return ParseDict(v2.metadata(at.scorer, name, at.name), messages.ModelMetadataResponse())
+            case messages.ModelConfigRequest():
+                return ParseDict({"config": v2.config(at.scorer, name)}, messages.ModelConfigResponse())
         return messages.ModelReadyResponse(ready=True)
-
-    async def _model(self, message: Any, call: Call) -> Any:
-        at = self._service.version
-        name = self._named(message.name, message.version, call, at)
-        return ParseDict(v2.metadata(at.scorer, name, at.name), messages.ModelMetadataResponse())
-
-    async def _config(self, message: Any, call: Call) -> Any:
-        at = self._service.version
-        name = self._named(message.name, message.version, call, at)
-        return ParseDict({"config": v2.config(at.scorer, name)}, messages.ModelConfigResponse())
 
     async def _infer(self, message: Any, call: Call) -> Any:
         service = self._service

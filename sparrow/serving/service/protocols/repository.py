@@ -6,6 +6,7 @@ Source: Triton's `protocol/extension_model_repository.md`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class Repository:
 
     Args:
         path: the folder with the model folders.
-        swap: has the service answer with a folder.
+        swap: has the service answer with a folder. When it returns, the one before does not answer any more.
         answering: says which folder answers, or the last delta of it.
     """
 
@@ -40,82 +41,68 @@ class Repository:
         """
         root = self._path.resolve()
         try:
-            found = {path.name: path.resolve() for path in sorted(root.iterdir())}
+            found = {path.name: Path(os.path.realpath(path)) for path in sorted(root.iterdir())}
         except OSError as error:
             raise UserError(f"{self._path}: cannot be read ({error.strerror}); give another --repository") from None
         return {name: path for name, path in found.items() if path.parent == root and (path / MANIFEST).is_file()}
 
-    def index(self) -> list[dict[str, str]]:
-        """Returns what the protocol tells of each model. Its version is the SHA-256 of its manifest."""
+    async def index(self, request: Request) -> Response:
+        """Tell of each model. Its version is the SHA-256 of its manifest."""
         answers, found = self._answering().resolve(), []
+        only_ready = (await _body(request)).get("ready") is True
         for name, path in self.folders().items():
             version = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-            state = {"state": "READY", "reason": ""}
-            if path != answers:
-                state = {"state": "UNAVAILABLE", "reason": "another model answers; load this one to have it answer"}
-            found.append({"name": name, "version": version, **state})
-        return found
+            if path == answers:
+                found.append({"name": name, "version": version, "state": "READY", "reason": ""})
+            elif not only_ready:
+                why = "another model answers; load this one to have it answer"
+                found.append({"name": name, "version": version, "state": "UNAVAILABLE", "reason": why})
+        return JSONResponse(found)
 
-    async def load(self, name: str) -> None:
-        """Have a model answer. When it returns, the one before does not answer any more.
+    async def load(self, request: Request) -> Response:
+        """Have a model answer."""
+        folder = self._folder(request)
+        if given := (await _body(request)).get("parameters"):
+            raise UserError(f"parameters {', '.join(map(repr, given))}: are not taken; export the model with them")
+        await self._swap(folder)
+        return Response()
 
-        Raises:
-            RefusedError: for a name that is none of them.
-            UserError: when the folder is refused, see `Versions.swap`.
-        """
-        await self._swap(self._folder(name))
+    async def unload(self, request: Request) -> Response:
+        """Do nothing with a model that does not answer, and refuse it for the one that does, because one has to."""
+        if (folder := self._folder(request)) == self._answering().resolve():
+            raise UserError(f"model {folder.name!r}: is the one that answers; load another one instead")
+        return Response()
 
-    async def unload(self, name: str) -> None:
-        """Do nothing with a model that does not answer.
-
-        Raises:
-            RefusedError: for a name that is none of them.
-            UserError: for the model that answers, because one has to.
-        """
-        if self._folder(name) == self._answering().resolve():
-            raise UserError(f"model {name!r}: is the one that answers; load another one instead")
-
-    def _folder(self, name: str) -> Path:
-        folders = self.folders()
+    def _folder(self, request: Request) -> Path:
+        name, folders = request.path_params["name"], self.folders()
         if name not in folders:
             raise RefusedError(404, f"model {name!r}: is not in the repository; POST /v2/repository/index names all")
         return folders[name]
 
-
-def routes(repository: Repository) -> list[Route]:
-    """Returns the routes, for the listener of those who may change what is served."""
-
-    async def index(request: Request) -> Response:
-        only_ready = (await _parameters(request)).get("ready") is True
-        return JSONResponse([one for one in repository.index() if one["state"] == "READY" or not only_ready])
-
-    async def load(request: Request) -> Response:
-        if given := (await _parameters(request)).get("parameters"):
-            raise UserError(f"parameters {', '.join(map(repr, given))}: are not taken; export the model with them")
-        await repository.load(request.path_params["name"])
-        return Response()
-
-    async def unload(request: Request) -> Response:
-        await repository.unload(request.path_params["name"])
-        return Response()
-
-    def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except RefusedError as error:
-                return JSONResponse({"error": str(error)}, error.status)
-            except UserError as error:
-                return JSONResponse({"error": str(RefusedError(400, str(error)))}, 400)
-
-        return endpoint
-
-    model = "/v2/repository/models/{name}"
-    each = (("/v2/repository/index", index), (model + "/load", load), (model + "/unload", unload))
-    return [Route(path, guarded(answer), methods=["POST"]) for path, answer in each]
+    def routes(self) -> list[Route]:
+        """Returns the routes, for the listener of those who may change what is served."""
+        model = "/v2/repository/models/{name}"
+        each = (("/v2/repository/index", self.index), (model + "/load", self.load), (model + "/unload", self.unload))
+        return [Route(path, _guarded(answer), methods=["POST"]) for path, answer in each]
 
 
-async def _parameters(request: Request) -> dict[str, Any]:
+_Answer = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(answer: _Answer) -> _Answer:
+    """Returns an endpoint that says in a line why something was refused."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except (RefusedError, UserError, OSError) as error:
+            refused = error if isinstance(error, RefusedError) else RefusedError(400, str(error))
+            return JSONResponse({"error": str(refused)}, refused.status)
+
+    return endpoint
+
+
+async def _body(request: Request) -> dict[str, Any]:
     """Returns the body, which may be empty."""
     body = await request.body()
     try:

@@ -93,28 +93,15 @@ def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
 def config(scorer: Scorer, name: str) -> dict[str, Any]:
     """Returns the same as a model's configuration of Triton, and the tensors that may be left out."""
     told = metadata(scorer, name, "")
-    nulls = [{"name": column + NULL, "datatype": "BOOL", "optional": True} for column in scorer.encoder.kinds]
 
-    def tensors(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        types = {"BYTES": "TYPE_STRING"}
-        return [
-            {
-                "name": one["name"],
-                "data_type": types.get(one["datatype"], f"TYPE_{one['datatype']}"),
-                "dims": [-1],
-                **({"optional": True} if "optional" in one else {}),
-            }
-            for one in of
-        ]
+    def tensor(one: dict[str, Any]) -> dict[str, Any]:
+        kind = "TYPE_" + one["datatype"].replace("BYTES", "STRING")
+        return {"name": one["name"], "data_type": kind, "dims": [-1]}
 
-    return {
-        "name": name,
-        "platform": "sparrow",
-        "backend": "sparrow",
-        "max_batch_size": 0,  # the first dimension is not one that clients may leave out
-        "input": tensors(told["inputs"] + nulls),
-        "output": tensors(told["outputs"]),
-    }
+    nulls = [{"name": column + NULL, "datatype": "BOOL"} for column in scorer.encoder.kinds]
+    inputs = [tensor(one) for one in told["inputs"]] + [tensor(one) | {"optional": True} for one in nulls]
+    of = {"platform": "sparrow", "backend": "sparrow", "max_batch_size": 0}  # clients may not leave out a dimension
+    return {"name": name, **of, "input": inputs, "output": [tensor(one) for one in told["outputs"]]}
 
 
 def parsed(body: bytes, header: bytes | None, sources: frozenset[str], limits: Limits) -> tuple[Asked, Wanted]:

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import open_folder
-from sparrow.serving.service.protocols.repository import Repository, routes
+from sparrow.serving.service.protocols.repository import Repository
 
 
 class Swapped:
@@ -39,6 +39,7 @@ def place(models: Path, tmp_path: Path) -> Path:
     (tmp_path / "models" / "file").write_text("")
     (tmp_path / "models" / "empty").mkdir()
     shutil.copytree(models / "one", tmp_path / "outside")
+    (tmp_path / "models" / "loop").symlink_to(tmp_path / "models" / "loop")
     (tmp_path / "models" / "link").symlink_to(tmp_path / "outside")
     return tmp_path / "models"
 
@@ -50,7 +51,7 @@ def swapped(place: Path) -> Swapped:
 
 @pytest.fixture
 def repository(place: Path, swapped: Swapped) -> Starlette:
-    return Starlette(routes=routes(Repository(place, swapped.swap, lambda: swapped.folder)))
+    return Starlette(routes=Repository(place, swapped.swap, lambda: swapped.folder).routes())
 
 
 def post(address: str, path: str, body: bytes = b"") -> tuple[int, Any]:
@@ -106,7 +107,22 @@ def test_the_public_client_works_as_it_is(address: str, place: Path, swapped: Sw
     client.close()
 
 
-NAMES = ["..", ".", "", "link", "file", "empty", "one/", "../outside", "%2e%2e", "..%2foutside", "%00", "one%00", "%ff"]
+NAMES = [
+    "..",
+    ".",
+    "",
+    "link",
+    "loop",
+    "file",
+    "empty",
+    "one/",
+    "../outside",
+    "%2e%2e",
+    "..%2foutside",
+    "%00",
+    "one%00",
+    "%ff",
+]
 
 
 @pytest.mark.parametrize("what", ["load", "unload"])
@@ -124,7 +140,7 @@ def test_names_that_are_none(name: str, what: str, address: str, swapped: Swappe
         patched.setattr(Path, "is_file", is_file)
         status, _ = post(address, f"/v2/repository/models/{name}/{what}")
     assert status == 404 and swapped.folder == before
-    assert {path.parent for path in seen} <= {also(place / one) for one in ("one", "two", "file", "empty")}
+    assert {path.parent for path in seen} <= {also(place / one) for one in ("one", "two", "file", "empty", "loop")}
 
 
 def test_bodies_that_are_none(address: str, swapped: Swapped) -> None:
@@ -138,7 +154,7 @@ def test_bodies_that_are_none(address: str, swapped: Swapped) -> None:
 def test_a_repository_that_vanished(tmp_path: Path, swapped: Swapped) -> None:
     gone = Repository(tmp_path / "gone", swapped.swap, lambda: swapped.folder)
     with pytest.raises(UserError, match="gone: cannot be read .*; give another --repository"):
-        gone.index()
-    with listening(Starlette(routes=routes(gone))) as address:
+        gone.folders()
+    with listening(Starlette(routes=gone.routes())) as address:
         status, told = post(address, "/v2/repository/models/one/load")
     assert status == 400 and "cannot be read" in told["error"]
