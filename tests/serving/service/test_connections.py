@@ -85,6 +85,21 @@ def test_what_comes_too_slowly_or_is_too_much(
     assert service.held == 0
 
 
+def test_who_sends_what_belongs_to_no_request(serve: Callable[..., Service]) -> None:
+    """After an answer: ends of lines, and the rest of a body that was refused. Neither keeps a connection open."""
+    with listening(serve(HASTY)) as port:
+        for sent, after in (
+            (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
+            (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"{"),
+        ):
+            one = opened(port, sent)
+            assert one.recv(1000).startswith(b"HTTP/1.1 ")
+            one.sendall(after)
+            begun = time.monotonic()
+            rest(one)
+            assert time.monotonic() - begun < 5
+
+
 def test_who_is_cut_off_in_a_body(serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]) -> None:
     service = serve(HASTY)
     with listening(service) as port:
