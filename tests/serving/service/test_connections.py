@@ -111,6 +111,17 @@ def test_who_is_cut_off_in_a_body(serve: Callable[..., Service], scorer: Scorer,
             time.sleep(0.01)
 
 
+def test_what_has_not_arrived_takes_nothing_from_others(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    service = serve(Limits(deadline_ms=60_000, body_mb=0.01, held_mb=0.01))
+    with listening(service) as port:
+        slow = [opened(port, b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n{") for _ in range(3)]
+        assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
+        for other in slow:
+            other.close()
+
+
 def test_who_does_not_read_the_answer(
     serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
 ) -> None:

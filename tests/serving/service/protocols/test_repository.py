@@ -141,7 +141,7 @@ def test_names_that_are_none(name: str, what: str, address: str, swapped: Swappe
         status, _ = post(address, f"/v2/repository/models/{name}/{what}")
     assert status == 404 and swapped.folder == before
     assert {path.parent.name for path in seen} <= {"one", "two", "file", "empty", "loop"}
-    assert {path.parents[1] for path in seen} == {place}
+    assert {path.parents[1] for path in seen} <= {place}
 
 
 def test_bodies_that_are_none(address: str, swapped: Swapped) -> None:
