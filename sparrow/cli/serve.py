@@ -15,10 +15,14 @@ def serve(
     port: int = 8080,
     host: str = "127.0.0.1",
     grpc_port: int | None = None,
+    admin_port: int = 8082,
     control: Path | None = None,
+    watch: Path | None = None,
     token_file: Path | None = None,
     name: str = "model",
+    workers: int = 1,
     threads: int = 1,
+    batching: Literal["on", "off"] = "on",
     deadline_ms: float = 100.0,
     body_mb: float = 4.0,
     held_mb: float = 32.0,
@@ -38,10 +42,14 @@ def serve(
         port: 0 takes any that is free, and the first line says which.
         host: The address to listen at. By default only this machine can reach it.
         grpc_port: Where the Open Inference Protocol is spoken over gRPC too. It needs the extra [grpc].
+        admin_port: Of the loopback address, for /metrics. 0 takes any that is free.
         control: Path of a unix socket for `sparrow swap`, which only this user may open.
+        watch: A folder. Models and deltas that appear in it are answered with.
         token_file: Holds the token that callers have to send as `Authorization: Bearer TOKEN`, for all but health.
         name: Of the model, in the Open Inference Protocol.
-        threads: How many batches are scored at a time.
+        workers: Processes that answer. They share the memory of the model's tables.
+        threads: How many batches each of them scores at a time.
+        batching: "off" scores each request alone.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
         body_mb: The most that a request may have; else 413.
         held_mb: The most that all requests at a time may have; else 429.
@@ -54,9 +62,11 @@ def serve(
         extra: "refuse" answers 400 to a column that the model does not read, "ignore" names it in the answer.
     """
     from sparrow.cli import _show
+    from sparrow.serving.service import token
     from sparrow.serving.service.limits import Limits
     from sparrow.serving.service.run import Place
     from sparrow.serving.service.run import serve as run
+    from sparrow.serving.service.settings import Settings
 
     limits = Limits(
         deadline_ms=deadline_ms,
@@ -70,13 +80,19 @@ def serve(
         connections=connections,
         extra=extra,
     )
-    place = Place(host=host, port=port, control=control, grpc_port=grpc_port, token_file=token_file)
+    settings = Settings(
+        name=name,
+        workers=workers,
+        threads=threads,
+        is_batching=batching == "on",
+        token=token.read(token_file) if token_file else None,
+    )
+    place = Place(host=host, port=port, grpc_port=grpc_port, admin_port=admin_port, control=control, watch=watch)
     run(
         model,
         deltas,
         place=place,
         limits=limits,
-        name=name,
-        threads=threads,
+        settings=settings,
         told=lambda line: _show.out.print(line, soft_wrap=True),
     )

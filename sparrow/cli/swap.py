@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 
-def swap(control: tyro.conf.Positional[Path], folder: tyro.conf.Positional[Path], /) -> None:
+def swap(control: tyro.conf.Positional[Path], folders: tyro.conf.Positional[tuple[Path, ...]], /) -> None:
     """Put another exported model, or a delta, in the place of the one that a service answers with.
 
     The service loads and checks the folder while it answers. When this command has ended, no answer is of the old model
@@ -15,10 +15,10 @@ def swap(control: tyro.conf.Positional[Path], folder: tyro.conf.Positional[Path]
 
     Args:
         control: The socket of `sparrow serve --control`.
-        folder: The folder of `sparrow export`.
+        folders: Of `sparrow export`: a full one and deltas of it, or deltas of the model that answers.
     """
     from sparrow.cli import _show
     from sparrow.serving.service.control import swap as ask
 
-    told = ask(control, folder)
+    told = ask(control, *folders)
     _show.out.print(f"{told['model']}, step {told['step']}, version {told['version']}", soft_wrap=True)

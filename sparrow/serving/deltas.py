@@ -33,13 +33,17 @@ class Stack:
         """The last folder."""
         return self.folders[-1]
 
-    def updated(self, path: str | Path) -> Stack:
+    def updated(self, path: str | Path, *, checksums: bool = True) -> Stack:
         """Returns the stack with one more delta, or itself if it has it already. Nothing of it changes.
+
+        Args:
+            path: the delta.
+            checksums: see `open_folder`.
 
         Raises:
             UserError: when it is no delta, is damaged, or follows another model.
         """
-        delta = open_folder(path)
+        delta = open_folder(path, checksums=checksums)
         if delta.digest in [folder.digest for folder in self.folders]:
             return self
         parent, number = delta.manifest["parent"], delta.manifest["number"]
@@ -58,24 +62,25 @@ class Stack:
         return Stack(folders=(*self.folders, delta), rows=rows)
 
 
-def opened(path: str | Path, deltas: Sequence[str | Path] = ()) -> Stack:
+def opened(path: str | Path, deltas: Sequence[str | Path] = (), *, checksums: bool = True) -> Stack:
     """Returns a full folder with deltas, all of whose files are as they were written. Their rows are mapped.
 
     Args:
         path: the full folder.
         deltas: in their order. One that comes again changes nothing.
+        checksums: see `open_folder`.
 
     Raises:
         UserError: when one is damaged, or does not follow those before it.
     """
-    full = open_folder(path)
+    full = open_folder(path, checksums=checksums)
     if "to" in full.manifest:
         raise UserError(f"{path}: is for other programs (`sparrow convert`); load the model folder that it was made of")
     if full.manifest["parent"] is not None:
         raise UserError(f"{path}: a delta, number {full.manifest['number']}; give it after the full folder it is of")
     stack = Stack(folders=(full,), rows=_files(full))
     for delta in deltas:
-        stack = stack.updated(delta)
+        stack = stack.updated(delta, checksums=checksums)
     return stack
 
 

@@ -106,7 +106,7 @@ class Scorer:
         """Makes batches of requests."""
         return Encoder(self.transforms)
 
-    def updated(self, delta: str | Path) -> Scorer:
+    def updated(self, delta: str | Path, *, checksums: bool = True) -> Scorer:
         """Returns a scorer with the rows, the dense weights and the transforms of a delta too.
 
         This one stays as it is, for those who still use it. Both share the rows of the full folder. A delta that it has
@@ -114,11 +114,12 @@ class Scorer:
 
         Args:
             delta: what `sparrow export --base` wrote with this model's folders.
+            checksums: see `open_folder`.
 
         Raises:
             UserError: when it is no delta, is damaged, follows another model, or does not reproduce its scores.
         """
-        stack = self.stack.updated(delta)
+        stack = self.stack.updated(delta, checksums=checksums)
         return self if stack is self.stack else _made(stack, self.threads)
 
     def score(self, rows: requests.Rows) -> Float32s:
@@ -249,7 +250,7 @@ class Scorer:
                 raise differs(f"the score of {self.labels[t]!r}", int(row), scores_B[row], were_B[row])
 
 
-def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 1) -> Scorer:
+def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 1, checksums: bool = True) -> Scorer:
     """Returns the scorer of a model folder, after it has reproduced the scores that are kept there.
 
     Nothing from the folder is executed. Tables are mapped: processes share their memory.
@@ -258,11 +259,12 @@ def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 
         path: what `sparrow export` wrote.
         deltas: what `sparrow export --base` wrote, in order; see `Scorer.updated`.
         threads: see `Scorer`.
+        checksums: see `open_folder`.
 
     Raises:
         UserError: when it is no model folder, is damaged, or does not reproduce its scores.
     """
-    return _made(opened(path, deltas), threads)
+    return _made(opened(path, deltas, checksums=checksums), threads)
 
 
 def _made(stack: Stack, threads: int) -> Scorer:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,15 +16,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service import token
+from sparrow.serving.service import explain, page, token
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import openapi, rank, v2
-from sparrow.serving.service.versions import Version, Versions, in_background
+from sparrow.serving.service.settings import Settings
+from sparrow.serving.service.versions import Version, Versions
 
-_JSON, _BINARY, _TEXT = b"application/json", b"application/octet-stream", b"text/plain; version=0.0.4; charset=utf-8"
+_JSON, _BINARY = b"application/json", b"application/octet-stream"
 _HEALTH = ("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")  # for all, without a token
 
 
@@ -59,18 +60,14 @@ class Service:
     Args:
         versions: the models.
         limits: of requests.
-        name: of the model, in the Open Inference Protocol.
-        threads: see `Batcher`.
+        settings: see `Settings`.
     """
 
-    token: bytes | None = None  # what callers have to send, if anything
-
-    def __init__(self, versions: Versions, limits: Limits, name: str, threads: int = 1) -> None:
-        self.versions, self.limits, self.name = versions, limits, name
+    def __init__(self, versions: Versions, limits: Limits, settings: Settings) -> None:
+        self.versions, self.limits, self.name, self.token = versions, limits, settings.name, settings.token
         self.metrics = Metrics()
-        self.batcher = Batcher(versions, limits, self.metrics, threads)
+        self.batcher = Batcher(versions, limits, self.metrics, settings)
         self.held = 0  # bytes of bodies
-        self._serves(versions.current)
 
     @property
     def version(self) -> Version:
@@ -95,36 +92,51 @@ class Service:
             return Reply(body)
         return Reply(body, 200, _BINARY, ((v2.HEADER, b"%d" % length),))
 
-    async def scored(self, call: Call, asked: Asked) -> Answer:
-        """Returns the answer of a request. Its version counts as in use until it is written.
+    async def explain(self, call: Call) -> Reply:
+        """Say what the model makes of one candidate of a request, and how its score changes without each column."""
+        asked, _ = rank.parsed(call.body, self.version.sources, self.limits)
+        candidate = int(call.path["candidate"])
+        made, columns = explain.without_each(asked, candidate, self.version.scorer.schema, self.limits)
+        answer = await self._answered(call, made)
+        return Reply(await asyncio.to_thread(explain.written, made, candidate, columns, answer))
 
-        Raises:
-            UserError: when it cannot be scored.
-            RefusedError: when it will not be.
-        """
-        self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
-        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
-        waiting = self.batcher.put(asked, call.begun)
-        call.after.append(lambda: self.batcher.done(waiting))
-        answer = await waiting.future
+    async def example(self, call: Call) -> Reply:
+        """Give a request for `/rank`, of rows that are kept with the model."""
+        return Reply(await asyncio.to_thread(page.example, self.version.scorer, int(call.path["row"])))
+
+    async def page(self, call: Call) -> Reply:
+        """Give a page to look at a request."""
+        return Reply(page.HTML, 200, page.TYPE, page.HEADERS)
+
+    async def scored(self, call: Call, asked: Asked) -> Answer:
+        """Returns the answer of a request of a caller, whose gaps are counted."""
+        answer = await self._answered(call, asked)
         for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
             for column, count in counts.items():
                 self.metrics.odd.labels(kind, column).inc(count)
         return answer
 
+    async def _answered(self, call: Call, asked: Asked) -> Answer:
+        """Returns the answer of a request. Its version counts as in use until it is written."""
+        self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
+        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        waiting = self.batcher.put(asked, call.begun)
+        call.after.append(lambda: self.batcher.done(waiting))
+        return await waiting.future
+
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
         at = self.version
-        return _json(v2.metadata(at.scorer, self.named(call, at), at.name))
+        return json(v2.metadata(at.scorer, self.named(call, at), at.name))
 
     async def model_config(self, call: Call) -> Reply:
         """Describe them as a configuration of Triton."""
         at = self.version
-        return _json(v2.config(at.scorer, self.named(call, at)))
+        return json(v2.config(at.scorer, self.named(call, at)))
 
     async def model_ready(self, call: Call) -> Reply:
         """Say whether the model answers, which it does from the first moment on."""
-        return _json({"name": self.named(call, self.version), "ready": True})
+        return json({"name": self.named(call, self.version), "ready": True})
 
     async def model_stats(self, call: Call) -> Reply:
         """Refuse: one process knows only its own."""
@@ -145,52 +157,31 @@ class Service:
 
     async def server(self, call: Call) -> Reply:
         """Describe the server."""
-        return _json({"name": "sparrow", "version": version("sparrow-rec"), "extensions": ["binary_tensor_data"]})
+        return json({"name": "sparrow", "version": version("sparrow-rec"), "extensions": ["binary_tensor_data"]})
 
     async def live(self, call: Call) -> Reply:
         """Say that the service is there."""
-        return _json({"live": True})
+        return json({"live": True})
 
     async def ready(self, call: Call) -> Reply:
         """Say that the model answers, and which."""
-        return _json({"ready": True, "version": self.version.name})
+        return json({"ready": True, "version": self.version.name})
 
     async def described(self, call: Call) -> Reply:
         """Give the routes and the columns of the model, as OpenAPI."""
-        return _json(openapi.described(self.version.scorer, self.name, self.limits))
-
-    async def counted(self, call: Call) -> Reply:
-        """Give what Prometheus reads."""
-        return Reply(self.metrics.text(), 200, _TEXT)
-
-    async def swap(self, call: Call) -> Reply:
-        """Put another model in the place of the one that answers."""
-        try:
-            folder = msgspec.json.decode(call.body, type=dict[str, str])["folder"]
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise UserError(f'body: {error}; send {{"folder": "PATH"}}') from None
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def work() -> None:
-            try:
-                told: Version | Exception = self.versions.swap(folder)
-            except Exception as error:
-                told = error
-            loop.call_soon_threadsafe(done.set_result, told)
-
-        in_background(work)
-        told = await done
-        self.metrics.swaps.labels("refused" if isinstance(told, Exception) else "done").inc()
-        if isinstance(told, Exception):
-            raise told
-        self._serves(told)
-        return _json({"version": told.name, "model": told.scorer.name, "step": told.scorer.step})
-
-    def _serves(self, version: Version) -> None:
-        self.metrics.serves(version.name, version.scorer.name, version.scorer.step)
+        return json(openapi.described(self.version.scorer, self.name, self.limits))
 
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+class Host(Protocol):
+    """Whose routes they are. held: bytes of bodies that are there. token: what callers have to send, if anything."""
+
+    limits: Limits
+    token: bytes | None
+    metrics: Metrics
+    held: int
 
 
 class Endpoint:
@@ -200,13 +191,10 @@ class Endpoint:
         service: whose it is.
         route: its path, for metrics.
         answer: makes the reply.
-        is_control: whether only the control socket has it.
     """
 
-    def __init__(
-        self, service: Service, route: str, answer: Callable[[Call], Awaitable[Reply]], is_control: bool = False
-    ) -> None:
-        self._service, self._route, self._answer, self._is_control = service, route, answer, is_control
+    def __init__(self, service: Host, route: str, answer: Callable[[Call], Awaitable[Reply]]) -> None:
+        self._service, self._route, self._answer = service, route, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -245,10 +233,8 @@ class Endpoint:
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a request for its headers, before its body is read."""
-        server, limits = scope.get("server"), self._service.limits
-        if self._is_control and (server is None or server[1] is not None):
-            raise RefusedError(404, f"{self._route}: only the control socket has it; start with --control PATH")
-        if self._route not in _HEALTH and not self._is_control:
+        limits = self._service.limits
+        if self._route not in _HEALTH:
             token.check(headers.get(b"authorization", b""), self._service.token)
         if sum(len(name) + len(value) for name, value in scope["headers"]) > 1e3 * limits.header_kb:
             raise RefusedError(431, f"headers: more than {limits.header_kb:g} kB; leave out what is not needed")
@@ -259,7 +245,7 @@ class Endpoint:
 class Held:
     """The bytes of a body that is being read or scored, which count against `Limits.held_mb`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Host) -> None:
         self._service, self._bytes = service, 0
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
@@ -305,7 +291,7 @@ def refused(error: RefusedError) -> Reply:
         headers = ((b"retry-after", b"%d" % error.retry_s),)
     elif error.status == 401:
         headers = ((b"www-authenticate", b"Bearer"),)
-    return _json({"error": str(error)}, error.status, headers)
+    return json({"error": str(error)}, error.status, headers)
 
 
 async def _sent(send: Send, reply: Reply) -> None:
@@ -315,7 +301,8 @@ async def _sent(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-def _json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+def json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    """Returns a reply of JSON."""
     return Reply(msgspec.json.encode(told), status, _JSON, headers)
 
 
@@ -323,7 +310,10 @@ def app(service: Service) -> Starlette:
     """Returns the ASGI application of a service. Its scorers end with it, after what was accepted."""
     model = "/v2/models/{name}"
     of_version = model + "/versions/{version}"
-    routes: list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]] = [
+    routes: Routes = [
+        ("GET", "/", service.page),
+        ("GET", "/example/{row:int}", service.example),
+        ("POST", "/explain/{candidate:int}", service.explain),
         ("POST", "/rank", service.rank),
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
@@ -334,8 +324,6 @@ def app(service: Service) -> Starlette:
         *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
         ("GET", "/openapi.json", service.described),
-        ("GET", "/metrics", service.counted),
-        ("POST", "/control/swap", service.swap),
     ]
 
     @asynccontextmanager
@@ -343,17 +331,23 @@ def app(service: Service) -> Starlette:
         yield
         service.batcher.close()
 
+    return made(service, routes, lifespan)
+
+
+Routes = list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]]  # method, path, and what answers
+
+
+def made(service: Host, routes: Routes, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
+    """Returns an ASGI application with some routes."""
+
     async def absent(scope: Scope, receive: Receive, send: Send) -> None:
         service.metrics.requests.labels("other", "404").inc()
         told = f"{scope.get('method')} {scope['path']!r}: nothing is there; see docs/serving.md"
-        await _sent(send, _json({"error": told}, 404))
+        await _sent(send, json({"error": told}, 404))
 
-    made = Starlette(
+    found = Starlette(
         lifespan=lifespan,
-        routes=[
-            Route(path, Endpoint(service, path, answer, path.startswith("/control")), methods=[method])
-            for method, path, answer in routes
-        ],
+        routes=[Route(path, Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes],
     )
-    made.router.default = absent
-    return made
+    found.router.default = absent
+    return found

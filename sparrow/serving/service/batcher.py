@@ -19,6 +19,7 @@ from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.gaps import Gaps, gaps
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
 _log = logging.getLogger(__name__)
@@ -65,14 +66,17 @@ class Batcher:
         versions: the model.
         limits: of the service.
         metrics: count what happens.
-        threads: how many batches are scored at a time.
+        settings: of the service.
     """
 
-    def __init__(self, versions: Versions, limits: Limits, metrics: Metrics, threads: int = 1) -> None:
+    def __init__(self, versions: Versions, limits: Limits, metrics: Metrics, settings: Settings) -> None:
         self._versions, self._limits, self._metrics = versions, limits, metrics
+        self._is_batching = settings.is_batching
         self._queue: deque[Waiting] = deque()
         self._ready, self._closing = threading.Condition(), False
-        self._threads = [threading.Thread(target=self._work, name=f"scorer-{i}", daemon=True) for i in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"scorer-{i}", daemon=True) for i in range(settings.threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -150,7 +154,8 @@ class Batcher:
             elif not batch:
                 batch, count, end = [one], size, one.deadline
             elif (
-                one.asked.kind == batch[0].asked.kind
+                self._is_batching
+                and one.asked.kind == batch[0].asked.kind
                 and version.cost.is_worth(size)
                 and version.cost.is_worth(batch[0].asked.count)
                 and count + size <= self._limits.candidates

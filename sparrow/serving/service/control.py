@@ -22,14 +22,15 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def swap(control: str | Path, folder: str | Path, timeout_s: float = 3600.0) -> dict[str, Any]:
-    """Have a service answer with another model, or with a delta. Returns its version, name and step.
+def swap(control: str | Path, *folders: str | Path, timeout_s: float = 3600.0) -> dict[str, Any]:
+    """Have a service answer with another model. Returns its version, name and step.
 
     When it returns, no answer is of the old one any more.
 
     Args:
         control: the service's socket.
-        folder: what `sparrow export` wrote, on the machine of the service.
+        folders: what `sparrow export` wrote, on the machine of the service: a full folder and deltas of it, or deltas
+            of what answers.
         timeout_s: the longest wait.
 
     Raises:
@@ -37,7 +38,9 @@ def swap(control: str | Path, folder: str | Path, timeout_s: float = 3600.0) -> 
     """
     connection = _Connection(Path(control), timeout_s)
     try:
-        connection.request("POST", "/control/swap", json.dumps({"folder": str(Path(folder).resolve())}))
+        connection.request(
+            "POST", "/control/swap", json.dumps({"folders": [str(Path(of).resolve()) for of in folders]})
+        )
         answer = connection.getresponse()
         told: dict[str, Any] = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as error:

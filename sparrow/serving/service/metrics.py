@@ -20,17 +20,11 @@ class Metrics:
         self.requests = Counter("requests", "Answers, by route and HTTP status", ("route", "status"), **of)
         self.candidates = Histogram("candidates", "Candidates of a scored request", buckets=_COUNTS, **of)
         self.batch = Histogram("batch_requests", "Requests that were scored together", buckets=_COUNTS[:8], **of)
-        self.queue = Gauge("queue_requests", "Requests that wait", **of)
+        self.queue = Gauge("queue_requests", "Requests that wait", multiprocess_mode="livesum", **of)
         self.odd = Counter("odd_values", "Values that were missing or unknown", ("kind", "column"), **of)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
-        self._version = Gauge("version_info", "The model that answers", ("version", "model", "step"), **of)
         seconds = Histogram("stage_seconds", "Time of a request in a stage", ("stage",), buckets=_SECONDS, **of)
         self.stages = {stage: seconds.labels(stage) for stage in STAGES}
-
-    def serves(self, version: str, model: str, step: int) -> None:
-        """Name the model that answers from now on."""
-        self._version.clear()
-        self._version.labels(version, model, str(step)).set(1)
 
     def text(self) -> bytes:
         """Returns all of it as Prometheus reads it."""

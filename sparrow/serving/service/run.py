@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
-import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,15 +16,14 @@ from pathlib import Path
 import uvicorn
 
 from sparrow.core.errors import UserError, require
-from sparrow.serving.scorer import load
-from sparrow.serving.service import token
-from sparrow.serving.service.app import Service, app
-from sparrow.serving.service.connections import bounded
+from sparrow.serving.service import watch
+from sparrow.serving.service.admin import Admin, app
 from sparrow.serving.service.limits import Limits
-from sparrow.serving.service.versions import Versions
+from sparrow.serving.service.settings import Settings
+from sparrow.serving.service.supervisor import Supervisor, ready_processes
+from sparrow.serving.service.worker import Server
 
-_FINISH_S = 30  # for what was accepted
-_SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
+_FINISH_S = 5  # for what operators have asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,24 @@ class Place:
     """Where a service listens.
 
     Args:
-        host, port: of TCP. Port 0 takes any that is free.
+        host, port: where requests come in. Port 0 takes any that is free.
+        admin_port: of the loopback address, for metrics. 0 as above.
         control: path of a unix socket, which only this user may open.
         grpc_port: of gRPC, if it is to be spoken.
-        token_file: holds what callers have to send.
+        watch: a folder. Models that appear in it are answered with.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
+    admin_port: int = 8082
     control: Path | None = None
     grpc_port: int | None = None
-    token_file: Path | None = None
+    watch: Path | None = None
 
     def __post_init__(self) -> None:
-        require(least=0, most=65_535, port=self.port, grpc_port=self.grpc_port)
+        require(least=0, most=65_535, port=self.port, admin_port=self.admin_port, grpc_port=self.grpc_port)
+        if self.watch is not None and not self.watch.is_dir():
+            raise UserError(f"{self.watch}: no folder to watch; make it, or give another")
 
 
 def serve(
@@ -53,8 +57,7 @@ def serve(
     *,
     place: Place | None = None,
     limits: Limits | None = None,
-    name: str = "model",
-    threads: int = 1,
+    settings: Settings | None = None,
     told: Callable[[str], None] = print,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT. What was accepted before is answered.
@@ -63,55 +66,92 @@ def serve(
         model, deltas: see `load`.
         place: where it listens.
         limits: what it takes.
-        name: of the model, in the Open Inference Protocol.
-        threads: how many batches are scored at a time.
+        settings: how it answers.
         told: is told, in a line, where the service is and what bounds it.
 
     Raises:
         UserError: as `load`, and when a socket cannot be opened.
     """
-    place, limits = place or Place(), limits or Limits()
-    sys.setswitchinterval(_SWITCH_S)
+    place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _listening(place) as sockets:
-        service = Service(Versions(load(model, deltas)), limits, name, threads)
-        service.token = token.read(place.token_file) if place.token_file else None
+    with _listening(place) as (requests, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as counters:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters  # workers are told so, before they import it
+        ready_processes()
+        supervisor = Supervisor([requests], limits, settings)
         config = uvicorn.Config(
-            app(service),
+            app(Admin(supervisor, limits, Path(counters))),
+            lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            http=bounded(limits),
             timeout_graceful_shutdown=_FINISH_S,
         )
-        host, port = sockets[0].getsockname()[:2]
-        told(
-            f"{model} at http://{host}:{port}, version {service.version.name}; requests take at most "
-            f"{limits.memory_mb:,.0f} MB beside the model"
-        )
-        for ending in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises it again when all is answered
-            signal.signal(ending, lambda number, frame: None)
-        uvicorn.Server(config).run(sockets=sockets)
+
+        async def run() -> None:
+            loop, server = asyncio.get_running_loop(), Server(config)
+            seen = watch.models(place.watch) if place.watch else {}
+            starting = asyncio.create_task(supervisor.start([model, *deltas]))
+
+            def stop() -> None:
+                server.should_exit = True
+                starting.cancel()
+
+            for ending in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(ending, stop)
+            try:
+                await starting
+                host, port = requests.getsockname()[:2]
+                told(
+                    f"{model} at http://{host}:{port}, version {supervisor.told['version']}; metrics at "
+                    f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; requests take at most "
+                    f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
+                )
+                watching = asyncio.create_task(watch.watch(place.watch, seen, supervisor)) if place.watch else None
+                await server.serve(operators)
+                if watching is not None:
+                    watching.cancel()
+            except asyncio.CancelledError:  # stopped while it was starting
+                pass
+            finally:
+                await supervisor.end()
+
+        asyncio.Runner(loop_factory=config.get_loop_factory()).run(run())
 
 
 @contextmanager
-def _listening(place: Place) -> Iterator[list[socket.socket]]:
-    """Opens the sockets of a place: TCP, and then that of control. Takes the name of the latter away again."""
+def _listening(place: Place) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
+    """Opens the sockets of a place: for requests, and those of operators. Takes the control socket away again."""
     with ExitStack() as opened:
-        try:
-            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-            tcp = socket.create_server((place.host, place.port), family=family, backlog=2048)
-        except OSError as error:
-            raise UserError(f"{place.host}:{place.port}: cannot listen ({error}); choose another --port") from None
-        found = [opened.enter_context(tcp)]
+        requests = opened.enter_context(_tcp(place.host, place.port, "--port"))
+        operators = [opened.enter_context(_tcp("127.0.0.1", place.admin_port, "--admin-port"))]
         if place.control is not None:
-            found.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
+            operators.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
             before = os.umask(0o177)
             try:
-                found[1].bind(str(place.control))
+                _forget_dead(place.control)
+                operators[1].bind(str(place.control))
+                operators[1].listen()
             except OSError as error:
                 raise UserError(f"{place.control}: cannot listen ({error}); remove it, or choose another") from None
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
-        yield found
+        yield requests, operators
+
+
+def _tcp(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(f"{host}:{port}: cannot listen ({error}); choose another {flag}") from None
+
+
+def _forget_dead(control: Path) -> None:
+    """Remove a socket that a service has left which was killed. Nobody answers there."""
+    if control.is_socket():
+        with socket.socket(socket.AF_UNIX) as asking:
+            try:
+                asking.connect(str(control))
+            except ConnectionRefusedError:
+                control.unlink()

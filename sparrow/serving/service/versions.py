@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
+import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 
-from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.scorer import CHECK, Scorer, load
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
 _WEIGHT = 0.1  # of the last batch in the correction
+_STEP = 1 << 22  # bytes of tables that are touched at a time
+
+Paths = tuple[str, ...]  # of a full folder, and of the deltas above it in their order
 
 
 class Cost:
@@ -57,6 +60,16 @@ class Version:
         self.sources, self.held = frozenset(scorer.encoder.sources), 0
         self.lists = [name for name, kind in scorer.encoder.kinds.items() if kind == "list"]
 
+    @property
+    def paths(self) -> Paths:
+        """Its folders."""
+        return tuple(str(folder.path) for folder in self.scorer.stack.folders)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What people are told of it."""
+        return {"version": self.name, "model": self.scorer.name, "step": self.scorer.step}
+
 
 class Versions:
     """Gives the version that answers. All of it may be called from any thread.
@@ -67,8 +80,8 @@ class Versions:
 
     def __init__(self, scorer: Scorer) -> None:
         self.current = Version(scorer)
+        self._next: Version | None = None
         self._free = threading.Condition()
-        self._one = threading.Lock()
 
     def hold(self, requests: int) -> Version:
         """Returns the version to answer some requests with. `release` it for each of them."""
@@ -83,51 +96,70 @@ class Versions:
             if not version.held:
                 self._free.notify_all()
 
-    def swap(self, folder: str | Path) -> Version:
-        """Put another model, or a delta of the current one, in its place. Returns it when no other answers any more.
-
-        It is loaded, checked and warmed up by this thread, which `in_background` should have made. When it is refused,
-        the old one stays.
+    def prepare(self, paths: Paths) -> None:
+        """Load a model and make it ready to answer. The files must have been checked just before.
 
         Args:
-            folder: what `sparrow export` wrote.
+            paths: of its folders.
 
         Raises:
-            UserError: when another swap is under way, or when the folder is refused; see `load`, `Scorer.updated`.
+            UserError: when it is refused; see `load`.
         """
-        if not self._one.acquire(blocking=False):
-            raise UserError(f"{folder}: another model is being loaded; try again when it has answered")
-        try:
-            old, scorer = self.current, self.current.scorer
-            made = scorer.updated(folder) if _is_delta(folder) else load(folder, threads=scorer.threads)
-            if made is scorer:
-                return old
-            new = Version(made)
-            with self._free:
-                self.current = new
-                self._free.wait_for(lambda: not old.held)
-            return new
-        finally:
-            self._one.release()
+        self._next, scorer = None, self.current.scorer
+        if paths == self.current.paths:
+            return
+        if len(paths) > 1 and paths[:-1] == self.current.paths:
+            made = scorer.updated(paths[-1], checksums=False)
+        else:
+            made = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
+        touch(made)
+        self._next = Version(made)
+
+    def flip(self, paths: Paths) -> Version:
+        """Answer with a model from now on. Returns it when no other answers any more.
+
+        Args:
+            paths: as for `prepare`, which is done if it was not.
+        """
+        old = self.current
+        if old.paths == paths:
+            return old
+        if self._next is None or self._next.paths != paths:
+            self.prepare(paths)
+        assert self._next is not None
+        with self._free:
+            self.current, self._next = self._next, None
+            self._free.wait_for(lambda: not old.held)
+        return self.current
 
 
-def in_background(work: Callable[[], None]) -> None:
-    """Do work in a thread of the lowest priority, and so in threads that it starts."""
+def touch(scorer: Scorer, bytes_s: float = 4e9) -> None:
+    """Read a byte of each page of a model's tables, so that the first requests need not wait for them.
 
-    def run() -> None:
-        if sys.platform == "linux":  # elsewhere a priority is of the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        work()
+    Args:
+        scorer: the model.
+        bytes_s: the most bytes in a second.
+    """
+    for rows in scorer.stack.rows.values():
+        for of in (*rows.fields.values(), *rows.above.values()):
+            for part in of.reshape(-1).view(torch.uint8).split(_STEP):
+                part[:: mmap.PAGESIZE].sum()  # torch lets other threads go on meanwhile
+                time.sleep(len(part) / bytes_s)
 
-    threading.Thread(target=run, daemon=True).start()
 
-
-def _is_delta(folder: str | Path) -> bool:
+def is_delta(folder: str | Path) -> bool:
     """Whether a folder says that it follows another. A damaged one says nothing, and `load` words the error."""
     try:
         return json.loads((Path(folder) / MANIFEST).read_bytes())["parent"] is not None
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def stacked(current: Paths, folders: Sequence[str]) -> Paths:
+    """Returns the paths of a model: folders that begin with a full one stand alone, deltas follow what is there."""
+    if not is_delta(folders[0]):
+        return tuple(folders)
+    return (*current, *(folder for folder in folders if folder not in current))
 
 
 def _warmed(scorer: Scorer) -> Cost:

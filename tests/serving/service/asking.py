@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -16,7 +24,7 @@ import uvicorn
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.connections import bounded
 
-UNIX, TCP = ("/control", None), ("127.0.0.1", 80)
+TCP = ("127.0.0.1", 80)
 
 
 class Got(NamedTuple):
@@ -34,7 +42,6 @@ async def asked(
     path: str,
     body: bytes | dict[str, Any] | None = None,
     headers: dict[str, Any] | None = None,
-    server: tuple[str, int | None] = TCP,
 ) -> Got:
     """The answer to a POST, or without a body to a GET."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body or b""
@@ -46,7 +53,7 @@ async def asked(
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "server": server,
+        "server": TCP,
         "headers": [(name.lower().encode(), str(value).encode("latin-1")) for name, value in named.items()],
     }
     sent: list[Any] = []
@@ -65,6 +72,46 @@ async def asked(
 def ask(*given: Any, **named: Any) -> Got:
     """`asked`, alone."""
     return asyncio.run(asked(*given, **named))
+
+
+class Server:
+    """A process of `sparrow serve`, on free ports."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "sparrow", "serve", str(model), "--port", "0", "--admin-port", "0", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        self.told = self.process.stdout.readline()
+        self.port, self.admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", self.told) or (0, 0))
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> Got:
+        connection = HTTPConnection("127.0.0.1", self.admin if admin else self.port, timeout=60)
+        try:
+            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+            answer = connection.getresponse()
+            return Got(answer.status, {k.lower().encode(): v.encode() for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def metrics(self) -> str:
+        """Of all workers."""
+        return self.ask("/metrics", admin=True).body.decode()
+
+    def workers(self) -> list[int]:
+        """The numbers of its processes that answer: children of its child that forks."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        return sorted(pid for pid, parent in parents.items() if parents.get(parent) == self.process.pid)
+
+    def end(self, sent: int = signal.SIGTERM, group: bool = False) -> tuple[int, str]:
+        """Its exit code, and what it said as an error."""
+        (os.killpg if group else os.kill)(self.process.pid, sent)
+        said = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, said
 
 
 def together(service: Service, requests: list[tuple[str, Any]], taken: list[int] | None = None) -> list[Got]:

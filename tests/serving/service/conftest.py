@@ -12,11 +12,13 @@ from sparrow.serving.export import export
 from sparrow.trained.run import Loop
 from sparrow.training import train
 from tests.runs import small_run
+from tests.serving.service.asking import Server
 
 pytest.importorskip("starlette", reason="needs the extra [serve]")
 
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Versions
 
 PATIENT = Limits(deadline_ms=60_000)  # a busy machine is slow
@@ -49,13 +51,28 @@ def serve(scorer: Scorer) -> Iterator[Callable[..., Service]]:
     """Make services, which end with the test."""
     made: list[Service] = []
 
-    def serve(limits: Limits = PATIENT, threads: int = 1, of: Scorer = scorer) -> Service:
-        made.append(Service(Versions(of), limits, "model", threads))
+    def serve(limits: Limits = PATIENT, of: Scorer = scorer, **settings: Any) -> Service:
+        made.append(Service(Versions(of), limits, Settings(**settings)))
         return made[-1]
 
     yield serve
     for service in made:
         service.batcher.close()
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., Server]]:
+    """Start processes of `sparrow serve`, which end with the test."""
+    servers: list[Server] = []
+
+    def start(*given: Any) -> Server:
+        servers.append(Server(*given))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
 
 
 @pytest.fixture

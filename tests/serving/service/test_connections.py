@@ -67,7 +67,7 @@ def rest(one: socket.socket) -> bytes:
         (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
         (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n\r\n", b"200"),  # and an end of line, then nothing
         (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health/live HTTP/1.1\r\n", b"200"),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"404"),
+        (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"404"),
     ],
     ids=lambda value: repr(value[:70]),
 )
@@ -90,7 +90,7 @@ def test_who_sends_what_belongs_to_no_request(serve: Callable[..., Service]) -> 
     with listening(serve(HASTY)) as port:
         for sent, after in (
             (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
-            (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"{"),
+            (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"{"),
         ):
             one = opened(port, sent)
             assert one.recv(1000).startswith(b"HTTP/1.1 ")

@@ -325,7 +325,7 @@ def test_a_swap_waits_for_answers(
     thread = threading.Thread(target=ask_always)
     thread.start()
     until(lambda: seen)
-    service.versions.swap(models / "two")
+    service.versions.flip((models / "two",))
     at = len(seen)
     while len(seen) < at + 20:
         assert thread.is_alive()

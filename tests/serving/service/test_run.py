@@ -6,14 +6,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +26,8 @@ from sparrow.serving.service.run import Place, serve
 from sparrow.trained.run import Loop
 from sparrow.training import train
 from tests.runs import small_run
-from tests.serving.service.asking import Got
+from tests.serving.service.asking import Got, Server
 from tests.serving.service.test_batcher import assert_scored, request
-
-
-class Server:
-    """A process of `sparrow serve`, on a free port."""
-
-    def __init__(self, model: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "sparrow", "serve", str(model), "--port", "0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.told = self.process.stdout.readline()
-        self.port = int(self.told.partition("127.0.0.1:")[2].partition(",")[0] or 0)
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Got:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
-            answer = connection.getresponse()
-            return Got(answer.status, {k.lower().encode(): v.encode() for k, v in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code, and what it said as an error."""
-        self.process.send_signal(signal.SIGTERM)
-        said = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, said
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
-
-    def start(*given: Any) -> Server:
-        servers.append(Server(*given))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.process.kill()
-        server.process.communicate()
 
 
 @pytest.mark.multi
@@ -81,7 +39,9 @@ def test_a_service_from_its_start_to_its_end(
     assert f"version {scorer.folder.digest}" in server.told and "requests take at most 1,088 MB" in server.told
     assert control.stat().st_mode & 0o777 == 0o600
     assert_scored(server.ask("/rank", one), scorer, one)
-    assert server.ask("/control/swap", {"folder": "x"}).status == 404
+    assert server.ask("/control/swap", {"folders": ["x"]}).status == 404
+    assert server.ask("/control/swap", {"folders": ["x"]}, admin=True).status == 404
+    assert server.ask("/metrics").status == 404
     told = subprocess.run(
         [sys.executable, "-m", "sparrow", "swap", str(control), str(models / "two")], capture_output=True, text=True
     )
@@ -103,7 +63,7 @@ def test_what_was_accepted_is_answered_before_the_end(
     threads = [threading.Thread(target=lambda: got.append(server.ask("/rank", one))) for _ in range(8)]
     for thread in threads:
         thread.start()
-    while b'sparrow_stage_seconds_count{stage="read"} 8.0' not in server.ask("/metrics").body:
+    while 'sparrow_stage_seconds_count{stage="read"} 8.0' not in server.metrics():
         time.sleep(0.01)
     assert server.end() == (0, "")
     for thread in threads:
@@ -116,11 +76,14 @@ def test_what_was_accepted_is_answered_before_the_end(
 def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="taken: cannot listen .*; remove it, or choose another"):
-        serve(models / "one", place=Place(port=0, control=tmp_path / "taken"))
+        serve(models / "one", place=Place(port=0, admin_port=0, control=tmp_path / "taken"))
     assert (tmp_path / "taken").exists()
     refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port")
     with socket.create_server(("127.0.0.1", 0)) as taken, refused:
         serve(models / "one", place=Place(port=taken.getsockname()[1]))
+    refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --admin-port")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        serve(models / "one", place=Place(port=0, admin_port=taken.getsockname()[1]))
     with pytest.raises(UserError, match="port: 70000 is out of range"):
         Place(port=70_000)
     with pytest.raises(UserError, match="no answer .*; give what a `sparrow serve --control` has made"):

@@ -1,0 +1,68 @@
+"""A page to look at one request, and requests to look at."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sparrow.serving.scorer import Scorer
+from sparrow.serving.service.limits import RefusedError
+
+HTML, TYPE = (Path(__file__).parent / "index.html").read_bytes(), b"text/html; charset=utf-8"
+
+
+def _only(element: bytes) -> bytes:
+    """Returns a source that allows one element of the page, by what is in it, and no other."""
+    (found,) = re.findall(b"<%s>(.*?)</%s>" % (element, element), HTML, re.DOTALL)
+    return b"'sha256-%s'" % base64.b64encode(hashlib.sha256(found).digest())
+
+
+HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        b"script-src %s; style-src %s" % (_only(b"script"), _only(b"style")),
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
+
+
+def example(scorer: Scorer, first: int, most: int = 8) -> bytes:
+    """Returns a request for `/rank`, of rows that are kept with the model: JSON with one candidate in each line.
+
+    Args:
+        scorer: the model.
+        first: the first row.
+        most: how many rows there are, but at the end. Columns in which they are equal become the user's.
+
+    Raises:
+        RefusedError: when there is no such row.
+    """
+    kept = scorer.kept()[1]
+    if first >= len(kept):
+        raise RefusedError(404, f"row {first}: {len(kept)} are kept with the model; the first one is 0")
+    rows = [{name: _said(value) for name, value in row.items()} for row in kept[first : first + most]]
+    user = {name: value for name, value in rows[0].items() if all(row[name] == value for row in rows)}
+    user = user if len(user) < len(rows[0]) else {}  # a candidate needs a column
+    lines = [_json({name: value for name, value in row.items() if name not in user}) for row in rows]
+    candidates = ",\n  ".join(lines)
+    return f'{{"user": {_json(user)},\n "candidates": [\n  {candidates}]}}'.encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _said(value: Any) -> Any:
+    """Returns a value as JSON can say it: bytes of an id as text, and NaN as none."""
+    if isinstance(value, list):
+        return [_said(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode()
+    return None if value != value else value

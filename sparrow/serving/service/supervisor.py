@@ -1,0 +1,216 @@
+"""Keeps the processes that answer: starts them, starts them again when they die, and changes their model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import multiprocessing
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from sparrow.core.errors import UserError
+from sparrow.serving.service import worker
+from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.settings import Settings
+from sparrow.serving.service.versions import Paths, stacked
+from sparrow.serving.service.worker import FINISH_S, Orders
+
+_processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_SOON_S, _PAUSE_S = 5.0, 1.0  # a worker that ends as soon after its start is started again after a pause
+_log = logging.getLogger(__name__)
+
+
+def ready_processes() -> None:
+    """Have one process import all that workers need. They are forks of it: they start sooner, and share that memory.
+
+    Signals are ignored from here on, as it takes over what is.
+    """
+    worker.hear_no_signals()
+    if sys.platform == "linux":  # elsewhere not all libraries survive a fork
+        _processes.set_forkserver_preload([worker.__name__])
+        forkserver.ensure_running()
+
+
+class Child:
+    """A process and the line to it.
+
+    Args:
+        target: what it does. It is called with its end of the line and the arguments.
+        arguments: what can be sent to a process.
+    """
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
+            self.process.start()
+        self._writer: asyncio.StreamWriter | None = None
+        self._one = asyncio.Lock()
+        self.begun = time.monotonic()
+
+    async def open(self) -> dict[str, Any]:
+        """Returns its first line."""
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
+        return await self._read()
+
+    async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Returns what it says to an order."""
+        async with self._one:
+            assert self._writer is not None
+            with contextlib.suppress(OSError):
+                self._writer.write(json.dumps(order).encode() + b"\n")
+                await self._writer.drain()
+            return await self._read()
+
+    async def _read(self) -> dict[str, Any]:
+        """Returns a line.
+
+        Raises:
+            EOFError: when the process has died.
+        """
+        try:
+            told: dict[str, Any] = json.loads(await self._reader.readline())
+        except (OSError, ValueError):
+            raise EOFError from None
+        if "refused" in told:
+            raise UserError(told["refused"])
+        return told
+
+    async def gone(self) -> None:
+        """Wait until the process has died."""
+        loop, died = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self.process.sentinel, died.set)
+        await died.wait()
+        loop.remove_reader(self.process.sentinel)
+        self.process.join()
+
+    def close(self) -> None:
+        """Tell it to end."""
+        if self._writer is None:
+            self._ours.close()
+        else:
+            self._writer.close()
+
+
+class Supervisor:
+    """The workers of a service.
+
+    Args:
+        listening: where they answer.
+        limits, settings: of the service.
+    """
+
+    def __init__(self, listening: Sequence[socket.socket], limits: Limits, settings: Settings) -> None:
+        self._listening, self._limits, self._settings = list(listening), limits, settings
+        self._workers: set[Child] = set()  # that answer
+        self._starting: set[Child] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._swapping, self._is_ending = asyncio.Lock(), False
+        self.paths: Paths = ()
+        self.told: dict[str, Any] = {}  # of the model that answers
+
+    async def start(self, paths: Sequence[str | Path]) -> None:
+        """Begin to answer with a model.
+
+        Args:
+            paths: of a full folder and its deltas.
+
+        Raises:
+            UserError: see `load`.
+        """
+        self.paths = tuple(str(Path(path).resolve()) for path in paths)
+        self.told = await self._checked(self.paths)
+        for first in await asyncio.gather(*(self._started() for _ in range(self._settings.workers))):
+            self._keepers.append(asyncio.create_task(self._keep(first)))
+
+    async def swap(self, folders: Sequence[str | Path]) -> dict[str, Any]:
+        """Answer with another model. Returns what is told of it when no answer is of the old one any more.
+
+        Args:
+            folders: a full folder and deltas of it, or deltas of the model that answers.
+
+        Raises:
+            UserError: when another swap is under way, or when a folder is refused. Then the old model stays.
+        """
+        if self._swapping.locked():
+            raise UserError(f"{folders[0]}: another model is being loaded; try again when it answers")
+        async with self._swapping:
+            paths = stacked(self.paths, [str(Path(folder).resolve()) for folder in folders])
+            told = await self._checked(paths)
+            try:
+                await self._all({"prepare": paths})
+            except UserError:
+                await self._all({"prepare": self.paths})  # so that none keeps what another has refused
+                raise
+            self.paths, self.told = paths, told  # from here on it holds for workers that start
+            await self._all({"flip": paths})
+            return told
+
+    async def end(self) -> None:
+        """Have the workers answer what they have accepted, and end."""
+        self._is_ending = True
+        for child in self._workers | self._starting:
+            child.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*self._keepers), FINISH_S + 5)
+
+    async def _checked(self, paths: Paths) -> dict[str, Any]:
+        """Have a process of low priority load and check a model, so that workers only need to map it."""
+        child = Child(worker.check, paths)
+        try:
+            return await child.open()
+        except EOFError:
+            raise UserError(f"{paths[-1]}: the process that loads it has died; is there memory for it?") from None
+        finally:
+            child.close()
+            child.process.kill()  # when nobody waits for it any more
+            await asyncio.to_thread(child.process.join)
+
+    async def _all(self, order: dict[str, Any]) -> None:
+        """Give all workers an order, but for those that have died: they start again with `self.paths`."""
+        answers = [child.ask(order) for child in self._workers]
+        for answer in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, EOFError):
+                raise answer
+
+    async def _started(self) -> Child:
+        child = Child(worker.work, self._listening, Orders(self.paths, self._limits, self._settings))
+        self._starting.add(child)
+        try:
+            await child.open()
+            paths: Paths = ()
+            while paths != self.paths:  # they may have changed meanwhile
+                paths = self.paths
+                await child.ask({"flip": paths})
+            self._workers.add(child)  # so a swap from here on asks it too, after the order to listen
+            await child.ask({"listen": True})
+            return child
+        finally:
+            self._starting.discard(child)
+
+    async def _keep(self, child: Child) -> None:
+        """Start a worker again whenever it has died."""
+        while True:
+            await child.gone()
+            self._workers.discard(child)
+            child.close()
+            if not self._is_ending:
+                _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
+            if time.monotonic() - child.begun < _SOON_S:
+                await asyncio.sleep(_PAUSE_S)
+            while True:
+                if self._is_ending:
+                    return
+                try:
+                    child = await self._started()
+                    break
+                except (EOFError, UserError) as error:
+                    _log.error("a worker could not start (%s); it is tried again", error or "it died")
+                    await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,53 @@
+"""Looks for models that appear in a folder, and answers with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from sparrow.core.errors import UserError
+from sparrow.serving.folder import MANIFEST
+from sparrow.serving.service.supervisor import Supervisor
+from sparrow.serving.service.versions import is_delta
+
+_EVERY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -> None:
+    """Answer with each model that appears in a folder, until cancelled.
+
+    Of several that appear at once the last full one counts, by name, and then the deltas, by name. A folder that is
+    refused, such as one that is being copied, is tried again when one of its files has changed.
+
+    Args:
+        place: the folder.
+        seen: what `models` gave. Of that, what stays as it is does not count.
+        supervisor: of the service.
+    """
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        found = models(place)
+        fresh = sorted(path for path, state in found.items() if seen.get(path) != state)
+        full = [path for path in fresh if not is_delta(path)]
+        for path in (*full[-1:], *(path for path in fresh if path not in full)):
+            try:
+                told = await supervisor.swap([path])
+                _log.warning("%s: answers now, version %s", path, told["version"])
+            except UserError as error:
+                _log.warning("%s", error)
+        seen = found
+
+
+def models(place: Path) -> dict[Path, object]:
+    """Returns the model folders in a folder, and of each what changes when one of its files does."""
+    found: dict[Path, object] = {}
+    try:
+        for folder in place.iterdir():
+            if not folder.name.startswith(".") and (folder / MANIFEST).exists():
+                stats = [(str(file), file.stat()) for file in folder.rglob("*")]
+                found[folder] = sorted((file, of.st_size, of.st_mtime_ns) for file, of in stats)
+    except OSError as error:  # it vanishes while it is looked at
+        _log.warning("%s: %s", place, error.strerror)
+    return found

@@ -1,0 +1,197 @@
+"""Workers that die, models that change while they answer: processes, as a person starts them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparrow.core.errors import UserError
+from sparrow.serving import Scorer, load
+from sparrow.serving.service.control import swap
+from tests.serving.service.asking import Server
+from tests.serving.service.test_batcher import CLOSE, assert_scored, request
+
+pytestmark = [
+    pytest.mark.multi,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
+]
+PATIENT = ("--deadline-ms", "60000")
+
+
+class Asking:
+    """Asks a server again and again, in threads, and checks what each answer says of its version."""
+
+    def __init__(self, server: Server, one: dict[str, Any], known: list[Scorer], threads: int = 3) -> None:
+        self.want = {of.folder.digest: of.rank(one["user"], one["candidates"])[:, 0] for of in known}
+        self.seen: list[str] = []
+        self.odd: list[Any] = []
+        self._stop, self._server, self._one = threading.Event(), server, one
+        self._threads = [threading.Thread(target=self._ask) for _ in range(threads)]
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                got = self._server.ask("/rank", self._one)
+                assert got.status == 200, got.body
+                found = got.json
+                assert np.abs(np.array(found["scores"]["label"]) - self.want[found["version"]]).max() <= CLOSE
+                self.seen.append(found["version"])
+            except Exception as error:
+                self.odd.append(error)
+
+    def __enter__(self) -> Asking:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def eventually(holds: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_models_change_while_two_workers_answer(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    """Every answer has the scores of the version that it names. After a swap none is of an older one."""
+    control, one = tmp_path / "control", request(rows, list(range(20)))
+    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
+    known = [scorer, load(models / "two"), load(models / "one", [models / "delta"])]
+    with Asking(server, one, known) as asking:
+        for folders in (["two"], ["one"], ["delta"], ["delta"], ["one", "delta"], ["one"], ["two"]):
+            told = swap(control, *(models / name for name in folders))
+            for _ in range(8):  # whichever worker answers
+                assert server.ask("/rank", one).json["version"] == told["version"]
+        for folder, why in ((tmp_path, "not a model folder"), (models / "delta", "follows the model")):
+            with pytest.raises(UserError, match=why):
+                swap(control, folder)
+    assert not asking.odd and set(asking.seen) == set(asking.want)
+    assert_scored(server.ask("/rank", one), known[1], one)
+    text = server.metrics()
+    assert 'sparrow_swaps_total{outcome="done"} 7.0' in text and 'sparrow_swaps_total{outcome="refused"} 2.0' in text
+    assert f'version="{known[1].folder.digest}"' in text and scorer.folder.digest not in text
+    assert server.end() == (0, "")
+
+
+def test_a_worker_that_is_killed_starts_again_with_the_model_of_the_others(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    control, one, two = tmp_path / "control", request(rows, list(range(20))), load(models / "two")
+    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
+    swap(control, models / "two")
+    before = server.workers()
+    assert len(before) == 2
+    for number in range(30):
+        assert_scored(server.ask("/rank", one), two, one)
+        if number == 10:
+            os.kill(before[0], signal.SIGKILL)
+            eventually(lambda: before[0] not in server.workers())
+    eventually(lambda: len(server.workers()) == 2)
+    os.kill(before[1], signal.SIGKILL)  # so only the new one answers
+    eventually(lambda: before[1] not in server.workers())
+    for _ in range(5):
+        assert_scored(server.ask("/rank", one), two, one)
+    assert "sparrow_candidates_count 35.0" in server.metrics()  # of all workers, dead ones too
+    code, said = server.end()
+    assert code == 0 and said.count("has died (-9); another one starts") == 2
+
+
+def test_workers_end_when_their_parent_is_killed(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    control = tmp_path / "control"
+    server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
+    workers = server.workers()
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    assert control.exists()  # nobody could remove it, and the next one takes its place
+    again = started(models / "one", "--control", str(control), *PATIENT)
+    assert swap(control, models / "one")["version"] == scorer.folder.digest
+    command = [sys.executable, "-m", "sparrow", "serve", str(models / "one"), "--port=0", "--admin-port=0"]
+    other = subprocess.run([*command, f"--control={control}"], capture_output=True, text=True)
+    assert other.returncode == 2 and "cannot listen" in other.stderr
+    assert_scored(again.ask("/rank", one := request(rows, [0])), scorer, one)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_of_its_processes_ends_it_quietly(
+    started: Callable[..., Server], models: Path, sent: int
+) -> None:
+    """As a terminal and systemd send it."""
+    server = started(models / "one", "--workers", "2")
+    workers = server.workers()
+    assert server.end(sent, group=True) == (0, "")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_of_two_controllers_one_is_told_to_wait(started: Callable[..., Server], models: Path, tmp_path: Path) -> None:
+    control, told, refused = tmp_path / "control", [], []
+    server = started(models / "one", "--control", str(control), *PATIENT)
+
+    def ask() -> None:
+        try:
+            told.append(swap(control, models / "two"))
+        except UserError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told and len(told) + len(refused) == 4
+    assert all("another model is being loaded; try again" in line for line in refused)
+    assert server.ask("/health/ready").json["version"] == told[0]["version"]
+
+
+def test_a_watched_folder(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    """Models that appear are answered with, half a model is not, and who rolls back by hand is left alone."""
+    place, control, one = tmp_path / "models", tmp_path / "control", request(rows, [0, 1])
+    place.mkdir()
+    shutil.copytree(models / "two", place / "a")  # was there before
+    server = started(models / "one", "--watch", str(place), "--control", str(control), *PATIENT)
+
+    def answers() -> str:
+        return str(server.ask("/health/ready").json["version"])
+
+    shutil.copytree(models / "delta", tmp_path / "delta")
+    (tmp_path / "delta").rename(place / "delta")
+    with_delta = load(models / "one", [models / "delta"])
+    eventually(lambda: answers() == with_delta.folder.digest)
+    assert_scored(server.ask("/rank", one), with_delta, one)
+    shutil.copytree(models / "two", place / "b", ignore=shutil.ignore_patterns("dense.safetensors"))
+    time.sleep(2.5)
+    assert answers() == with_delta.folder.digest
+    shutil.copyfile(models / "two" / "dense.safetensors", place / "b" / "dense.safetensors")
+    two = load(models / "two")
+    eventually(lambda: answers() == two.folder.digest)
+    swap(control, models / "one")
+    shutil.rmtree(place / "a")
+    time.sleep(2.5)
+    assert answers() == scorer.folder.digest
+    shutil.rmtree(place)
+    time.sleep(2.5)
+    assert_scored(server.ask("/rank", one), scorer, one)
+    code, said = server.end()
+    assert code == 0 and f"{place / 'b' / 'dense.safetensors'}: missing" in said
