@@ -75,9 +75,10 @@ from sparrow.serving import load
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.connections import bounded
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Versions
 limits = Limits(deadline_ms=60_000, body_mb=4, held_mb=16, read_s=60)
-service = Service(Versions(load(sys.argv[1])), limits, "model")
+service = Service(Versions(load(sys.argv[1])), limits, Settings())
 uvicorn.run(app(service), port=int(sys.argv[2]), log_config=None, http=bounded(limits))
 """
 
