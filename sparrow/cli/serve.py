@@ -14,9 +14,12 @@ def serve(
     deltas: tuple[Path, ...] = (),
     port: int = 8080,
     host: str = "127.0.0.1",
+    grpc_port: int | None = None,
     admin_port: int = 8082,
     control: Path | None = None,
     watch: Path | None = None,
+    repository: Path | None = None,
+    token_file: Path | None = None,
     name: str = "model",
     workers: int = 1,
     threads: int = 1,
@@ -32,6 +35,9 @@ def serve(
     held_mb: float = 32.0,
     candidates: int = 5_000,
     queue: int = 256,
+    columns: int = 1_000,
+    list_values: int = 10_000,
+    all_values: int = 200_000,
     connections: int = 1_000,
     extra: Literal["refuse", "ignore"] = "refuse",
     access_log: bool = False,
@@ -44,11 +50,13 @@ def serve(
         model: The folder of `sparrow export`.
         deltas: Folders of `sparrow export --base`, in their order.
         port: 0 takes any that is free, and the first line says which.
-        host: The address to listen at. By default only this machine can reach it. There is no password: put what checks
-            callers before it.
+        host: The address to listen at. By default only this machine can reach it.
+        grpc_port: Where the Open Inference Protocol is spoken over gRPC too. It needs the extra [grpc].
         admin_port: Of the loopback address, for /metrics. 0 takes any that is free.
         control: Path of a unix socket for `sparrow swap`, which only this user may open.
         watch: A folder. Models and deltas that appear in it are answered with.
+        repository: A folder of models. Whoever reaches --admin-port may have one of them answer, by its name.
+        token_file: Holds the token that callers have to send as `Authorization: Bearer TOKEN`, for all but health.
         name: Of the model, in the Open Inference Protocol.
         workers: Processes that answer. They share the memory of the model's tables.
         threads: How many batches each of them scores at a time.
@@ -65,6 +73,9 @@ def serve(
         held_mb: The most that all requests at a time may have; else 429.
         candidates: The most that a request may have; else 413.
         queue: The most requests that may wait; else 429.
+        columns: The most that a request may have; else 413.
+        list_values: The most that a list may have; else 413.
+        all_values: The most that all lists of a request may have; else 413.
         connections: The most that may be open; else 503.
         extra: "refuse" answers 400 to a column that the model does not read, "ignore" names it in the answer.
         access_log: Write a line of JSON to standard error for each answer.
@@ -72,6 +83,7 @@ def serve(
         sample: The share of requests in the served log.
     """
     from sparrow.cli import _show
+    from sparrow.serving.service import token
     from sparrow.serving.service.limits import Limits
     from sparrow.serving.service.logs import Logs
     from sparrow.serving.service.lookups import Lookups
@@ -84,6 +96,7 @@ def serve(
         workers=workers,
         threads=threads,
         is_batching=batching == "on",
+        token=token.read(token_file) if token_file else None,
         logs=Logs(access=access_log, served=served_log, sample=sample),
         lookups=Lookups(
             items=items, key=key, users=users, user_key=user_key, users_ms=users_ms, users_absent=users_absent
@@ -95,10 +108,21 @@ def serve(
         held_mb=held_mb,
         candidates=candidates,
         queue=queue,
+        columns=columns,
+        list_values=list_values,
+        all_values=all_values,
         connections=connections,
         extra=extra,
     )
-    place = Place(host=host, port=port, admin_port=admin_port, control=control, watch=watch)
+    place = Place(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        admin_port=admin_port,
+        control=control,
+        watch=watch,
+        repository=repository,
+    )
     run(
         model,
         deltas,

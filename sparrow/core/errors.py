@@ -15,7 +15,7 @@ class UserError(ValueError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Returns the end of an error about an unknown `name`: `"; did you mean 'x'?"`, or the list of `known` names."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:100], known, n=1)  # it takes long for what is long
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
 
 

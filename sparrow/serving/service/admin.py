@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -9,6 +11,7 @@ from sparrow.core.errors import UserError
 from sparrow.serving.service.app import Call, Reply, json, made
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.protocols.repository import Repository
 from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.supervisor import Supervisor
 
@@ -30,8 +33,10 @@ class Admin:
         scrape: of all processes.
     """
 
+    token: bytes | None = None  # the loopback address and the control socket have none
+
     def __init__(self, supervisor: Supervisor, limits: Limits, metrics: Metrics, scrape: Scrape) -> None:
-        self._supervisor, self._scrape = supervisor, scrape
+        self.supervisor, self._scrape = supervisor, scrape
         self.limits, self.metrics, self.held = limits, metrics, 0
 
     async def counted(self, call: Call) -> Reply:
@@ -48,12 +53,23 @@ class Admin:
             asked = msgspec.json.decode(call.body, type=_Swap)
         except msgspec.MsgspecError as error:
             raise UserError(f'body: {error}; send {{"folders": ["PATH"], "items": "PATH"}}, or one of them') from None
-        return json(await self._supervisor.swap(asked.folders, asked.items))
+        return json(await self.supervisor.swap(asked.folders, asked.items))
 
 
-def app(admin: Admin) -> ASGIApp:
-    """Returns the ASGI application. Only the unix socket, which is one user's, changes the model by its path."""
+def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
+    """Returns the ASGI application. Only the unix socket, which is one user's, changes the model by its path.
+
+    Args:
+        admin: answers.
+        repository: a folder with models, which may be loaded by their names.
+    """
     shared = made(admin, [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)])
+    if repository is not None:
+        supervisor = admin.supervisor
+        models = Repository(
+            repository, lambda folder: supervisor.swap([folder]), lambda: Path(supervisor.model.paths[-1])
+        )
+        shared.router.routes.extend(models.routes())
     control = made(admin, [("POST", "/control/swap", admin.swap)])
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,13 +17,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service import explain, logs, page
+from sparrow.serving.service import explain, logs, page, token
 from sparrow.serving.service.asked import Asked, Sources
 from sparrow.serving.service.batcher import Answer, Batcher
 from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
-from sparrow.serving.service.protocols import rank, v2
+from sparrow.serving.service.protocols import openapi, rank, v2
 from sparrow.serving.service.served import ServedLog
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
@@ -32,6 +33,7 @@ RETRY_S = b"1"  # what a client is told to wait when the service is full
 REQUEST_ID = b"x-request-id"
 _COUNT_S = 1.0  # how often what was counted is made readable
 _log = logging.getLogger(__name__)
+_OPEN = ("/", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready")  # without a token
 
 
 class Reply(NamedTuple):
@@ -56,6 +58,7 @@ class Call:
     def __init__(self, body: bytes, headers: Mapping[bytes, bytes], path: Mapping[str, str], begun: float) -> None:
         self.body, self.headers, self.path, self.begun = body, headers, path, begun
         self.id, self.told = logs.request_id(headers.get(REQUEST_ID)), dict[str, Any]()  # the latter is for the log
+        self.left_ms = math.inf  # until the caller's own deadline
         self.after: list[Callable[[], None]] = []  # done when the answer is written
 
 
@@ -69,7 +72,7 @@ class Service:
     """
 
     def __init__(self, versions: Versions, limits: Limits, settings: Settings) -> None:
-        self.versions, self.limits, self.name = versions, limits, settings.name
+        self.versions, self.limits, self.name, self.token = versions, limits, settings.name, settings.token
         self.metrics = Metrics()
         self.served = (
             ServedLog(settings.logs.served, settings.logs.sample, self.metrics) if settings.logs.served else None
@@ -84,7 +87,7 @@ class Service:
         """The one that is current."""
         return self.versions.current
 
-    def _sources(self) -> Sources:
+    def sources(self) -> Sources:
         """Returns where the columns of a request come from."""
         at, user_key = self.version, None if self.users is None else self.users.key
         if at.items is None:
@@ -95,25 +98,24 @@ class Service:
 
     async def rank(self, call: Call) -> Reply:
         """Score a user's candidates."""
-        asked, top = rank.parsed(call.body, self._sources(), self.limits)
-        return Reply(rank.written(asked, top, await self._scored(call, asked)))
+        asked, top = rank.parsed(call.body, self.sources(), self.limits)
+        return Reply(rank.written(asked, top, await self.scored(call, asked)))
 
     async def infer(self, call: Call) -> Reply:
         """Score the rows of tensors."""
-        self._check(call)
-        at, header = self.version, call.headers.get(v2.HEADER)
-        asked, wanted = v2.parsed(call.body, header, at.scorer, self._sources(), self.limits)
+        name = self.named(call, self.version)
+        asked, wanted = v2.parsed(call.body, call.headers.get(v2.HEADER), self.sources(), self.limits)
         call.id = logs.request_id(call.headers.get(REQUEST_ID), wanted.id.encode())
-        answer = await self._scored(call, asked)
-        v2.check_version(call.path.get("version"), answer.version.name)
-        body, length = v2.written(self.name, wanted, answer)
+        answer = await self.scored(call, asked)
+        self.named(call, answer.version)
+        body, length = v2.written(name, wanted, answer)
         if length is None:
             return Reply(body)
         return Reply(body, 200, _BINARY, ((v2.HEADER, b"%d" % length),))
 
     async def explain(self, call: Call) -> Reply:
         """Say what the model makes of one candidate of a request, and how its score changes without each column."""
-        asked, _ = rank.parsed(call.body, self._sources(), self.limits)
+        asked, _ = rank.parsed(call.body, self.sources(), self.limits)
         if self.users is not None:
             asked, _ = await self.users.filled(asked)
         at, candidate = self.version, int(call.path["candidate"])
@@ -130,7 +132,7 @@ class Service:
         """Give a page to look at a request."""
         return Reply(page.HTML, 200, page.TYPE, page.HEADERS)
 
-    async def _scored(self, call: Call, asked: Asked) -> Answer:
+    async def scored(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request of a caller, who is told of it. It may enter the served log."""
         answer = await self._answered(call, asked)
         call.told = {"version": answer.version.name, "candidates": asked.count}
@@ -140,6 +142,7 @@ class Service:
 
     async def _answered(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
+        self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
         self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
         users = None
         if self.users is not None:
@@ -150,18 +153,34 @@ class Service:
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""
-        self._check(call)
-        return json(v2.metadata(self.version.scorer, self.name, self.version.name))
+        at = self.version
+        return json(v2.metadata(at.scorer, self.named(call, at), at.name))
+
+    async def model_config(self, call: Call) -> Reply:
+        """Describe them as a configuration of Triton."""
+        at = self.version
+        return json(v2.config(at.scorer, self.named(call, at)))
 
     async def model_ready(self, call: Call) -> Reply:
         """Say whether the model answers, which it does from the first moment on."""
-        self._check(call)
-        return json({"name": self.name, "ready": True})
+        return json({"name": self.named(call, self.version), "ready": True})
 
-    def _check(self, call: Call) -> None:
-        if call.path["name"] != self.name:
-            raise RefusedError(404, f"model {call.path['name']!r}: is not served here; {self.name!r} is")
-        v2.check_version(call.path.get("version"), self.version.name)
+    async def model_stats(self, call: Call) -> Reply:
+        """Refuse: one process knows only its own."""
+        raise RefusedError(404, "stats: one worker of several answers, and knows only its own; read /metrics instead")
+
+    def named(self, call: Call, version: Version) -> str:
+        """Returns the model's name in a path: that of the service, or of the folder that answers.
+
+        Raises:
+            RefusedError: for another one, and for another version.
+        """
+        name, folder = call.path["name"], version.scorer.folder.path.name
+        if name not in (self.name, folder):
+            known = " or ".join(repr(one) for one in dict.fromkeys((self.name, folder)))
+            raise RefusedError(404, f"model {name!r}: does not answer here; {known} does")
+        v2.check_version(call.path.get("version"), version.name)
+        return name
 
     async def server(self, call: Call) -> Reply:
         """Describe the server."""
@@ -180,14 +199,19 @@ class Service:
         self.metrics.connections.set(self.connections())
         self.metrics.flush()
 
+    async def described(self, call: Call) -> Reply:
+        """Give the routes and the columns of the model, as OpenAPI."""
+        return json(openapi.described(self.version.scorer, self.name, self.limits))
+
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
 class Host(Protocol):
-    """Whose routes they are. held: bytes of bodies that are there."""
+    """Whose routes they are. held: bytes of bodies that are there. token: what callers have to send, if anything."""
 
     limits: Limits
+    token: bytes | None
     metrics: Metrics
     held: int
 
@@ -206,12 +230,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        service, begun, held = self._service, time.perf_counter(), _Held(self._service)
+        service, begun, held = self._service, time.perf_counter(), Held(self._service)
         call = Call(b"", dict(scope["headers"]), scope["path_params"], begun)
         try:
-            reply = await self._replied(receive, call, held)
+            reply = await self._replied(scope, receive, call, held)
             answered = time.perf_counter()
-            async with asyncio.timeout(service.limits.read_s):
+            async with asyncio.timeout(service.limits.write_s):
                 await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
             self._count(call, str(reply.status))
@@ -232,11 +256,10 @@ class Endpoint:
                 told["trace_id"] = trace
             logs.access.info("request", extra=told | call.told)
 
-    async def _replied(self, receive: Receive, call: Call, held: _Held) -> Reply:
+    async def _replied(self, scope: Scope, receive: Receive, call: Call, held: Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
         try:
-            if call.headers.get(b"content-encoding", b"identity") != b"identity":
-                raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
+            self._check(scope, call.headers)
             try:
                 async with asyncio.timeout(self._service.limits.read_s):
                     call.body = await held.read(call.headers, receive)
@@ -246,50 +269,74 @@ class Endpoint:
                 ) from None
             return await self._answer(call)
         except RefusedError as error:
-            headers = ((b"retry-after", RETRY_S),) if error.status in (429, 503) else ()
-            return json({"error": str(error)}, error.status, headers)
+            return refused(error)
         except UserError as error:
-            return json({"error": " ".join(str(error).split())}, 400)
+            return refused(RefusedError(400, str(error)))
         except Exception:
             _log.exception("a request failed", extra={"request_id": call.id})
             return json({"error": "the service failed, and its log says why"}, 500)
 
+    def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request for its headers, before its body is read."""
+        limits = self._service.limits
+        if self._route not in _OPEN:
+            token.check(headers.get(b"authorization", b""), self._service.token)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > 1e3 * limits.header_kb:
+            raise RefusedError(431, f"headers: more than {limits.header_kb:g} kB; leave out what is not needed")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
 
-class _Held:
+
+class Held:
     """The bytes of a body that is being read or scored, which count against `Limits.held_mb`."""
 
     def __init__(self, service: Host) -> None:
         self._service, self._bytes = service, 0
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Returns a body within the limits."""
-        self._take(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
-        told, parts, size = self._bytes, [], 0
+        """Returns a body within the limits. What has not arrived does not count: to be slow blocks nobody."""
+        self._fits(int(headers.get(b"content-length", b"0")))  # the server has checked that it is a number
+        parts = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise RefusedError(400, "body: ended early")
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > told:
-                self._take(size - self._bytes)
+            self.take(len(parts[-1]))
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _take(self, size: int) -> None:
-        limits = self._service.limits
-        if self._bytes + size > limits.body_mb * 1e6:
-            raise RefusedError(
-                413, f"body: more than {limits.body_mb:g} MB; split the request, or serve with --body-mb"
-            )
-        if self._service.held + size > limits.held_mb * 1e6:
+    def take(self, size: int) -> None:
+        """Count some bytes.
+
+        Raises:
+            RefusedError: when they are too many.
+        """
+        self._fits(self._bytes + size)
+        if self._service.held + size > self._service.limits.held_mb * 1e6:
             raise RefusedError(429, f"body: requests hold {self._service.held} bytes already; try again later")
         self._bytes += size
         self._service.held += size
 
+    def _fits(self, size: int) -> None:
+        most = self._service.limits.body_mb
+        if size > most * 1e6:
+            raise RefusedError(413, f"body: more than {most:g} MB; split the request, or serve with --body-mb")
+
     def give_back(self) -> None:
         """Say that the body is gone."""
         self._service.held -= self._bytes
+        self._bytes = 0
+
+
+def refused(error: RefusedError) -> Reply:
+    """Returns the answer that says why there are no scores."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_s is not None:
+        headers = ((b"retry-after", b"%d" % error.retry_s),)
+    elif error.status == 401:
+        headers = ((b"www-authenticate", b"Bearer"),)
+    return json({"error": str(error)}, error.status, headers)
 
 
 async def _sent(send: Send, reply: Reply) -> None:
@@ -316,9 +363,12 @@ def app(service: Service) -> Starlette:
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
         *((("GET", path + "/ready", service.model_ready)) for path in (model, of_version)),
+        *((("GET", path + "/config", service.model_config)) for path in (model, of_version)),
+        *((("GET", path + "/stats", service.model_stats)) for path in (model, of_version)),
         ("GET", "/v2", service.server),
         *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
+        ("GET", "/openapi.json", service.described),
     ]
 
     async def count() -> None:

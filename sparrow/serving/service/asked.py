@@ -71,8 +71,10 @@ def checked(
     Raises:
         UserError: for columns that are absent, given twice or not known, for lists of unequal length, and for a bad
             deadline.
-        RefusedError: for too many candidates.
+        RefusedError: for too many columns or candidates.
     """
+    if (columns := len(user) + len(candidates)) > limits.columns:
+        raise RefusedError(413, f"columns: {columns} of them, {limits.columns} are allowed; leave out what is not read")
     lengths = {name: len(values) for name, values in candidates.items()}
     count = next(iter(lengths.values()), 0)
     for name, length in lengths.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import socket
@@ -30,19 +31,25 @@ class Place:
         host, port: where requests come in. Port 0 takes any that is free.
         admin_port: of the loopback address, for metrics. 0 as above.
         control: path of a unix socket, which only this user may open.
+        grpc_port: of gRPC, if it is to be spoken.
         watch: a folder. Models that appear in it are answered with.
+        repository: a folder of models, which operators may load by their names.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     admin_port: int = 8082
     control: Path | None = None
+    grpc_port: int | None = None
     watch: Path | None = None
+    repository: Path | None = None
 
     def __post_init__(self) -> None:
-        require(least=0, most=65_535, port=self.port, admin_port=self.admin_port)
+        require(least=0, most=65_535, port=self.port, admin_port=self.admin_port, grpc_port=self.grpc_port)
         if self.watch is not None and not self.watch.is_dir():
             raise UserError(f"{self.watch}: no folder to watch; make it, or give another")
+        if self.repository is not None and not self.repository.is_dir():
+            raise UserError(f"{self.repository}: no folder; make it, or give another --repository")
 
 
 def serve(
@@ -68,7 +75,7 @@ def serve(
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
     logs.start(settings.logs)
-    with _listening(place) as (requests, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
+    with _listening(place) as (requests, grpc, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
         counters, items = Path(work) / "counters", Path(work) / "items"
         for folder in (counters, items):
             folder.mkdir()
@@ -83,9 +90,9 @@ def serve(
 
         ready_processes()
         metrics, scrape = Metrics(), Scrape(of_workers(counters))
-        supervisor = Supervisor([requests], limits, settings, metrics, scrape)
+        supervisor = Supervisor([requests], grpc, limits, settings, metrics, scrape)
         config = uvicorn.Config(
-            app(Admin(supervisor, limits, metrics, scrape)),
+            app(Admin(supervisor, limits, metrics, scrape), place.repository),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -109,7 +116,9 @@ def serve(
                 host, port = requests.getsockname()[:2]
                 told(
                     f"{model} at http://{host}:{port}, version {supervisor.told['version']}; metrics at "
-                    f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; requests take at most "
+                    f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; "
+                    + (f"gRPC at {host}:{grpc.getsockname()[1]}; " if grpc is not None else "")
+                    + "requests take at most "
                     f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
                 )
                 watching = asyncio.create_task(watch(place.watch, seen, supervisor)) if place.watch else None
@@ -125,10 +134,17 @@ def serve(
 
 
 @contextmanager
-def _listening(place: Place) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
-    """Opens the sockets of a place: for requests, and those of operators. Takes the control socket away again."""
+def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | None, list[socket.socket]]]:
+    """Opens the sockets of a place: for requests, for gRPC, and those of operators.
+
+    That of gRPC keeps the port: workers listen there themselves. Takes the control socket away again.
+    """
     with ExitStack() as opened:
-        requests = opened.enter_context(_tcp(place.host, place.port, "--port"))
+        requests, grpc = opened.enter_context(_tcp(place.host, place.port, "--port")), None
+        if place.grpc_port is not None:
+            if importlib.util.find_spec("tritonclient") is None or importlib.util.find_spec("grpc") is None:
+                raise UserError("--grpc-port: needs tritonclient; pip install 'sparrow-rec[grpc]'")
+            grpc = opened.enter_context(_bound(place.host, place.grpc_port, "--grpc-port"))
         operators = [opened.enter_context(_tcp("127.0.0.1", place.admin_port, "--admin-port"))]
         if place.control is not None:
             operators.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
@@ -142,7 +158,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, list[socket.socket
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
-        yield requests, operators
+        yield requests, grpc, operators
 
 
 def _tcp(host: str, port: int, flag: str) -> socket.socket:
@@ -151,6 +167,19 @@ def _tcp(host: str, port: int, flag: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise UserError(f"{host}:{port}: cannot listen ({error}); choose another {flag}") from None
+
+
+def _bound(host: str, port: int, flag: str) -> socket.socket:
+    """Returns a socket that other processes may listen beside. A port that another program has is refused."""
+    _tcp(host, port, flag).close()
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise UserError(f"{host}:{port}: cannot listen ({error}); choose another {flag}") from None
+    return found
 
 
 def _forget_dead(control: Path) -> None:

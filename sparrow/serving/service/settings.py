@@ -17,6 +17,7 @@ class Settings:
         name: of the model, in the Open Inference Protocol.
         workers: processes that answer. They share the memory of the model's tables.
         threads: how many batches each of them scores at a time.
+        token: what callers have to send, if anything.
         is_batching: whether requests may be scored together.
         logs: what it writes down.
         lookups: where columns come from that requests do not have.
@@ -31,6 +32,7 @@ class Settings:
     is_batching: bool = True
     logs: Logs = field(default_factory=Logs)
     lookups: Lookups = field(default_factory=Lookups)
+    token: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         require(least=1, most=1_000, workers=self.workers, threads=self.threads)

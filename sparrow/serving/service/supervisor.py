@@ -109,6 +109,7 @@ class Supervisor:
 
     Args:
         listening: where they answer.
+        grpc: where they speak gRPC, if they do. It stays bound here, so that the port is ours.
         limits, settings: of the service.
         metrics: count what the supervisor does.
         scrape: is told which version answers.
@@ -117,12 +118,14 @@ class Supervisor:
     def __init__(
         self,
         listening: Sequence[socket.socket],
+        grpc: socket.socket | None,
         limits: Limits,
         settings: Settings,
         metrics: Metrics,
         scrape: Scrape,
     ) -> None:
         self._listening, self._limits, self._settings = list(listening), limits, settings
+        self._grpc = None if grpc is None else grpc.getsockname()[:2]
         self._metrics, self._scrape = metrics, scrape
         self._workers: set[Child] = set()  # that answer
         self._starting: set[Child] = set()
@@ -225,7 +228,7 @@ class Supervisor:
                 raise answer
 
     async def _started(self) -> Child:
-        child = Child(worker.work, self._listening, Orders(self.model, self._limits, self._settings))
+        child = Child(worker.work, self._listening, Orders(self.model, self._grpc, self._limits, self._settings))
         self._starting.add(child)
         try:
             await child.open()

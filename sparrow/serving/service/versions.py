@@ -73,6 +73,7 @@ class Version:
         self.scorer, self.name, self.cost = scorer, scorer.folder.digest, _warmed(scorer)
         self.name += "" if items is None else f"-{items.digest[:12]}"
         self.sources, self.held = frozenset(scorer.encoder.sources), 0
+        self.lists = [name for name, kind in scorer.encoder.kinds.items() if kind == "list"]
 
     @property
     def model(self) -> Model:

@@ -23,6 +23,7 @@ from sparrow.core.errors import UserError
 from sparrow.serving.scorer import load
 from sparrow.serving.service import logs
 from sparrow.serving.service.app import Service, app
+from sparrow.serving.service.connections import bounded
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.lookups import Lookups
 from sparrow.serving.service.lookups.items import Items
@@ -36,9 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class Orders(NamedTuple):
-    """What a worker begins with. model: its files were checked."""
+    """What a worker begins with. model: its files were checked. grpc: host and port of gRPC, if it is to be spoken."""
 
     model: Model
+    grpc: tuple[str, int] | None
     limits: Limits
     settings: Settings
 
@@ -83,22 +85,32 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=orders.limits.connections,
+        http=bounded(orders.limits),
         timeout_graceful_shutdown=FINISH_S,
     )
     channel.sendall(_line(service.version.told))
-    asyncio.Runner(loop_factory=config.get_loop_factory()).run(_answer(service, channel, listening, config))
+    asyncio.Runner(loop_factory=config.get_loop_factory()).run(
+        _answer(service, channel, listening, config, orders.grpc)
+    )
 
 
 async def _answer(
-    service: Service, channel: socket.socket, listening: list[socket.socket], config: uvicorn.Config
+    service: Service,
+    channel: socket.socket,
+    listening: list[socket.socket],
+    config: uvicorn.Config,
+    grpc: tuple[str, int] | None,
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=channel)
-    server, serving = Server(config), None
+    server, serving, calls = Server(config), None, None
     service.connections = lambda: len(server.server_state.connections)
     while line := await reader.readline():
         order = json.loads(line)
         if "listen" in order:
+            if grpc is not None:
+                from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
+
+                calls, _ = await serve_grpc(service, *grpc)
             serving = asyncio.ensure_future(server.serve(listening))
             told: dict[str, Any] = {}
         else:
@@ -106,6 +118,8 @@ async def _answer(
         with contextlib.suppress(OSError):  # the supervisor has gone
             writer.write(_line(told))
             await writer.drain()
+    if calls is not None:
+        await calls.stop(FINISH_S)
     server.should_exit = True
     if serving is not None:
         await serving

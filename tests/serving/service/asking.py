@@ -8,13 +8,21 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import uvicorn
+
 from sparrow.serving.service.app import Service, app
+from sparrow.serving.service.connections import bounded
 
 TCP = ("127.0.0.1", 80)
 
@@ -118,3 +126,20 @@ def together(service: Service, requests: list[tuple[str, Any]], taken: list[int]
         return list(await asyncio.gather(*tasks))
 
     return asyncio.run(all_of_them())
+
+
+@contextmanager
+def listening(service: Service) -> Iterator[int]:
+    """The port of a service that listens on this machine, as `sparrow serve` has it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as opened:
+        http = bounded(service.limits)
+        server = uvicorn.Server(
+            uvicorn.Config(app(service), http=http, access_log=False, log_config=None, timeout_keep_alive=1)
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield opened.getsockname()[1]
+        server.should_exit = True
+        thread.join()

@@ -26,7 +26,7 @@ def test_what_is_not_there(service: Service) -> None:
         got = ask(service, path, body)
         assert got.status in (404, 405), path
     got = ask(service, "/v2/models/other/infer", {"inputs": []})
-    assert got.status == 404 and got.json["error"] == "model 'other': is not served here; 'model' is"
+    assert got.status == 404 and got.json["error"] == "model 'other': does not answer here; 'model' or 'one' does"
     assert ask(service, "/v2/models/model/versions/1").status == 404
 
 

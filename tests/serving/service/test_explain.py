@@ -86,7 +86,7 @@ def test_what_is_refused(serve: Callable[..., Service], rows: list[dict[str, Any
     assert ask(service, "/explain/0", b"no json").status == 400
     assert ask(service, "/explain/first", one).status == 404
     long = {"candidates": [rows[0] | {"history": [7] * 20_000}]}
-    small = serve(Limits(deadline_ms=60_000, body_mb=0.1))
+    small = serve(Limits(list_values=100_000, deadline_ms=60_000, body_mb=0.1))
     assert ask(small, "/rank", long).status == 200
     got = ask(small, "/explain/0", long)
     assert got.status == 413 and "shorten its lists" in got.json["error"]

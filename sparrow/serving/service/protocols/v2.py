@@ -1,7 +1,7 @@
 """The Open Inference Protocol (V2) over HTTP, with the binary tensor data extension of Triton.
 
 A tensor is a column of the log: [N] or [N, 1] values, one for each candidate, or one for all of them. A column of lists
-is two tensors: NAME with the values of all rows, and NAME:lengths.
+is two tensors: NAME with the values of all rows, and NAME:lengths. NAME:null says which rows have no value.
 
 Source: https://github.com/kserve/open-inference-protocol, and Triton's `protocol/extension_binary_data.md`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,45 +23,59 @@ from sparrow.serving.service.asked import Asked, Sources, checked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
-LENGTHS = ":lengths"
+LENGTHS, NULL = ":lengths", ":null"
 HEADER = b"inference-header-content-length"
-_NUMBERS = {
+NUMBERS = {
     **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
     **{"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"},
 }
 _PLAIN: dict[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,)}
-_PLAIN |= {name: (int,) if "INT" in name else (int, float) for name in _NUMBERS if name != "BOOL"}
+_PLAIN |= {name: (int,) if "INT" in name else (int, float) for name in NUMBERS if name != "BOOL"}
 
 
-class _Input(msgspec.Struct):
+_One = None | bool | int | float | str
+_unpack = struct.Struct("<I").unpack_from
+
+
+class Tensor(msgspec.Struct):
+    """An input. data: its values, unless they are bytes."""
+
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, Any] = {}
-    data: Any = None
+    parameters: dict[str, _One] = {}
+    data: list[_One | list[_One]] | None = None
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, _One] = {}
 
 
 class _Body(msgspec.Struct):
-    inputs: list[_Input]
+    inputs: list[Tensor]
     id: str = ""
     outputs: list[_Output] = []
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, _One] = {}
 
 
 _decode, _encode = msgspec.json.Decoder(_Body).decode, msgspec.json.Encoder().encode
 
 
 class Wanted(NamedTuple):
-    """How an answer is to be written. id: of the request. outputs: label -> whether it is binary."""
+    """How an answer is to be written. id: of the request. outputs: label -> whether it is binary. binary: of others."""
 
     id: str
     outputs: dict[str, bool]
+    binary: bool
+
+    def of(self, labels: tuple[str, ...]) -> dict[str, bool]:
+        """Returns what is to be written, of a model with these labels: all of them, unless some were named."""
+        for name in self.outputs:
+            if name not in labels:
+                raise UserError(f"output {name!r}: the model has no such label{suggest(name, labels)}")
+        return self.outputs or dict.fromkeys(labels, self.binary)
 
 
 def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
@@ -76,13 +90,26 @@ def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
     return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}
 
 
-def parsed(body: bytes, header: bytes | None, scorer: Scorer, sources: Sources, limits: Limits) -> tuple[Asked, Wanted]:
+def config(scorer: Scorer, name: str) -> dict[str, Any]:
+    """Returns the same as a model's configuration of Triton, and the tensors that may be left out."""
+    told = metadata(scorer, name, "")
+
+    def tensor(one: dict[str, Any]) -> dict[str, Any]:
+        kind = "TYPE_" + one["datatype"].replace("BYTES", "STRING")
+        return {"name": one["name"], "data_type": kind, "dims": [-1]}
+
+    nulls = [{"name": column + NULL, "datatype": "BOOL"} for column in scorer.encoder.kinds]
+    inputs = [tensor(one) for one in told["inputs"]] + [tensor(one) | {"optional": True} for one in nulls]
+    of = {"platform": "sparrow", "backend": "sparrow", "max_batch_size": 0}  # clients may not leave out a dimension
+    return {"name": name, **of, "input": inputs, "output": [tensor(one) for one in told["outputs"]]}
+
+
+def parsed(body: bytes, header: bytes | None, sources: Sources, limits: Limits) -> tuple[Asked, Wanted]:
     """Returns a request, and how its answer is to be written.
 
     Args:
         body: JSON, and after it the bytes of binary tensors.
         header: how long the JSON is, when there are such bytes.
-        scorer: whose labels the answer may have.
         sources, limits: see `checked`.
 
     Raises:
@@ -90,28 +117,59 @@ def parsed(body: bytes, header: bytes | None, scorer: Scorer, sources: Sources, 
         RefusedError: see `checked`.
     """
     made, binary = _opened(body, header)
-    columns, at = {}, 0
+    contents: list[bytes | None] = []
+    at = 0
     for one in made.inputs:
-        if one.name in columns:
-            raise UserError(f"input {one.name!r}: is given twice; give it once")
         size = one.parameters.get("binary_data_size")
-        if size is None:
-            columns[one.name] = _from_json(one)
-        else:
-            if type(size) is not int or not 0 <= size <= len(binary) - at:
-                raise UserError(f"input {one.name!r}: binary_data_size {size}, and {len(binary) - at} bytes are left")
-            columns[one.name], at = _from_bytes(one, binary[at : at + size]), at + size
+        if size is not None and (type(size) is not int or not 0 <= size <= len(binary) - at):
+            raise UserError(f"input {one.name!r}: binary_data_size {size!r}, and {len(binary) - at} bytes are left")
+        contents.append(None if size is None else bytes(binary[at : at + size]))
+        at += size or 0
+    is_binary = made.parameters.get("binary_data_output") is True
+    outputs = {one.name: one.parameters.get("binary_data", is_binary) is True for one in made.outputs}
+    asked = asked_of(made.inputs, contents, made.parameters, sources, limits)
     if at != len(binary):
         raise UserError(f"body: {len(binary) - at} bytes after the last tensor; say whose they are or leave them out")
-    columns = _with_lists(columns)
+    return asked, Wanted(made.id, outputs, is_binary)
+
+
+def asked_of(
+    tensors: Sequence[Tensor],
+    contents: Sequence[bytes | None],
+    parameters: Mapping[str, Any],
+    sources: Sources,
+    limits: Limits,
+    left_ms: float = math.inf,
+) -> Asked:
+    """Returns a request of tensors.
+
+    Args:
+        tensors: the inputs.
+        contents: the bytes of each that has no `data`.
+        parameters: of the request. "timeout" is in microseconds.
+        sources, limits: see `checked`.
+        left_ms: the caller's own deadline.
+
+    Raises:
+        UserError: for tensors that do not fit.
+        RefusedError: see `checked`.
+    """
+    if len(tensors) > 3 * limits.columns:  # with lengths and nulls
+        raise RefusedError(413, f"inputs: {len(tensors)} of them, {3 * limits.columns} are allowed; leave some out")
+    columns: dict[str, list[Any]] = {}
+    for one, data in zip(tensors, contents, strict=True):
+        if one.name in columns:
+            raise UserError(f"input {one.name!r}: is given twice; give it once")
+        columns[one.name] = _from_data(one) if data is None else _from_bytes(one, data)
+    columns = _with_nulls(_with_lists(columns))
     count = max(map(len, columns.values()), default=0)
     user = {name: values[0] for name, values in columns.items() if len(values) == 1 != count}
     rest = {name: values for name, values in columns.items() if name not in user}
-    allowed = made.parameters.get("timeout")  # in microseconds
-    if allowed is not None and type(allowed) is not int:
-        raise UserError(f"parameters.timeout: {allowed!r}; give microseconds")
-    asked = checked(user, rest, sources, limits, None if allowed is None else allowed / 1e3)
-    return asked, Wanted(made.id, _outputs(made, scorer.labels))
+    timeout = parameters.get("timeout")
+    if timeout is not None and type(timeout) is not int:
+        raise UserError(f"parameters.timeout: {timeout!r}; give microseconds")
+    allowed = min(math.inf if timeout is None else timeout / 1e3, left_ms)
+    return checked(user, rest, sources, limits, None if allowed == math.inf else allowed)
 
 
 def _opened(body: bytes, header: bytes | None) -> tuple[_Body, memoryview]:
@@ -128,20 +186,10 @@ def _opened(body: bytes, header: bytes | None) -> tuple[_Body, memoryview]:
         raise UserError(f"body: {error}; send what the Open Inference Protocol describes") from None
 
 
-def _outputs(made: _Body, labels: Sequence[str]) -> dict[str, bool]:
-    is_binary = made.parameters.get("binary_data_output") is True
-    found = {}
-    for one in made.outputs:
-        if one.name not in labels:
-            raise UserError(f"output {one.name!r}: the model has no such label{suggest(one.name, labels)}")
-        found[one.name] = one.parameters.get("binary_data", is_binary) is True
-    return found or dict.fromkeys(labels, is_binary)
-
-
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _size(one: _Input) -> int:
+def _size(one: Tensor) -> int:
     """Returns how many values a tensor has."""
     if one.datatype not in _PLAIN:
         raise UserError(f"input {one.name!r}: datatype {one.datatype!r}{suggest(one.datatype, _PLAIN)}")
@@ -150,41 +198,43 @@ def _size(one: _Input) -> int:
     return one.shape[0]
 
 
-def _from_bytes(one: _Input, data: memoryview) -> list[Any]:
+def _from_bytes(one: Tensor, data: bytes) -> list[Any]:
     size = _size(one)
     if one.data is not None:
         raise UserError(f"input {one.name!r}: has data and binary_data_size; give one of them")
     if one.datatype == "BYTES":
         return _texts(one, data, size)
-    kind = np.dtype(_NUMBERS[one.datatype])
+    kind = np.dtype(NUMBERS[one.datatype])
     if len(data) != size * kind.itemsize:
         raise UserError(f"input {one.name!r}: {len(data)} bytes for {size} values of {one.datatype}; correct the shape")
     return _without_nan(np.frombuffer(data, kind))
 
 
-def _texts(one: _Input, data: memoryview, size: int) -> list[Any]:
+def _texts(one: Tensor, data: bytes, size: int) -> list[Any]:
     """Returns texts, each of which comes after its length in four bytes."""
     found: list[Any] = []
-    at, end = 0, len(data)
-    while at + 4 <= end and len(found) < size:
-        (length,) = struct.unpack_from("<I", data, at)
-        at += 4 + length
-        if at > end:
-            break
-        try:
-            found.append(str(data[at - length : at], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"input {one.name!r}, value {len(found)}: {error}; send UTF-8") from None
-    if at != end or len(found) != size:
-        raise UserError(f"input {one.name!r}: {end} bytes are not {size} texts, each after its length; correct them")
+    at = 0
+    try:
+        for _ in range(size):
+            (length,) = _unpack(data, at)
+            start, at = at + 4, at + 4 + length
+            found.append(data[start:at].decode())
+    except UnicodeDecodeError as error:
+        raise UserError(f"input {one.name!r}, value {len(found)}: {error}; send UTF-8") from None
+    except struct.error:  # a length led beyond the end
+        at = -1
+    if at != len(data):
+        raise UserError(
+            f"input {one.name!r}: {len(data)} bytes are not {size} texts, each after its length; correct them"
+        )
     return found
 
 
-def _from_json(one: _Input) -> list[Any]:
+def _from_data(one: Tensor) -> list[Any]:
     size = _size(one)
-    if not isinstance(one.data, list):
+    if one.data is None:
         raise UserError(f"input {one.name!r}: no data; give a list, or binary_data_size")
-    data = one.data
+    data: list[Any] = one.data
     if any(isinstance(value, list) for value in data):  # [N, 1] may be nested
         if not all(isinstance(value, list) and len(value) == 1 for value in data):
             raise UserError(f"input {one.name!r}: data is neither {size} values nor {size} lists of one; correct it")
@@ -199,7 +249,7 @@ def _from_json(one: _Input) -> list[Any]:
         return data
     try:
         with np.errstate(over="ignore"):
-            return _without_nan(np.array(data, _NUMBERS[one.datatype]))
+            return _without_nan(np.array(data, NUMBERS[one.datatype]))
     except OverflowError:
         raise UserError(f"input {one.name!r}: a value is out of the range of {one.datatype}") from None
 
@@ -230,14 +280,32 @@ def _with_lists(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return found
 
 
+def _with_nulls(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Returns columns, with None in the rows that are said to have no value."""
+    for name in [name for name in columns if name.endswith(NULL)]:
+        nulls, of = columns.pop(name), name.removesuffix(NULL)
+        values = columns.get(of, [])
+        if len(nulls) != len(values) or not all(type(one) is bool for one in nulls):
+            raise UserError(
+                f"input {name!r}: {len(nulls)} values; give a BOOL for each of {len(values)} rows of {of!r}"
+            )
+        columns[of] = [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
+    return columns
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
 def written(name: str, wanted: Wanted, answer: Answer) -> tuple[bytes, int | None]:
-    """Returns the body of an answer, and how long its JSON is when tensors come after it."""
+    """Returns the body of an answer, and how long its JSON is when tensors come after it.
+
+    Raises:
+        UserError: for an output that the model does not have.
+    """
     outputs, binary = [], []
-    for label, is_binary in wanted.outputs.items():
-        scores_N = answer.scores_NT[:, answer.version.scorer.labels.index(label)].astype("<f4")
+    labels = answer.version.scorer.labels
+    for label, is_binary in wanted.of(labels).items():
+        scores_N = answer.scores_NT[:, labels.index(label)].astype("<f4")
         one: dict[str, Any] = {"name": label, "datatype": "FP32", "shape": [len(scores_N)]}
         if is_binary:
             binary.append(scores_N.tobytes())

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sparrow.core.errors import UserError
 from sparrow.serving import Scorer
-from sparrow.serving.service.app import Service, app
-from tests.serving.service.asking import Got, ask
+from sparrow.serving.service.app import Service
+from sparrow.serving.service.protocols import v2
+from tests.serving.service.asking import Got, ask, listening
 from tests.serving.service.test_batcher import CLOSE
 
 INFER = "/v2/models/model/infer"
@@ -44,7 +43,7 @@ def tensors(scorer: Scorer, rows: list[dict[str, Any]], of_user: tuple[str, ...]
 
 
 def type_of(array: Any) -> str:
-    return {"O": "BYTES", "i": "INT64", "f": "FP32"}[array.dtype.kind]
+    return {"O": "BYTES", "i": "INT64", "f": "FP32", "b": "BOOL"}[array.dtype.kind]
 
 
 def as_json(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -114,16 +113,8 @@ def test_a_tensor_of_one_row_is_of_the_user(service: Service, scorer: Scorer, ro
 @pytest.fixture
 def address(service: Service) -> Iterator[str]:
     """The service behind a socket of this machine."""
-    uvicorn = pytest.importorskip("uvicorn")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app(service), log_config=None, access_log=False))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with listening(service) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_the_public_client_works_as_it_is(address: str, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
@@ -133,6 +124,13 @@ def test_the_public_client_works_as_it_is(address: str, scorer: Scorer, rows: li
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("model")
     told = client.get_model_metadata("model")
     assert told["versions"] == [scorer.folder.digest] and not client.is_model_ready("other")
+    assert client.is_model_ready("one") and client.get_model_metadata("one")["name"] == "one"  # its folder
+    config = client.get_model_config("model")
+    given = [one for one in config["input"] if not one.get("optional")]
+    assert [one["name"] for one in given] == [one["name"] for one in told["inputs"]]
+    assert {one["data_type"] for one in given} == {"TYPE_INT64", "TYPE_FP32", "TYPE_STRING"}
+    with pytest.raises(Exception, match="stats: one worker of several answers.*; read /metrics instead"):
+        client.get_inference_statistics("model")
     arrays, inputs = tensors(scorer, some), []
     assert {one["name"] for one in told["inputs"]} == arrays.keys()
     for name, array in arrays.items():
@@ -149,6 +147,53 @@ def test_the_public_client_works_as_it_is(address: str, scorer: Scorer, rows: li
     client.close()
 
 
+def test_nulls(service: Service, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    """A tensor NAME:null takes values away: a text, an id, a number, a list, one of the user."""
+    some = [{n: row[n] or "" if n.startswith("cat") else row[n] for n in row} | {"num_0": 1.0} for row in rows[:9]]
+    arrays, want = tensors(scorer, some, USER), [dict(row) for row in some]
+    for row in want:
+        row |= {name: some[0][name] for name in USER}
+    for name, at in (("cat_0", 3), ("item", 4), ("num_0", 5), ("tags", 6)):
+        arrays[f"{name}:null"] = np.arange(9) == at
+        want[at][name] = None
+    arrays["user:null"] = np.array([True])
+    want = [row | {"user": None} for row in want]
+    body, length = with_bytes(arrays)
+    got = ask(service, INFER, body, {LENGTH: length})
+    assert np.abs(scores_of(got) - scorer.score(want)[:, 0]).max() <= CLOSE
+    assert np.abs(scores_of(got) - scorer.score(some)[:, 0]).max() > 1e-5
+    for change, says in (
+        ({"cat_0:null": np.zeros(8, bool)}, "input 'cat_0:null': 8 values; give a BOOL for each of 9 rows of 'cat_0'"),
+        ({"cat_0:null": np.zeros(9, np.int64)}, "input 'cat_0:null': 9 values; give a BOOL"),
+        ({"new:null": np.zeros(9, bool)}, "input 'new:null': 9 values; give a BOOL for each of 0 rows of 'new'"),
+    ):
+        body, length = with_bytes(arrays | change)
+        got = ask(service, INFER, body, {LENGTH: length})
+        assert got.status == 400 and says in got.json["error"], got.json
+
+
+@pytest.mark.parametrize(
+    "texts", [[], [""], ["", "\0", "a\0b"], ["\u00e4\U0001f426", "x" * 70_000], ["1"] * 300], ids=repr
+)
+def test_texts_as_bytes(texts: list[str]) -> None:
+    data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
+    one = v2.Tensor("a", "BYTES", [len(texts)])
+    assert v2._from_bytes(one, data) == texts
+    for size in {len(texts) - 1, len(texts) + 1} - {-1}:
+        with pytest.raises(UserError, match="each after its length; correct them"):
+            v2._from_bytes(v2.Tensor("a", "BYTES", [size]), data)
+    if data:
+        with pytest.raises(UserError, match="each after its length; correct them"):
+            v2._from_bytes(one, data[:-1])
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 2**31, 5, 3])
+def test_lengths_of_texts_that_lie(length: int) -> None:
+    data = struct.pack("<I", length) + b"\x03\0\0\0" + struct.pack("<I", 3) + b"abc"
+    with pytest.raises(UserError, match="15 bytes are not 3 texts, each after its length; correct them"):
+        v2._from_bytes(v2.Tensor("a", "BYTES", [3]), data)
+
+
 def put(key: str, value: Any, number: int = 0) -> Any:
     return lambda told, parts: told["inputs"][number].__setitem__(key, value)
 
@@ -161,7 +206,7 @@ MISTAKES = {
     "a size that lies": (size(7), "input 'user': 7 bytes for 5 values of INT64"),
     "a negative size": (size(-8), "input 'user': binary_data_size -8, and"),
     "a huge size": (size(2**70), "input 'user': binary_data_size 1180591620717411303424"),
-    "a size that is no number": (size("40"), "input 'user': binary_data_size 40, and"),
+    "a size that is no number": (size("40"), "input 'user': binary_data_size '40', and"),
     "a negative shape": (put("shape", [-5]), "input 'user': shape [-5]; give [N] or [N, 1]"),
     "a huge shape": (put("shape", [2**62, 8]), "shape [4611686018427387904, 8]"),
     "no shape": (put("shape", []), "shape []; give [N]"),
@@ -206,7 +251,8 @@ def test_headers_that_lie(length: Any, service: Service, scorer: Scorer, rows: l
         ({"data": [True] * 5}, "True is no INT64"),
         ({"data": [None] * 5}, "None is no INT64"),
         ({"data": [2**70] * 5}, "is no INT64|out of the range of INT64|body: "),
-        ({"data": "12345"}, "no data; give a list"),
+        ({"data": "12345"}, "body: Expected `array | null`"),
+        ({"data": None}, "no data; give a list"),
         ({"data": [1] * 5, "datatype": "INT8", "shape": [5, 2]}, "shape"),
         ({"data": [300] * 5, "datatype": "UINT8"}, "a value is out of the range of UINT8"),
     ],

@@ -1,0 +1,114 @@
+"""Connections of HTTP, bounded in number, in time and in the size of headers, which uvicorn leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sparrow.serving.service.limits import RETRY_S, Limits
+
+_UNREAD = 4096  # bytes of an answer that may wait before a clock runs: headers and body then leave in one packet
+_TOLD = b'{"error":"connections: as many are open as are allowed; try again later"}'
+
+
+def bounded(limits: Limits) -> type[HttpToolsProtocol]:
+    """Returns what `uvicorn.Config` takes as `http`. It replaces `limit_concurrency`, which names no time to retry."""
+    return type("Bounded", (_Connection,), {"limits": limits})
+
+
+class _Connection(HttpToolsProtocol):
+    limits: Limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(_UNREAD)
+        self._clock: asyncio.TimerHandle | None = None
+        self._answer_clock: asyncio.TimerHandle | None = None
+        self._size, self._in_headers = 0, True
+        if len(self.connections) > self.limits.connections:
+            self.app = _full
+        self._start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    # -- what arrives ------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._size, self._in_headers = 0, True
+        self._start()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_headers:
+            self._size += len(data)
+            if self._size > 1e3 * self.limits.header_kb:
+                self._refuse(b"431 Request Header Fields Too Large")
+        elif self._is_idle and self.timeout_keep_alive_task is None and self._clock is None:
+            self._start()  # these bytes belong to no request, or to one that was refused
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start(self) -> None:
+        self._stop()
+        self._clock = self.loop.call_later(self.limits.read_s, self._late)
+
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _late(self) -> None:
+        if not self._is_idle:  # an earlier request of the same connection is being answered
+            self._start()
+        elif self._in_headers:
+            self._refuse(b"408 Request Timeout")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: bytes) -> None:
+        """Close the connection, with an answer unless another one is on its way."""
+        if self._is_idle and not self.transport.is_closing():
+            told = b'{"error":"headers: too many or too slow; send less, and faster"}'
+            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(head % (status, len(told)) + told)
+        self.transport.close()
+
+    # -- what leaves -------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._answer_clock = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._answer_clock is not None:
+            self._answer_clock.cancel()
+            self._answer_clock = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # to close would wait for who does not read
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+
+async def _full(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer every request of a connection that is one too many."""
+    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_TOLD))]
+    headers += [(b"retry-after", b"%d" % RETRY_S), (b"connection", b"close")]
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": _TOLD})

@@ -1,0 +1,201 @@
+"""The Open Inference Protocol (V2) over gRPC, with the stubs of `tritonclient`.
+
+Source: https://github.com/kserve/open-inference-protocol, `specification/protocol/open_inference_grpc.proto`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as messages
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.serving.service import logs, token
+from sparrow.serving.service.app import Call, Held, Service
+from sparrow.serving.service.limits import RefusedError
+from sparrow.serving.service.protocols import v2
+from sparrow.serving.service.versions import Version
+
+NAME = "inference.GRPCInferenceService"
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+_CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64", "BYTES": "bytes"}
+_CONTENTS |= {f"INT{bits}": "int" for bits in (8, 16, 32)} | {f"UINT{bits}": "uint" for bits in (8, 16, 32)}
+_IDLE_MS = 300_000  # until a connection without calls is closed
+_HEALTH = ("ServerLive", "ServerReady")  # for all, without a token
+_METHODS = (*_HEALTH, "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer")
+
+
+async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Serve on the running event loop. Returns the server, whose `stop(seconds)` ends it, and its port.
+
+    Processes that give the same port share it: each gets some of the connections (SO_REUSEPORT).
+
+    Args:
+        service: what answers.
+        host, port: where. Port 0 takes any that is free.
+
+    Raises:
+        UserError: when it cannot listen there.
+    """
+    limits = service.limits
+    options = [("grpc.so_reuseport", 1), ("grpc.max_metadata_size", int(1e3 * limits.header_kb))]
+    options += [("grpc.max_receive_message_length", int(1e6 * limits.body_mb))]
+    options += [
+        ("grpc.server_handshake_timeout_ms", int(1e3 * limits.read_s)),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(NAME, Methods(service).handlers())])
+    try:
+        found = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise UserError(f"{host}:{port}: cannot listen ({error}); choose another --grpc-port") from None
+    await server.start()
+    return server, found
+
+
+class Methods:
+    """What can be called. Each takes a message and returns one.
+
+    Args:
+        service: what answers.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service, limits = service, service.limits
+        self._reading = asyncio.Semaphore(max(int(limits.held_mb / limits.body_mb), 1))
+
+    def handlers(self) -> dict[str, Any]:
+        """Returns name -> handler of each method."""
+        return {
+            name: grpc.stream_unary_rpc_method_handler(
+                self._handler(name), response_serializer=lambda reply: reply.SerializeToString()
+            )
+            for name in _METHODS
+        }
+
+    def _handler(self, name: str) -> Any:
+        """Returns a method as gRPC calls it. It reads the message itself, so that few are read at a time."""
+        service, route, request = self._service, f"/{NAME}/{name}", getattr(messages, f"{name}Request")
+
+        async def handle(stream: AsyncIterator[bytes], context: Any) -> Any:
+            held, call, status = Held(service), Call(b"", {}, {}, time.perf_counter()), "cut"
+
+            def done(_: Any) -> None:  # the answer has been written, or never will be
+                held.give_back()
+                for work in call.after:
+                    work()
+                service.metrics.requests.labels(route, status).inc()
+
+            context.add_done_callback(done)
+            try:
+                if name not in _HEALTH:
+                    given = dict(context.invocation_metadata()).get("authorization", "")
+                    token.check(given.encode() if isinstance(given, str) else given, service.token)
+                call.body = await self._read(stream)
+                held.take(len(call.body))
+                left_s = context.time_remaining()
+                call.left_ms = math.inf if left_s is None else 1e3 * left_s
+                told, status = await self._answered(request.FromString(call.body), call), "200"
+                return told
+            except RefusedError as error:
+                refused = error
+            except (UserError, DecodeError) as error:
+                refused = RefusedError(400, str(error))
+            status = str(refused.status)
+            retry = () if refused.retry_s is None else (("grpc-retry-pushback-ms", str(1000 * refused.retry_s)),)
+            await context.abort(_CODES.get(refused.status, grpc.StatusCode.INTERNAL), str(refused), retry)
+
+        return handle
+
+    async def _read(self, stream: AsyncIterator[bytes]) -> bytes:
+        read_s = self._service.limits.read_s
+        try:
+            async with asyncio.timeout(read_s), self._reading:
+                return await anext(stream)
+        except TimeoutError:
+            raise RefusedError(408, f"message: took longer than {read_s:g} s; send it faster") from None
+        except StopAsyncIteration:
+            raise RefusedError(400, "message: none came; send one") from None
+
+    async def _answered(self, message: Any, call: Call) -> Any:
+        """Returns the answer to a message."""
+        at = self._service.version
+        match message:
+            case messages.ServerLiveRequest():
+                return messages.ServerLiveResponse(live=True)
+            case messages.ServerReadyRequest():
+                return messages.ServerReadyResponse(ready=True)
+            case messages.ServerMetadataRequest():
+                return messages.ServerMetadataResponse(name="sparrow", version=version("sparrow-rec"))
+            case messages.ModelInferRequest():
+                return await self._infer(message, call)
+        name = self._named(message.name, message.version, call, at)
+        match message:
+            case messages.ModelMetadataRequest():
+                return ParseDict(v2.metadata(at.scorer, name, at.name), messages.ModelMetadataResponse())
+            case messages.ModelConfigRequest():
+                return ParseDict({"config": v2.config(at.scorer, name)}, messages.ModelConfigResponse())
+        return messages.ModelReadyResponse(ready=True)
+
+    async def _infer(self, message: Any, call: Call) -> Any:
+        service = self._service
+        name = self._named(message.model_name, message.model_version, call, service.version)
+        kinds = {key: one.WhichOneof("parameter_choice") for key, one in message.parameters.items()}
+        parameters = {key: getattr(message.parameters[key], kind) for key, kind in kinds.items() if kind}
+        tensors, contents = _tensors(message)
+        asked = v2.asked_of(tensors, contents, parameters, service.sources(), service.limits, call.left_ms)
+        call.id = logs.request_id(message.id.encode())
+        answer = await service.scored(call, asked)
+        self._named(message.model_name, message.model_version, call, answer.version)
+        told = messages.ModelInferResponse(model_name=name, model_version=answer.version.name, id=message.id)
+        labels = answer.version.scorer.labels
+        for label in v2.Wanted(message.id, dict.fromkeys((one.name for one in message.outputs), True), True).of(labels):
+            scores_N = answer.scores_NT[:, labels.index(label)].astype("<f4")
+            told.outputs.add(name=label, datatype="FP32", shape=[len(scores_N)])
+            told.raw_output_contents.append(scores_N.tobytes())
+        for kind, counts in zip(answer.gaps._fields, answer.gaps, strict=True):
+            told.parameters[kind].int64_param = sum(counts.values())
+        if answer.users is not None:
+            told.parameters["users"].string_param = answer.users
+        return told
+
+    def _named(self, name: str, of: str, call: Call, at: Version) -> str:
+        call.path = {"name": name, **({"version": of} if of else {})}
+        return self._service.named(call, at)
+
+
+def _tensors(message: Any) -> tuple[list[v2.Tensor], list[bytes | None]]:
+    """Returns the inputs of a request, and the bytes of each, which has them or values."""
+    raw = message.raw_input_contents
+    if len(raw) not in (0, len(message.inputs)):
+        raise UserError(f"raw_input_contents: {len(raw)} for {len(message.inputs)} inputs; give one for each, or none")
+    found = []
+    for one in message.inputs:
+        data: list[Any] | None = None
+        if not raw:
+            if one.datatype not in _CONTENTS:
+                raise UserError(f"input {one.name!r}: datatype {one.datatype!r}{suggest(one.datatype, _CONTENTS)}")
+            values = getattr(one.contents, f"{_CONTENTS[one.datatype]}_contents")
+            try:
+                data = [value.decode() for value in values] if one.datatype == "BYTES" else list(values)
+            except UnicodeDecodeError as error:
+                raise UserError(f"input {one.name!r}: {error}; send UTF-8") from None
+        found.append(v2.Tensor(one.name, one.datatype, list(one.shape), {}, data))
+    return found, list(raw) if raw else [None] * len(found)

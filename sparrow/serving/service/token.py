@@ -1,0 +1,46 @@
+"""The bearer token that callers have to send (RFC 6750)."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import stat
+from pathlib import Path
+
+from sparrow.core.errors import UserError
+from sparrow.serving.service.limits import RefusedError
+
+_log = logging.getLogger(__name__)
+
+
+def read(path: str | Path) -> bytes:
+    """Returns the token in a file, which is its content without the last end of line.
+
+    Raises:
+        UserError: when the file cannot be read, or holds no token.
+    """
+    try:
+        content, mode = Path(path).read_bytes(), Path(path).stat().st_mode
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the token ({error.strerror}); give a file that holds it") from None
+    found = content.removesuffix(b"\n").removesuffix(b"\r")
+    if not found or found != found.strip():
+        raise UserError(f"{path}: holds no token; write it there, with no space around it")
+    if mode & stat.S_IROTH:
+        _log.warning("%s: others on this machine can read the token; take that right away (chmod o-r)", path)
+    return found
+
+
+def check(given: bytes, token: bytes | None) -> None:
+    """Refuse a caller who has not sent the token, in a time that does not tell how much of it was right.
+
+    Args:
+        given: the header `Authorization`.
+        token: what is to be in it; None for nothing.
+
+    Raises:
+        RefusedError: for anything else.
+    """
+    scheme, _, sent = given.partition(b" ")
+    if token is not None and not (scheme.lower() == b"bearer" and hmac.compare_digest(sent.strip(), token)):
+        raise RefusedError(401, "Authorization: not the token of this service; send `Bearer TOKEN`")

@@ -1,0 +1,196 @@
+"""Clients that are slow, cut off, too many or do not read, against a socket."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from sparrow.serving import Scorer
+from sparrow.serving.service.app import Service
+from sparrow.serving.service.limits import Limits
+from tests.serving.service.asking import Got, listening
+from tests.serving.service.test_batcher import assert_scored, request
+
+HASTY = Limits(deadline_ms=60_000, read_s=0.5, write_s=0.5, header_kb=4, connections=3)
+
+
+def post(port: int, body: Any) -> Got:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", "/rank", json.dumps(body))
+        answer = connection.getresponse()
+        return Got(answer.status, {k.lower().encode(): v.encode() for k, v in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
+
+
+def opened(port: int, sent: bytes = b"", buffer: int = 0) -> socket.socket:
+    found = socket.socket()
+    if buffer:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    found.settimeout(30)
+    found.connect(("127.0.0.1", port))
+    found.sendall(sent)
+    return found
+
+
+def rest(one: socket.socket) -> bytes:
+    """What comes until the other side ends the connection."""
+    found = b""
+    try:
+        while part := one.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    finally:
+        one.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b"408"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\n", b"408"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{", b"408"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 5000, b"431"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 5000 + b"\r\n\r\n", b"431"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", b"400"),
+        (b"\0\xff", b"400"),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
+        (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n\r\n", b"200"),  # and an end of line, then nothing
+        (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health/live HTTP/1.1\r\n", b"200"),
+        (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"404"),
+    ],
+    ids=lambda value: repr(value[:70]),
+)
+def test_what_comes_too_slowly_or_is_too_much(
+    sent: bytes, status: bytes, serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """It is answered, and its connection ends soon."""
+    service = serve(HASTY)
+    with listening(service) as port:
+        begun = time.monotonic()
+        got = rest(opened(port, sent))
+        assert got.startswith(b"HTTP/1.1 " + status), got
+        assert time.monotonic() - begun < 5
+        assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
+    assert service.held == 0
+
+
+def test_who_sends_what_belongs_to_no_request(serve: Callable[..., Service]) -> None:
+    """After an answer: ends of lines, and the rest of a body that was refused. Neither keeps a connection open."""
+    with listening(serve(HASTY)) as port:
+        for sent, after in (
+            (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
+            (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"{"),
+        ):
+            one = opened(port, sent)
+            assert one.recv(1000).startswith(b"HTTP/1.1 ")
+            one.sendall(after)
+            begun = time.monotonic()
+            rest(one)
+            assert time.monotonic() - begun < 5
+
+
+def test_who_is_cut_off_in_a_body(serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    service = serve(HASTY)
+    with listening(service) as port:
+        opened(port, b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{").close()
+        assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
+        end = time.monotonic() + 30
+        while service.held:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_what_has_not_arrived_takes_nothing_from_others(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    service = serve(Limits(deadline_ms=60_000, body_mb=0.01, held_mb=0.01))
+    with listening(service) as port:
+        slow = [opened(port, b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n{") for _ in range(3)]
+        assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
+        for other in slow:
+            other.close()
+
+
+def test_who_does_not_read_the_answer(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """Is cut off. Its memory and its version are given back."""
+    service = serve(HASTY)
+    one = json.dumps(request(rows, [0] * 5000)).encode()
+    whole = b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(one) + one
+    with listening(service) as port:
+        deaf = opened(port, buffer=1024)
+        deaf.setblocking(False)
+        waiting, end = whole * 100, time.monotonic() + 30
+        try:
+            while time.monotonic() < end:
+                try:
+                    waiting = waiting[deaf.send(waiting) :]
+                except BlockingIOError:
+                    time.sleep(0.01)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert time.monotonic() < end, "it was not cut off"
+        deaf.close()
+        while service.held or service.version.held:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
+
+
+def test_one_connection_too_many(serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    """Is told when to try again, and is answered when others have gone."""
+    service, one = serve(HASTY), request(rows, [0, 1])
+    with listening(service) as port:
+        idle = [opened(port) for _ in range(3)]
+        got = post(port, one)
+        assert got.status == 503 and got.headers[b"retry-after"] == b"1" and "try again" in got.json["error"]
+        for other in idle:
+            other.close()
+        time.sleep(0.1)
+        assert_scored(post(port, one), scorer, one)
+
+
+@pytest.mark.slow
+def test_five_thousand_connections(serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    """A good client is answered, or told to come back. When they have been cut off, all is as before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 11_000:
+        pytest.skip(f"needs 11,000 open files, of which this user may have {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 11_000), hard))
+    service, one = serve(Limits(deadline_ms=60_000, connections=1_000, read_s=5)), request(rows, [0, 1])
+    try:
+        with listening(service) as port:
+            kinds = (
+                b"",
+                b"POST /rank HTTP/1.1\r\nhost: ",
+                b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n",
+            )
+            many, answers = [], []
+            for number in range(5_000):
+                many.append(opened(port, kinds[number % 3]))
+                if number % 500 == 0:
+                    answers.append(post(port, one))
+            for got in answers:
+                if got.status != 503:
+                    assert_scored(got, scorer, one)
+                else:
+                    assert got.headers[b"retry-after"] == b"1"
+            assert {got.status for got in answers} == {200, 503}
+            for other in many:
+                assert rest(other)[:12] in (b"HTTP/1.1 408", b"HTTP/1.1 503")
+            assert_scored(post(port, one), scorer, one)
+        assert service.held == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
