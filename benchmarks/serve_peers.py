@@ -19,6 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ PEERS = {
         packages=("kserve", *INSIDE), protocol="v2 binary", ready=READY, kinds=("onnx", "ours"), start=_kserve
     ),
     "triton": Peer(
-        packages=("nvidia-pytriton", *INSIDE), protocol="v2 binary", ready=READY, kinds=("onnx", "ours"), start=_triton
+        packages=("nvidia-pytriton", "pyarrow<22", *INSIDE), protocol="v2 binary", ready=READY, kinds=("onnx", "ours"), start=_triton
     ),
 }  # fmt: skip
 
@@ -214,14 +215,16 @@ def started(name: str, kind: str, folder: Path, peers: Path, workers: int = 1) -
         place = Path(made)
         told = {"PEER_FOLDER": str(folder), "PEER_KIND": kind, "OMP_NUM_THREADS": "1"}
         told["PYTHONPATH"] = os.pathsep.join(map(str, (SERVERS, ROOT, site)))
-        told["LD_LIBRARY_PATH"] = str(site / "nvidia_pytriton.libs") if name == "triton" else ""
+        if name == "triton":  # its stub embeds the Python whose library it finds
+            libraries = (str(sysconfig.get_config_var("LIBDIR")), str(site / "nvidia_pytriton.libs"))
+            told |= {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PYTHONHOME": sys.base_prefix}
         told["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
         (place / "bundle").symlink_to(folder.resolve())
         command, log = peer.start(python, place, port, workers), place / "log"
         with log.open("w") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | told, cwd=place)
         with ended(process):
-            wait(f"http://127.0.0.1:{port}{peer.ready}", process, log, 60)
+            wait(f"http://127.0.0.1:{port}{peer.ready}", process, log, 90)
             yield Server(process=process, port=port)
 
 

@@ -143,7 +143,7 @@ def wait(address: str, process: Any, log: Path, seconds: float = START_S) -> Non
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(errors="replace").splitlines() if re.search(r"(?i)error|exception", line)]
     raise RuntimeError(f"does not start: {' | '.join(lines[-3:])}")
 
 

@@ -106,15 +106,14 @@ class Work:
         return place / format
 
     def model(self, name: str, format: str = "fp32") -> tuple[Scorer, list[dict[str, Any]], Any]:
-        """Returns a scorer, rows of its log, see `rows`, and the log."""
+        """Returns a scorer, rows of its log as `rows` gives them, and the log."""
         scorer = load(self.folder(name, format))
         return scorer, self.rows(name), pq.read_table(self.place / f"{name}.parquet")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Returns the last rows of a log without a missing value, which V2 has no word for."""
+        """Returns the last rows of a log without a missing value, which V2 has no word for, or an empty list."""
         table = pq.read_table(self.place / f"{name}.parquet").drop_columns(["session", "ts", "label", "true_p"])
-        whole = table.drop_null()
-        return whole.slice(max(len(whole) - 5_000, 0)).to_pylist()
+        return [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())][-5_000:]
 
 
 def alone_ms(scorer: Scorer, some: list[Asked]) -> float:

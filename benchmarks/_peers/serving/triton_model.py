@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import triton_python_backend_utils as triton
-from features import asked, made
+
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # of which the backend itself takes the last folder alone
+from features import asked, made  # noqa: E402
 
 
 class TritonPythonModel:
