@@ -195,7 +195,10 @@ def overload(work: Work) -> None:
             which = np.random.default_rng(0).integers(0, KINDS, len(over) + len(after))
             requests = [PROTOCOLS["json"].request(number, one) for number, one in enumerate(some)]
             due_s = np.concatenate([over, after])
-            outcome = drive(Load(port=server.port, requests=requests, due_s=due_s, which=which, connections=900))
+            outcome = drive(Load(
+                port=server.port, requests=requests, due_s=due_s, which=which, connections=900, opened=900,
+                patience_s=DEADLINE_MS / 1e3,
+            ))  # fmt: skip
             checked(outcome)
             print(point(f"1 x {size} at 3 x {rate:,.0f} requests/s, then half of that", size, outcome))
             tell_overload(f"1 x {size}", outcome, len(over), peak)
@@ -299,9 +302,9 @@ def main() -> None:
             place=(given.work or Path(own)).resolve(), is_quick=quick, options=options,
             peers=given.peers.resolve() if given.peers else None,
             models=tuple(given.models or (("dlrm",) if quick else MODELS)),
-            sizes=tuple(given.sizes or ((1, 100) if quick else SIZES)),
-            formats=tuple(given.formats or FORMATS), protocols=tuple(given.protocols or (*PROTOCOLS, "ids")),
-            minutes=0.5 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
+            sizes=tuple(given.sizes or ((100,) if quick else SIZES)),
+            formats=tuple(given.formats or (("fp32",) if quick else FORMATS)), protocols=tuple(given.protocols or (*PROTOCOLS, "ids")),
+            minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
             peer_workers=tuple(given.peer_workers[: 1 if quick else None]),
         )  # fmt: skip
         work.place.mkdir(exist_ok=True, parents=True)

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -230,7 +231,7 @@ def started(name: str, kind: str, folder: Path, peers: Path, workers: int = 1) -
 
 def versions(peers: Path, name: str) -> str:
     """Returns what is installed of a peer, in words."""
-    wanted = [package.partition("[")[0].partition("=")[0] for package in PEERS[name].packages]
+    wanted = dict.fromkeys(re.findall(r"^[\w-]+", package)[0] for package in PEERS[name].packages)
     code = "import sys; from importlib.metadata import version\nfor n in sys.argv[1:]: print(n, version(n))"
     done = subprocess.run(
         [str(environment(peers, name)), "-c", code, *wanted], capture_output=True, text=True, check=True

@@ -64,12 +64,12 @@ class Work:
 
     def count(self, target: int = 10_000) -> int:
         """Requests of a load."""
-        return target // 20 if self.is_quick else target
+        return max(target // 40, 300) if self.is_quick else target
 
     @property
     def probe_s(self) -> float:
         """Seconds of a load that only looks for a rate."""
-        return 0.5 if self.is_quick else 3.0
+        return 0.3 if self.is_quick else 3.0
 
     @property
     def log(self) -> Path:
