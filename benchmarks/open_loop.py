@@ -202,10 +202,11 @@ class _Generator:
     # -- connections ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> _Connection:
-        made = _Connection(socket.create_connection(("127.0.0.1", self.load.port), timeout=5))
+        made = _Connection(socket.socket())
         made.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         made.socket.setblocking(False)
+        made.socket.connect_ex(("127.0.0.1", self.load.port))  # what is sent before it is connected waits
         self.open[made.socket.fileno()] = made
         self.poll.register(made.socket.fileno(), _READ)
         return made

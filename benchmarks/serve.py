@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from _peers.rank_requests import PROTOCOLS, asked
-from _peers.rank_service import OFFERED, Server, SkippedError, fastest, point, runner, sparrow
+from _peers.rank_service import LEAST, OFFERED, Server, SkippedError, fastest, point, runner, sparrow
 from _peers.rank_work import CLOSE, CLOSE_INT8, FORMATS, KINDS, MODELS, SIZES, Work, alone_ms, checker
 from open_loop import Load, Outcome, drive, poisson
 from row_formats import processor
@@ -71,15 +71,15 @@ def curves(work: Work) -> None:
 def curve(work: Work, server: Server, what: str, of: tuple[Scorer, Any, int, str], protocol: str) -> float:
     """One curve. Returns candidates a second within the limit."""
     scorer, rows, size, name = of
-    limit_ms, some = MODELS[name][2], asked(scorer, rows, size, KINDS)
+    limit_ms, some = work.limit(name), asked(scorer, rows, size, KINDS)
     ms = alone_ms(scorer, some)
     run = runner(
         server.port, some, PROTOCOLS[protocol], checker(some, protocol, CLOSE_INT8 if scorer.is_rounded else CLOSE)
     )
     stated = protocol == "json" and not scorer.is_rounded
     rate, best = fastest(run, limit_ms, 500 / ms, work.count(100_000 if stated else 10_000), work.probe_s)
-    if best is None:
-        print(f"{what}: no rate holds {limit_ms:g} ms; the scorer alone takes {ms:.2f} ms")
+    if not rate:
+        print(point(f"{what}: no rate holds {limit_ms:g} ms, scorer alone {ms:.2f} ms; at {LEAST:g}/s", size, best))
         return 0.0
     print(f"{what}: scorer alone {ms:.2f} ms; holds p99 < {limit_ms:g} ms at {rate:,.0f} requests/s")
     print(point("    at that rate", size, best), flush=True)
@@ -100,7 +100,7 @@ def batching(work: Work) -> None:
                         some = asked(scorer, rows, size, KINDS)
                         run = runner(server.port, some, PROTOCOLS["json"], checker(some, "json", CLOSE))
                         first = 500 / alone_ms(scorer, some)
-                        rate, _ = fastest(run, MODELS[name][2], first, work.count(), work.probe_s)
+                        rate, _ = fastest(run, work.limit(name), first, work.count(), work.probe_s)
                         found.setdefault((size, way), []).append(rate)
         for size, least in ((1, 1.0), (500, 0.97)):
             on, off = (statistics.median(found[size, way]) for way in ("on", "off"))
@@ -131,7 +131,7 @@ def peers(work: Work) -> None:
 def beside(work: Work, what: str, of: tuple[Scorer, Any, int, str], place: Path) -> None:
     """One size of requests, all servers."""
     scorer, rows, size, name = of
-    limit_ms, some, found = MODELS[name][2], asked(scorer, rows, size, KINDS), dict[tuple[str, str], float]()
+    limit_ms, some, found = work.limit(name), asked(scorer, rows, size, KINDS), dict[tuple[str, str], float]()
     first = 300 / alone_ms(scorer, some)
 
     def measured(server: Server, protocol: str, close: float) -> float:
@@ -140,7 +140,7 @@ def beside(work: Work, what: str, of: tuple[Scorer, Any, int, str], place: Path)
         rate, best = fastest(run, limit_ms, first, work.count(20_000), work.probe_s)
         label = f"{what}, {protocol}"
         print(
-            "    " + (f"{label}: no rate holds {limit_ms:g} ms" if best is None else point(label, size, best)),
+            "    " + point(label if rate else f"{label}: no rate holds {limit_ms:g} ms; at {LEAST:g}/s", size, best),
             flush=True,
         )
         return rate * size
@@ -187,7 +187,7 @@ def overload(work: Work) -> None:
             checked = checker(some, "json", CLOSE)
             run = runner(server.port, some, PROTOCOLS["json"], checked, 900)
             rate, best = fastest(run, DEADLINE_MS, 500 / alone_ms(scorer, some), work.count(), max(work.probe_s, 1.0))
-            if best is None:
+            if not rate:
                 raise SkippedError(f"1 x {size}: no rate holds {DEADLINE_MS:g} ms")
             peak = best.good_per_s(DEADLINE_MS)
             over = poisson(3 * rate, round(3 * rate * seconds))
@@ -289,6 +289,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int)
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--protocols", nargs="+", choices=[*PROTOCOLS, "ids"])
+    parser.add_argument("--limit-ms", type=float, help="of p99, in the place of that of each model")
     parser.add_argument("--minutes", type=float, default=5.0, help="of swaps")
     parser.add_argument("--gb", type=float, help="of the tables that are swapped")
     parser.add_argument("--workers", type=int, help="of sparrow serve")
@@ -304,7 +305,7 @@ def main() -> None:
             models=tuple(given.models or (("dlrm",) if quick else MODELS)),
             sizes=tuple(given.sizes or ((100,) if quick else SIZES)),
             formats=tuple(given.formats or (("fp32",) if quick else FORMATS)), protocols=tuple(given.protocols or (*PROTOCOLS, "ids")),
-            minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
+            limit_ms=given.limit_ms, minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
             peer_workers=tuple(given.peer_workers[: 1 if quick else None]),
         )  # fmt: skip
         work.place.mkdir(exist_ok=True, parents=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from _peers.rank_requests import PROTOCOLS, Asked, asked, check
 from _peers.rank_service import Server, SkippedError, fastest, point, runner, sparrow
-from _peers.rank_work import CLOSE, KINDS, MODELS, Work, alone_ms, checker
+from _peers.rank_work import CLOSE, KINDS, Work, alone_ms, checker
 from open_loop import Outcome
 from serve_peers import CLOSE as CLOSE_TO_PEERS
 from serve_peers import PEERS, bundle, started
@@ -130,9 +130,9 @@ def swaps(work: Work) -> None:
             server.port, wants[first[0]], PROTOCOLS["json"],
             lambda outcome: check(outcome, wants, PROTOCOLS["json"].told, CLOSE),
         )  # fmt: skip
-        limit_ms = MODELS[NAME][2]
+        limit_ms = work.limit(NAME)
         rate, best = fastest(run, limit_ms, 500 / ms, work.count(), work.probe_s)
-        if best is None:
+        if not rate:
             raise SkippedError(f"no rate holds {limit_ms:g} ms")
         print(
             f"{rate:,.0f} requests/s of {SIZE} candidates hold {limit_ms:g} ms; {SHARE:.0%} of that for {seconds:.0f} s"
@@ -223,9 +223,9 @@ def reload(work: Work, peer: str, server: Server, some: list[Asked], ms: float) 
     """One of them."""
     protocol, seconds = PEERS[peer].protocol, 60 * work.minutes
     run = runner(server.port, some, PROTOCOLS[protocol], checker(some, protocol, CLOSE_TO_PEERS))
-    rate, best = fastest(run, MODELS[NAME][2], 200 / ms, work.count(), work.probe_s)
-    if best is None:
-        print(f"{peer}: no rate holds {MODELS[NAME][2]:g} ms; at 20 requests/s:")
+    rate, best = fastest(run, work.limit(NAME), 200 / ms, work.count(), work.probe_s)
+    if not rate:
+        print(f"{peer}: no rate holds {work.limit(NAME):g} ms; at 20 requests/s:")
         rate = 20 / SHARE
     address = f"http://127.0.0.1:{server.port}/v2/repository/models/model/load"
 

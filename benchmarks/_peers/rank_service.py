@@ -25,6 +25,7 @@ from sparrow.cli.serve import serve
 OFFERED = set(inspect.signature(serve).parameters)
 """What `sparrow serve` of this checkout can be told."""
 START_S = 600.0
+LEAST, PATIENCE_S = 10.0, 5.0  # requests a second; how long a client waits
 
 
 class SkippedError(Exception):
@@ -164,7 +165,9 @@ def runner(
         seed = next(seeds)
         which = np.random.default_rng(seed).integers(0, len(requests), count)
         due_s = poisson(rate, count, seed)
-        outcome = drive(Load(port=port, requests=requests, due_s=due_s, which=which, connections=connections))
+        outcome = drive(
+            Load(port=port, requests=requests, due_s=due_s, which=which, connections=connections, patience_s=PATIENCE_S)
+        )
         checked(outcome)
         return outcome
 
@@ -176,25 +179,35 @@ def meets(outcome: Outcome, limit_ms: float) -> bool:
     return bool(np.percentile(outcome.all_ms, 99) <= limit_ms)
 
 
-def fastest(run: Run, limit_ms: float, first: float, count: int, probe_s: float = 2.0) -> tuple[float, Outcome | None]:
-    """Returns the largest rate at which p99 is within a limit, and its outcome; 0 and None when there is none.
+def fastest(run: Run, limit_ms: float, first: float, count: int, probe_s: float = 2.0) -> tuple[float, Outcome]:
+    """Returns the largest rate at which p99 is within a limit, and its outcome; 0 and that of a light load for none.
 
-    It is looked for with short loads, by steps of 1.5 and then by halving the step four times. Because other programs
-    disturb a short load, one that fails is tried again. Then `count` requests are sent at that rate. While these take
-    longer, the rate is lowered by 5 %.
+    It is looked for with short loads, by doubling and halving, and then by halving the step four times. Because other
+    programs disturb a short load, one that fails is tried again. Then `count` requests are sent at that rate. While
+    these take longer, the rate is lowered by 5 %.
+
+    Args:
+        run: sends a load.
+        limit_ms: of p99.
+        first: the rate to begin with.
+        count: requests of the last load.
+        probe_s: seconds of a short load.
     """
 
     def short(rate: float) -> bool:
-        return any(meets(run(rate, max(300, round(rate * probe_s))), limit_ms) for _ in range(2))
+        return any(meets(run(rate, max(100, round(rate * probe_s))), limit_ms) for _ in range(2))
 
-    rate, step = first, 1.5
+    light = run(LEAST, 30)
+    if np.median(light.all_ms) > limit_ms:
+        return 0.0, light
+    rate, step = max(first, LEAST), 2.0
     if short(rate):
         while short(rate * step):
             rate *= step
     else:
         while not short(rate := rate / step):
-            if rate < first / 500:
-                return 0.0, None
+            if rate < LEAST:
+                return 0.0, light
     for _ in range(4):
         step **= 0.5
         if short(rate * step):
@@ -204,7 +217,7 @@ def fastest(run: Run, limit_ms: float, first: float, count: int, probe_s: float 
         if meets(outcome, limit_ms):
             return rate, outcome
         rate *= 0.95
-    return 0.0, None
+    return 0.0, light
 
 
 def point(what: str, size: int, outcome: Outcome) -> str:

@@ -45,6 +45,7 @@ class Work:
         options: of `sparrow serve`.
         peers: where the environments of peers are, if they are to be measured.
         models, sizes, formats, protocols: those of the curves and of peers.
+        limit_ms: of p99, in the place of that of each model.
         minutes: of swaps.
         gb: of tables that are swapped.
         peer_workers: what is tried for each peer; the best is taken.
@@ -58,6 +59,7 @@ class Work:
     sizes: tuple[int, ...] = SIZES
     formats: tuple[str, ...] = FORMATS
     protocols: tuple[str, ...] = (*PROTOCOLS, "ids")
+    limit_ms: float | None = None
     minutes: float = 5.0
     gb: float = 1.0
     peer_workers: tuple[int, ...] = (1, 2)
@@ -65,6 +67,10 @@ class Work:
     def count(self, target: int = 10_000) -> int:
         """Requests of a load."""
         return max(target // 40, 300) if self.is_quick else target
+
+    def limit(self, name: str) -> float:
+        """What p99 of a model's requests is to keep to, in milliseconds."""
+        return self.limit_ms or MODELS[name][2]
 
     @property
     def probe_s(self) -> float:
