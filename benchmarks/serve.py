@@ -36,10 +36,11 @@ from typing import Any
 import numpy as np
 import torch
 from _peers.rank_requests import PROTOCOLS, asked
-from _peers.rank_service import LEAST, OFFERED, Server, SkippedError, fastest, point, runner, sparrow
+from _peers.rank_service import LEAST, Server, SkippedError, fastest, point, runner, sparrow
 from _peers.rank_work import CLOSE, CLOSE_INT8, FORMATS, KINDS, MODELS, SIZES, Work, alone_ms, checker
 from open_loop import Load, Outcome, drive, poisson
 from row_formats import processor
+from serve_lookups import IDS, items, redis
 from serve_peers import CLOSE as CLOSE_TO_PEERS
 from serve_peers import PEERS, bundle, started, versions
 from serve_swaps import reloads, swaps
@@ -57,15 +58,15 @@ def curves(work: Work) -> None:
     for name in work.models:
         for format in work.formats:
             scorer, rows, _ = work.model(name, format)
-            if "ids" in work.protocols:
-                told = "is not written here yet" if "items" in OFFERED else "sparrow serve has no --items here"
-                print(f"SKIPPED {name} {format}, ids with --items: {told}")
-            with sparrow(scorer.folder.path, work.log, **work.options) as server:
-                for protocol in [one for one in work.protocols if one != "ids"]:
-                    for size in work.sizes:
-                        curve(
-                            work, server, f"{name} {format} 1 x {size} {protocol}", (scorer, rows, size, name), protocol
-                        )
+            for protocol in work.protocols:
+                try:
+                    of_items = items(work, name) if protocol == "ids" else {}
+                    with sparrow(scorer.folder.path, work.log, **work.options, **of_items) as server:
+                        for size in work.sizes:
+                            what = f"{name} {format} 1 x {size} {protocol}"
+                            curve(work, server, what, (scorer, rows, size, name), protocol)
+                except SkippedError as error:
+                    print(f"SKIPPED {name} {format} {protocol}: {error}", flush=True)
 
 
 def curve(work: Work, server: Server, what: str, of: tuple[Scorer, Any, int, str], protocol: str) -> float:
@@ -73,9 +74,8 @@ def curve(work: Work, server: Server, what: str, of: tuple[Scorer, Any, int, str
     scorer, rows, size, name = of
     limit_ms, some = work.limit(name), asked(scorer, rows, size, KINDS)
     ms = alone_ms(scorer, some)
-    run = runner(
-        server.port, some, PROTOCOLS[protocol], checker(some, protocol, CLOSE_INT8 if scorer.is_rounded else CLOSE)
-    )
+    checked = checker(some, "json" if protocol == "ids" else protocol, CLOSE_INT8 if scorer.is_rounded else CLOSE)
+    run = runner(server.port, some, (PROTOCOLS | {"ids": IDS})[protocol], checked)
     stated = protocol == "json" and not scorer.is_rounded
     rate, best = fastest(run, limit_ms, 500 / ms, work.count(100_000 if stated else 10_000), work.probe_s)
     if not rate:
@@ -219,11 +219,6 @@ def tell_overload(what: str, outcome: Outcome, over: int, peak: float) -> None:
     recovered = float(due_s[over:][bad[-1]] - due_s[over - 1]) if len(bad) else 0.0
     print(f"TARGET {what}, the last request over {DEADLINE_MS / 2:g} ms came {recovered:.2f} s after (goal 2) "
           f"{'met' if recovered <= 2 else 'missed'}", flush=True)  # fmt: skip
-
-
-def redis(work: Work) -> None:
-    """What a look-up of the user adds."""
-    raise SkippedError("is not written here yet" if "users" in OFFERED else "sparrow serve has no --users here")
 
 
 def stages(work: Work) -> None:

@@ -226,7 +226,7 @@ def started(name: str, kind: str, folder: Path, peers: Path, workers: int = 1) -
             process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | told, cwd=place)
         with ended(process):
             wait(f"http://127.0.0.1:{port}{peer.ready}", process, log, 90)
-            yield Server(process=process, port=port)
+            yield Server(process=process, port=port, files=place)
 
 
 def versions(peers: Path, name: str) -> str:

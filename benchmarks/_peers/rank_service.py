@@ -41,6 +41,7 @@ class Server:
         port: of requests.
         metrics: address of what Prometheus reads.
         control: its socket.
+        files: where what it reads is, if it is a peer.
         seconds: from its start until it was ready.
     """
 
@@ -48,6 +49,7 @@ class Server:
     port: int
     metrics: str = ""
     control: Path | None = None
+    files: Path | None = None
     seconds: float = 0.0
 
     @property
@@ -133,7 +135,7 @@ def ended(process: Any) -> Iterator[Any]:
 
 
 def wait(address: str, process: Any, log: Path, seconds: float = START_S) -> None:
-    """Wait until an address answers with 200. RuntimeError, with the last lines of a log, when the process has ended."""
+    """Wait until an address answers with 200. RuntimeError, with the errors of a log, when the process has ended."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         try:

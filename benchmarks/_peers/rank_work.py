@@ -117,9 +117,10 @@ class Work:
         return scorer, self.rows(name), pq.read_table(self.place / f"{name}.parquet")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Returns the last rows of a log without a missing value, which V2 has no word for, or an empty list."""
+        """Returns rows of a log, each of another item, without missing values, which V2 has no word for, and empty lists."""
         table = pq.read_table(self.place / f"{name}.parquet").drop_columns(["session", "ts", "label", "true_p"])
-        return [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())][-5_000:]
+        rows = [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())]
+        return list({row["item"]: row for row in rows}.values())[-5_000:]
 
 
 def alone_ms(scorer: Scorer, some: list[Asked]) -> float:
