@@ -363,9 +363,10 @@ def main() -> None:
                 due_s = poisson(rate, rate * 2)
                 found = drive(Load(port=port, requests=[request], due_s=due_s, which=np.zeros(len(due_s), int)))
                 p50, p99 = np.percentile(found.ms, [50, 99])
+                done = len(found.ms) / found.seconds
                 print(
-                    f"{size:6} bytes, {rate:6,} requests/s: {len(found.ms) / found.seconds:8,.0f} answered, p50 {p50:.2f} "
-                    f"p99 {p99:.2f} ms; late by {found.late_ms:.2f} ms (p99), {found.core:.2f} of a core"
+                    f"{size:6} bytes, {rate:6,} requests/s: {done:8,.0f} answered, p50 {p50:.2f} p99 {p99:.2f} ms; "
+                    f"late by {found.late_ms:.2f} ms (p99), {found.core:.2f} of a core"
                 )
         finally:
             server.terminate()

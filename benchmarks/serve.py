@@ -245,26 +245,20 @@ def stages(work: Work) -> None:
 def start(work: Work) -> None:
     """Seconds from the command to ready."""
     for gb in (0.1,) if work.is_quick else (1.0, 10.0):
-        free, memory = (
-            shutil.disk_usage(work.place).free / 1e9,
-            os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9,
-        )
-        if free < 4 * gb or memory < 2 * gb:
-            print(
-                f"SKIPPED {gb:g} GB: needs {4 * gb:g} GB of disk and {2 * gb:g} of memory; {free:.0f}, {memory:.0f} are free"
-            )
+        disk = shutil.disk_usage(work.place).free / 1e9
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+        if disk < 4 * gb or memory < 2 * gb:  # to train and export it
+            told = f"needs {4 * gb:g} GB of disk and {2 * gb:g} GB of memory; {disk:.0f} and {memory:.0f} are free"
+            print(f"SKIPPED {gb:g} GB of tables: {told}", flush=True)
             continue
         folder = work.folder("dlrm", gb=gb)
         for how in ("read from disk", "files in memory") * (1 if work.is_quick else 3):
-            if how == "read from disk":
-                for file in folder.rglob("*.*"):
-                    with file.open("rb") as opened:
-                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            for file in folder.rglob("*.*") if how == "read from disk" else ():
+                with file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             with sparrow(folder, work.log, **work.options) as server:
-                print(
-                    f"{gb:g} GB of tables, {how}: ready after {server.seconds:.2f} s, PSS {server.bytes_pss / 1e9:.2f} GB",
-                    flush=True,
-                )
+                told = f"ready after {server.seconds:.2f} s, PSS {server.bytes_pss / 1e9:.2f} GB"
+                print(f"{gb:g} GB of tables, {how}: {told}", flush=True)
 
 
 CASES = {
@@ -299,7 +293,8 @@ def main() -> None:
             peers=given.peers.resolve() if given.peers else None,
             models=tuple(given.models or (("dlrm",) if quick else MODELS)),
             sizes=tuple(given.sizes or ((100,) if quick else SIZES)),
-            formats=tuple(given.formats or (("fp32",) if quick else FORMATS)), protocols=tuple(given.protocols or (*PROTOCOLS, "ids")),
+            formats=tuple(given.formats or (("fp32",) if quick else FORMATS)),
+            protocols=tuple(given.protocols or (("json", "ids") if quick else (*PROTOCOLS, "ids"))),
             limit_ms=given.limit_ms, minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
             peer_workers=tuple(given.peer_workers[: 1 if quick else None]),
         )  # fmt: skip

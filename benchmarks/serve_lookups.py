@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _peers.rank_requests import PROTOCOLS, Asked, Protocol, asked, check, of_user
-from _peers.rank_service import OFFERED, SkippedError, fastest, point, runner, sparrow
-from _peers.rank_work import CLOSE, KINDS, Work, alone_ms
+from _peers.rank_requests import PROTOCOLS, Asked, Protocol, asked, of_user
+from _peers.rank_service import OFFERED, ROOT, SkippedError, fastest, point, runner, sparrow
+from _peers.rank_work import CLOSE, KINDS, Work, alone_ms, checker
 from open_loop import Outcome, http
 
 ITEM, USER = "item", "user"
@@ -90,27 +90,27 @@ def redis(work: Work) -> None:
         for user in [dict.fromkeys(one.user) | {USER: one.user[USER]}]
     ]
 
-    def checked(outcome: Outcome) -> None:
-        check(outcome, {"": some}, PROTOCOLS["json"].told, CLOSE)
-
     with _server() as (address, pid):
         table = work.place / "users.parquet"
         pq.write_table(pa.Table.from_pylist([dict(one.user) for one in some]), table)
         push = [sys.executable, "-m", "sparrow", "features", "push", str(table), "--to", address, "--key", USER]
-        subprocess.run(push, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(push, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
         users = {"users": address, "user_key": USER}
         with sparrow(scorer.folder.path, work.log, **work.options) as server:
-            plain = runner(server.port, some, PROTOCOLS["json"], checked)
+            plain = runner(server.port, some, PROTOCOLS["json"], checker(some, "json", CLOSE))
             rate, _ = fastest(plain, work.limit(name), 500 / alone_ms(scorer, some), work.count(), work.probe_s)
             if not rate:
                 raise SkippedError(f"no rate holds {work.limit(name):g} ms")
             rate /= 2
             with sparrow(scorer.folder.path, work.log, **work.options, **users) as other:
-                looking = runner(other.port, some, _USERS, checked)
+                looking = runner(other.port, some, _USERS, lambda outcome: None)
+                looking(50.0, 50)  # its connections are made
                 found: dict[str, list[Any]] = {"all columns in the request": [], "the user looked up": []}
                 for _ in range(3):
                     for run, outcomes in zip((plain, looking), found.values(), strict=True):
                         outcomes.append(run(rate, work.count()))
+                missing = [without(outcome, some, absent) for outcome in found["the user looked up"]]
+                print(f"share of answers without the user's columns: {np.mean(missing):.2%}")
                 for what, outcomes in found.items():
                     print(point(f"1 x {SIZE} at {rate:,.0f} requests/s, {what}", SIZE, outcomes[-1]))
                 for percent in (50, 99):
@@ -119,14 +119,20 @@ def redis(work: Work) -> None:
                 stalled(work, (other.port, pid), (some, absent), rate)
 
 
-def stalled(work: Work, service: tuple[int, int], asked: tuple[list[Asked], list[Asked]], rate: float) -> None:
-    """Stop Redis for some seconds. Scores are those of the user, or those of one of whom nothing is known."""
-    (port, pid), (some, absent), seconds = service, asked, 2.0 if work.is_quick else STALL_S
+def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
+    """Returns the share of answers whose scores are those of a user of whom nothing is known. Others are to be right."""
+    is_absent = []
+    for which, body in outcome.answers:
+        scores_N = PROTOCOLS["json"].told(body).scores_N
+        one, other = (float(np.abs(scores_N - of[which].want_N).max()) for of in (some, absent))
+        assert min(one, other) <= CLOSE, f"request {which}: scores lie {min(one, other)} apart"
+        is_absent.append(one > CLOSE)
+    return float(np.array(is_absent)[outcome.answer[outcome.answer >= 0]].mean())
 
-    def checked(outcome: Outcome) -> None:
-        for which, body in outcome.answers:
-            scores_N = PROTOCOLS["json"].told(body).scores_N
-            assert min(np.abs(scores_N - of[which].want_N).max() for of in (some, absent)) <= CLOSE
+
+def stalled(work: Work, service: tuple[int, int], asked: tuple[list[Asked], list[Asked]], rate: float) -> None:
+    """Stop Redis for some seconds."""
+    (port, pid), seconds, shares = service, 2.0 if work.is_quick else STALL_S, list[float]()
 
     def stop() -> None:
         time.sleep(seconds / 2)
@@ -136,6 +142,8 @@ def stalled(work: Work, service: tuple[int, int], asked: tuple[list[Asked], list
 
     thread = threading.Thread(target=stop)
     thread.start()
-    outcome = runner(port, some, _USERS, checked)(rate, round(rate * seconds * 2))
+    checked = lambda outcome: shares.append(without(outcome, *asked))
+    outcome = runner(port, asked[0], _USERS, checked)(rate, round(rate * seconds * 2))
     thread.join()
-    print(point(f"Redis stalls for {seconds:g} of {2 * seconds:g} s", SIZE, outcome), flush=True)
+    told = f"Redis stalls for {seconds:g} of {2 * seconds:g} s, {shares[0]:.0%} answered without the user's columns"
+    print(point(told, SIZE, outcome), flush=True)

@@ -116,8 +116,9 @@ PEERS = {
     "kserve": Peer(
         packages=("kserve", *INSIDE), protocol="v2 binary", ready=READY, kinds=("onnx", "ours"), start=_kserve
     ),
-    "triton": Peer(
-        packages=("nvidia-pytriton", "pyarrow<22", *INSIDE), protocol="v2 binary", ready=READY, kinds=("onnx", "ours"), start=_triton
+    "triton": Peer(  # the wheel needs numpy 1
+        packages=("nvidia-pytriton", "pyarrow<22", *INSIDE), protocol="v2 binary", ready=READY,
+        kinds=("onnx", "ours"), start=_triton,
     ),
 }  # fmt: skip
 

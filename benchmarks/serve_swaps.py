@@ -110,6 +110,11 @@ def folders(work: Work) -> list[tuple[str, Path]]:
     return [(load(two).folder.digest, two), (load(one).folder.digest, one), (load(one, [after]).folder.digest, after)]
 
 
+def bytes_of(folder: Path) -> int:
+    """Returns what its files have together."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 def swaps(work: Work) -> None:
     """A load alone, and the same load while the model is swapped."""
     turns = folders(work)
@@ -121,8 +126,8 @@ def swaps(work: Work) -> None:
         wants[version] = asked(scorer, rows, SIZE, KINDS)
         ms = alone_ms(scorer, wants[version])
         del scorer
-    print(f"folders of {sum(f.stat().st_size for f in first[1].rglob('*') if f.is_file()) / 1e9:.2f} GB, "
-          f"a delta of {sum(f.stat().st_size for f in turns[2][1].rglob('*') if f.is_file()) / 1e6:.1f} MB")  # fmt: skip
+    full, small = bytes_of(first[1]), bytes_of(turns[2][1])
+    print(f"folders of {full / 1e9:.2f} GB, a delta of {small / 1e6:.1f} MB")
     control, seconds = work.place / "control", 60 * work.minutes
     every_s = min(EVERY_S, seconds / 6)
     with sparrow(first[1], work.log, control, **work.options) as server:
@@ -251,5 +256,5 @@ def reload(work: Work, peer: str, server: Server, some: list[Asked], ms: float) 
         for p in (99, 99.9)
     ]
     failed = int((during.status != 200).sum())
-    print(f"{peer}: a reload takes {statistics.median(taken):.2f} s; failed requests {failed}; p99 {times[0]:.2f} times, "
-          f"p99.9 {times[1]:.2f} times that without; {beside.told()}", flush=True)  # fmt: skip
+    told = f"p99 {times[0]:.2f} times, p99.9 {times[1]:.2f} times that without; {beside.told()}"
+    print(f"{peer}: a reload takes {statistics.median(taken):.2f} s; {failed} requests failed; {told}", flush=True)

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sparrow.cli.serve import serve
 
 OFFERED = set(inspect.signature(serve).parameters)
 """What `sparrow serve` of this checkout can be told."""
+ROOT = Path(inspect.getfile(serve)).parents[2]
 START_S = 600.0
 LEAST, PATIENCE_S = 10.0, 5.0  # requests a second; how long a client waits
 
@@ -102,12 +104,13 @@ def sparrow(model: Path, log: Path, control: Path | None = None, **options: Any)
     for name, value in (given | ({"control": control} if control else {})).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     begun = time.perf_counter()
-    with log.open("a") as out, ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out, text=True)) as made:
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, text=True, cwd=ROOT)  # `-m` looks there first
+    with log.open("w") as out, ended(start(command, stderr=out)) as made:
         line = ""
         while "http://" not in line:
             line = made.stdout.readline()
             if not line:
-                raise RuntimeError(f"{' '.join(command)}: {log.read_text()[-2000:]}")
+                raise RuntimeError(f"{' '.join(command)}: {log.read_text()[-1000:]}")
         port = int(re.findall(r"http://[^/]*?:(\d+)", line)[0])
         told = re.findall(r"http://[^/ ]*:\d+/metrics", line)
         metrics = told[0] if told else f"http://127.0.0.1:{port}/metrics"
