@@ -1,23 +1,26 @@
 """The service under an open-loop load: latency over load, candidates a second, peers, swaps, overload.
 
     python benchmarks/serve.py --peers PEERS                   # hours, on a machine that is quiet
-    python benchmarks/serve.py --cases swaps --minutes 5
+    python benchmarks/serve.py --cases swaps --minutes 5 --serve workers=2 queue=32
     python benchmarks/serve.py --cases curves --models dcnv2 --sizes 500 --protocols json
-    python benchmarks/serve.py --quick --peers PEERS           # every case that runs here, small; two minutes each
+    python benchmarks/serve.py --quick                         # small models and few points, two minutes
 
 Two models of generated logs, trained for some steps: a DLRM of the demo's size, and a DCNv2 of the size of
 `vs_fuxictr.py` (13 numbers, 26 ids and two lists, 3 cross layers, MLP 400-400-400). `sparrow serve` and the load
 generator (`open_loop.py`) are processes of their own, on the same cores. Arrivals are random (Poisson), and latency
-counts from when a request was due. Every score is compared with that of the scorer alone. A rate is said to hold a
+counts from when a request was due. Requests have no missing values and no empty lists, because V2 has no word for them,
+and a request's candidates are different items. Every score is compared with that of the scorer alone. A rate is said to hold a
 limit when 99 of 100 requests are answered with 200 within it.
 
 - curves: the largest rate that holds 10 ms (DLRM) or 25 ms (DCNv2), and latency at shares of it; fp32 and int8.
 - batching: the same with batches and without.
 - peers: the same for other servers (`serve_peers.py`), raw request to scores; and with Sparrow's encoder in them.
 - swaps: at 80 % of that load, another model (1 GB of tables) or a delta every ten seconds; memory (PSS); the same load
-  without swaps; what MLServer and Triton do while they reload.
-- overload: three times the load that holds the deadline, and the seconds after it.
-- redis: what it adds to have users' columns looked up.
+  without swaps.
+- reloads: what MLServer and Triton do while they load the same model anew.
+- overload: three times the load that holds the deadline, and the seconds after it. Clients that have no answer at the
+  deadline close their connection.
+- redis: what it adds to have users' columns looked up, and a server that stalls.
 - stages: CPU of a request, and the service's own times of its stages, beside the scorer alone.
 - start: from the start of the command to the first answer, with 1 and 10 GB of tables.
 """
@@ -281,12 +284,11 @@ def main() -> None:
     parser.add_argument("--limit-ms", type=float, help="of p99, in the place of that of each model")
     parser.add_argument("--minutes", type=float, default=5.0, help="of swaps")
     parser.add_argument("--gb", type=float, help="of the tables that are swapped")
-    parser.add_argument("--workers", type=int, help="of sparrow serve")
-    parser.add_argument("--threads", type=int, help="of sparrow serve")
+    parser.add_argument("--serve", nargs="+", default=[], metavar="NAME=VALUE", help="options of sparrow serve")
     parser.add_argument("--peer-workers", nargs="+", type=int, default=[1, 2])
     given = parser.parse_args()
     quick = given.quick
-    options = {name: value for name in ("workers", "threads") if (value := getattr(given, name)) is not None}
+    options = dict(one.split("=", 1) for one in given.serve)
     with tempfile.TemporaryDirectory() as own:
         work = Work(
             place=(given.work or Path(own)).resolve(), is_quick=quick, options=options,

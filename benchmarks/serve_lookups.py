@@ -120,7 +120,7 @@ def redis(work: Work) -> None:
 
 
 def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
-    """Returns the share of answers whose scores are those of a user of whom nothing is known. Others are to be right."""
+    """Returns the share of answers with the scores of a user of whom nothing is known. Others are to be right."""
     is_absent = []
     for which, body in outcome.answers:
         scores_N = PROTOCOLS["json"].told(body).scores_N
@@ -142,8 +142,8 @@ def stalled(work: Work, service: tuple[int, int], asked: tuple[list[Asked], list
 
     thread = threading.Thread(target=stop)
     thread.start()
-    checked = lambda outcome: shares.append(without(outcome, *asked))
-    outcome = runner(port, asked[0], _USERS, checked)(rate, round(rate * seconds * 2))
+    run = runner(port, asked[0], _USERS, lambda outcome: shares.append(without(outcome, *asked)))
+    outcome = run(rate, round(rate * seconds * 2))
     thread.join()
     told = f"Redis stalls for {seconds:g} of {2 * seconds:g} s, {shares[0]:.0%} answered without the user's columns"
     print(point(told, SIZE, outcome), flush=True)

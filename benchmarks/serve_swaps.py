@@ -136,7 +136,7 @@ def swaps(work: Work) -> None:
             lambda outcome: check(outcome, wants, PROTOCOLS["json"].told, CLOSE),
         )  # fmt: skip
         limit_ms = work.limit(NAME)
-        rate, _ = fastest(run, limit_ms, 500 / ms, work.count(), work.probe_s)
+        rate, _ = fastest(run, limit_ms, 500 / ms, work.count(20_000), work.probe_s)
         if not rate:
             raise SkippedError(f"no rate holds {limit_ms:g} ms")
         print(

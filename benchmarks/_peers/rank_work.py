@@ -42,7 +42,7 @@ class Work:
     Args:
         place: a folder.
         is_quick: fewer points and requests.
-        options: of `sparrow serve`.
+        options: of `sparrow serve`, for all cases.
         peers: where the environments of peers are, if they are to be measured.
         models, sizes, formats, protocols: those of the curves and of peers.
         limit_ms: of p99, in the place of that of each model.
@@ -117,7 +117,7 @@ class Work:
         return scorer, self.rows(name), pq.read_table(self.place / f"{name}.parquet")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Returns rows of a log, each of another item, without missing values, which V2 has no word for, and empty lists."""
+        """Returns rows of a log, each of another item, without missing values (V2 has no word for them) and empty lists."""
         table = pq.read_table(self.place / f"{name}.parquet").drop_columns(["session", "ts", "label", "true_p"])
         rows = [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())]
         return list({row["item"]: row for row in rows}.values())[-5_000:]
