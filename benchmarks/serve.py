@@ -8,9 +8,9 @@
 Two models of generated logs, trained for some steps: a DLRM of the demo's size, and a DCNv2 of the size of
 `vs_fuxictr.py` (13 numbers, 26 ids and two lists, 3 cross layers, MLP 400-400-400). `sparrow serve` and the load
 generator (`open_loop.py`) are processes of their own, on the same cores. Arrivals are random (Poisson), and latency
-counts from when a request was due. Requests have no missing values and no empty lists, because V2 has no word for them,
-and a request's candidates are different items. Every score is compared with that of the scorer alone. A rate is said to hold a
-limit when 99 of 100 requests are answered with 200 within it.
+counts from when a request was due. Requests have no missing values, which V2 has no
+word for, and no empty lists. A request's candidates are different items. Every score is compared with that of the
+scorer alone. A rate is said to hold a limit when 99 of 100 requests are answered with 200 within it.
 
 - curves: the largest rate that holds 10 ms (DLRM) or 25 ms (DCNv2), and latency at shares of it; fp32 and int8.
 - batching: the same with batches and without.

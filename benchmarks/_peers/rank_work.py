@@ -117,7 +117,7 @@ class Work:
         return scorer, self.rows(name), pq.read_table(self.place / f"{name}.parquet")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Returns rows of a log, each of another item, without missing values (V2 has no word for them) and empty lists."""
+        """Returns rows of a log, each of another item, without missing values and without empty lists."""
         table = pq.read_table(self.place / f"{name}.parquet").drop_columns(["session", "ts", "label", "true_p"])
         rows = [row for row in table.drop_null().to_pylist() if all(value != [] for value in row.values())]
         return list({row["item"]: row for row in rows}.values())[-5_000:]
