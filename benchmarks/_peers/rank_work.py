@@ -75,7 +75,7 @@ class Work:
     @property
     def probe_s(self) -> float:
         """Seconds of a load that only looks for a rate."""
-        return 0.3 if self.is_quick else 3.0
+        return 0.5 if self.is_quick else 3.0
 
     @property
     def log(self) -> Path:
