@@ -26,7 +26,7 @@ from sparrow.core.errors import UserError
 from sparrow.serving import load
 from sparrow.serving.export import export
 from sparrow.serving.service.control import swap
-from sparrow.trained.run import Run
+from sparrow.trained.run import Run as Training
 from sparrow.training import train
 
 SIZE, SHARE, EVERY_S = 100, 0.8, 10.0
@@ -85,9 +85,9 @@ class Beside:
         return "PSS " + ", ".join(f"{size / 1e6:,.0f} MB at {at:.0f} s" for at, size in self.pss[::every])
 
     def growth(self) -> float:
-        """The share by which memory has grown from the second minute to the end, by the medians of six samples."""
-        after = [size for at, size in self.pss if at >= 60] or [size for _, size in self.pss]
-        return statistics.median(after[-6:]) / statistics.median(after[:6]) - 1
+        """The share by which memory has grown from the second minute to the end, by the medians of six samples; -1 where there are none."""
+        after = [size for at, size in self.pss if at >= 60] or [0]
+        return statistics.median(after[-6:]) / max(statistics.median(after[:6]), 1) - 1
 
 
 def delta(work: Work, base: Path) -> Path:
@@ -186,7 +186,7 @@ def tell(before: Outcome, during: Outcome, beside: Beside, first: str) -> None:
         verdict = "met" if times <= goal else "missed"
         print(f"TARGET p{percent:g} with swaps over that without: {times:.2f} (goal {goal:g}) {verdict}")
     growth = beside.growth()
-    verdict = "met" if growth < 0.02 else "missed"
+    verdict = "too short to say" if growth == -1 else "met" if growth < 0.02 else "missed"
     print(f"TARGET growth of PSS after the first minute: {growth:.1%} (goal: below 2 %) {verdict}", flush=True)
 
 
