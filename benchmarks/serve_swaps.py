@@ -85,7 +85,7 @@ class Beside:
         return "PSS " + ", ".join(f"{size / 1e6:,.0f} MB at {at:.0f} s" for at, size in self.pss[::every])
 
     def growth(self) -> float:
-        """The share by which memory has grown from the second minute to the end, by the medians of six samples; -1 where there are none."""
+        """The share by which memory has grown after the first minute, by medians of six samples; -1 for none."""
         after = [size for at, size in self.pss if at >= 60] or [0]
         return statistics.median(after[-6:]) / max(statistics.median(after[:6]), 1) - 1
 
