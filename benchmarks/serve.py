@@ -1,164 +1,313 @@
-"""The service beside the scorer alone: latency under an open-loop load, and candidates a second.
+"""The service under an open-loop load: latency over load, candidates a second, peers, swaps, overload.
 
-    python benchmarks/serve.py           # 10,000 requests a point
-    python benchmarks/serve.py --quick   # 300 requests a point, under a minute
+    python benchmarks/serve.py --peers PEERS                   # hours, on a machine that is quiet
+    python benchmarks/serve.py --cases swaps --minutes 5 --serve workers=2 queue=32
+    python benchmarks/serve.py --cases curves --models dcnv2 --sizes 500 --protocols json
+    python benchmarks/serve.py --quick                         # small models and few points, two minutes
 
-A DLRM of the demo's size is trained for some steps, exported, and served by `sparrow serve` in a process of its own.
-Requests of 1, 100 and 500 candidates arrive at random (Poisson), at a share of what the scorer alone does. A request's
-latency counts from when it was to be sent, not from when it was. How late the generator itself was is printed. Every
-score is compared with the scorer's. The generator is a process with threads, on the same cores as the service. Then a
-swap to the same model follows the other, with a pause, at the smaller load. There are no targets yet: these are beside
-peers, which this program does not start.
+Two models of generated logs, trained for some steps: a DLRM of the demo's size, and a DCNv2 of the size of
+`vs_fuxictr.py` (13 numbers, 26 ids and two lists, 3 cross layers, MLP 400-400-400). `sparrow serve` and the load
+generator (`open_loop.py`) are processes of their own, on the same cores. Arrivals are random (Poisson), and latency
+counts from when a request was due. Requests have no missing values, which V2 has no
+word for, and no empty lists. A request's candidates are different items. Every score is compared with that of the
+scorer alone. A rate is said to hold a limit when 99 of 100 requests are answered with 200 within it.
+
+- curves: the largest rate that holds 10 ms (DLRM) or 25 ms (DCNv2), and latency at shares of it; fp32 and int8.
+- batching: the same with batches and without.
+- peers: the same for other servers (`serve_peers.py`), raw request to scores; and with Sparrow's encoder in them.
+- swaps: at 80 % of that load, another model (1 GB of tables) or a delta every ten seconds; memory (PSS); the same load
+  without swaps.
+- reloads: what MLServer and Triton do while they load the same model anew.
+- overload: three times the load that holds the deadline, and the seconds after it. Clients that have no answer at the
+  deadline close their connection.
+- redis: what it adds to have users' columns looked up, and a server that stalls.
+- stages: CPU of a request, and the service's own times of its stages, beside the scorer alone.
+- start: from the start of the command to the first answer, with 1 and 10 GB of tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import subprocess
-import sys
+import math
+import os
+import shutil
+import statistics
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
-from scorer import CLOSE, MODELS, OF_USER, SIZES, made
+import torch
+from _peers.rank_requests import PROTOCOLS, asked
+from _peers.rank_service import LEAST, Server, SkippedError, fastest, point, runner, sparrow
+from _peers.rank_work import CLOSE, CLOSE_INT8, FORMATS, KINDS, MODELS, SIZES, Work, alone_ms, checker
+from open_loop import Load, Outcome, drive, poisson
+from row_formats import processor
+from serve_lookups import IDS, items, redis
+from serve_peers import CLOSE as CLOSE_TO_PEERS
+from serve_peers import PEERS, bundle, started, versions
+from serve_swaps import reloads, swaps
 
 from sparrow.serving import Scorer
-from sparrow.serving.service.control import swap
 
-CONNECTIONS, KINDS = 8, 20  # threads that send; different requests
-SHARES = (0.2, 0.5)  # of what the scorer alone does
-SWAP_EVERY_S = 0.2
+SHARES, DEADLINE_MS = (0.2, 0.4, 0.6, 0.8, 0.9), 100.0
 
 
-def requests(scorer: Scorer, rows: list[dict[str, Any]], size: int) -> list[tuple[bytes, Any]]:
-    """Some requests as JSON, each with the scores that it should get."""
-    found = []
-    for first in range(0, KINDS * 10, 10):
-        user = {name: value for name, value in rows[first].items() if name in OF_USER}
-        some = [{n: v for n, v in row.items() if n not in user} for row in rows[first : first + size]]
-        candidates = {name: [row[name] for row in some] for name in some[0]}
-        body = json.dumps({"user": user, "candidates": candidates}).encode()
-        found.append((body, scorer.rank(user, candidates)[:, 0]))
-    return found
+# -- curves, batching -------------------------------------------------------------------------------------------------
 
 
-def load_it(port: int, asked: list[tuple[bytes, Any]], rate: float, count: int) -> dict[str, Any]:
-    """Send requests at random times. Returns milliseconds of each, the generator's lateness, and who was refused."""
-    times_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
-    taken, late, refused, next_one, lock = (
-        np.full(count, np.nan),
-        np.zeros(count),
-        0,
-        iter(range(count)),
-        threading.Lock(),
-    )
-    begun, failed = time.perf_counter() + 0.2, []
+def curves(work: Work) -> None:
+    """Latency over load, and the largest rate within the model's limit."""
+    for name in work.models:
+        for format in work.formats:
+            scorer, rows, _ = work.model(name, format)
+            for protocol in work.protocols:
+                try:
+                    of_items = items(work, name) if protocol == "ids" else {}
+                    with sparrow(scorer.folder.path, work.log, **work.options, **of_items) as server:
+                        for size in work.sizes:
+                            what = f"{name} {format} 1 x {size} {protocol}"
+                            curve(work, server, what, (scorer, rows, size, name), protocol)
+                except SkippedError as error:
+                    print(f"SKIPPED {name} {format} {protocol}: {error}", flush=True)
 
-    def send() -> None:
-        nonlocal refused
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        try:
-            while True:
-                with lock:
-                    i = next(next_one, None)
-                if i is None:
-                    return
-                due, free = begun + times_s[i], time.perf_counter()
-                time.sleep(max(due - time.perf_counter(), 0))
-                body, want = asked[i % len(asked)]
-                late[i] = time.perf_counter() - max(due, free)  # its own: not that all connections were busy
-                connection.request("POST", "/rank", body)
-                answer = connection.getresponse()
-                text = answer.read()
-                if answer.status in (429, 503):
-                    refused += 1
-                    continue
-                taken[i] = time.perf_counter() - due
-                scores = json.loads(text)["scores"]["label"]
-                assert np.abs(np.array(scores) - want).max() <= CLOSE
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            connection.close()
 
-    threads = [threading.Thread(target=send) for _ in range(CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    seconds = time.perf_counter() - begun
-    return {"ms": 1e3 * taken[~np.isnan(taken)], "late": 1e3 * late, "refused": refused, "seconds": seconds}
+def curve(work: Work, server: Server, what: str, of: tuple[Scorer, Any, int, str], protocol: str) -> float:
+    """One curve. Returns candidates a second within the limit."""
+    scorer, rows, size, name = of
+    limit_ms, some = work.limit(name), asked(scorer, rows, size, KINDS)
+    ms = alone_ms(scorer, some)
+    checked = checker(some, "json" if protocol == "ids" else protocol, CLOSE_INT8 if scorer.is_rounded else CLOSE)
+    run = runner(server.port, some, (PROTOCOLS | {"ids": IDS})[protocol], checked)
+    stated = protocol == "json" and not scorer.is_rounded
+    rate, best = fastest(run, limit_ms, 500 / ms, work.count(100_000 if stated else 10_000), work.probe_s)
+    if not rate:
+        print(point(f"{what}: no rate holds {limit_ms:g} ms, scorer alone {ms:.2f} ms; at {LEAST:g}/s", size, best))
+        return 0.0
+    print(f"{what}: scorer alone {ms:.2f} ms; holds p99 < {limit_ms:g} ms at {rate:,.0f} requests/s")
+    print(point("    at that rate", size, best), flush=True)
+    for share in SHARES if protocol == "json" else ():
+        print(point(f"    at {share:.0%} of it", size, run(share * rate, work.count())), flush=True)
+    return rate * size
+
+
+def batching(work: Work) -> None:
+    """Rates with batches and without, in turns."""
+    for name in work.models:
+        scorer, rows, _ = work.model(name)
+        found: dict[tuple[int, str], list[float]] = {}
+        for _ in range(1 if work.is_quick else 3):
+            for way in ("on", "off"):
+                with sparrow(scorer.folder.path, work.log, batching=way, **work.options) as server:
+                    for size in (1, 500):
+                        some = asked(scorer, rows, size, KINDS)
+                        run = runner(server.port, some, PROTOCOLS["json"], checker(some, "json", CLOSE))
+                        first = 500 / alone_ms(scorer, some)
+                        rate, _ = fastest(run, work.limit(name), first, work.count(), work.probe_s)
+                        found.setdefault((size, way), []).append(rate)
+        for size, least in ((1, 1.0), (500, 0.97)):
+            on, off = (statistics.median(found[size, way]) for way in ("on", "off"))
+            gain, goal = on / max(off, 1e-9), "above 1" if size == 1 else "at least 0.97"
+            verdict = "met" if gain >= least else "missed"
+            print(f"{name} 1 x {size}: {on:,.0f} requests/s with batches, {off:,.0f} without")
+            print(f"TARGET {name} 1 x {size}, batches over none: {gain:.2f} (goal: {goal}) {verdict}", flush=True)
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+
+
+def peers(work: Work) -> None:
+    """Candidates a second at equal p99: ours, and others."""
+    if work.peers is None:
+        raise SkippedError("give --peers, a folder for their environments")
+    for name in work.models:
+        scorer, rows, log = work.model(name)
+        place = work.place / f"{name}-bundle"
+        if not place.exists():
+            bundle(scorer, log, place)
+        for size in work.sizes:
+            beside(work, f"{name} 1 x {size}", (scorer, rows, size, name), place)
+    for peer in PEERS:
+        print(f"{peer}: {versions(work.peers, peer)}")
+
+
+def beside(work: Work, what: str, of: tuple[Scorer, Any, int, str], place: Path) -> None:
+    """One size of requests, all servers."""
+    scorer, rows, size, name = of
+    limit_ms, some, found = work.limit(name), asked(scorer, rows, size, KINDS), dict[tuple[str, str], float]()
+    first = 300 / alone_ms(scorer, some)
+
+    def measured(server: Server, protocol: str, close: float) -> float:
+        run = runner(server.port, some, PROTOCOLS[protocol], checker(some, protocol, close))
+        run(20.0, 40)  # checks, and warms up
+        rate, best = fastest(run, limit_ms, first, work.count(20_000), work.probe_s)
+        label = f"{what}, {protocol}"
+        print(
+            "    " + point(label if rate else f"{label}: no rate holds {limit_ms:g} ms; at {LEAST:g}/s", size, best),
+            flush=True,
+        )
+        return rate * size
+
+    ours: dict[str, float] = {}
+    with sparrow(scorer.folder.path, work.log, **work.options) as server:
+        for protocol in PROTOCOLS:
+            print(f"  sparrow, {protocol}")
+            ours[protocol] = measured(server, protocol, CLOSE)
+    for peer, told in PEERS.items():
+        for kind in told.kinds:
+            for workers in work.peer_workers:
+                print(f"  {peer} with {kind}, {workers} workers")
+                assert work.peers is not None
+                try:
+                    with started(peer, kind, place, work.peers, workers) as server:
+                        rate = measured(server, told.protocol, CLOSE_TO_PEERS)
+                    found[peer, kind] = max(found.get((peer, kind), 0.0), rate)
+                except (RuntimeError, AssertionError) as error:
+                    print(f"    FAILED {peer} with {kind}, {workers} workers: {error}", flush=True)
+    for (peer, kind), rate in found.items():
+        times = ours[PEERS[peer].protocol] / rate if rate else math.inf
+        print(f"{what}: {peer} with {kind} {rate:,.0f} candidates/s; ours in its protocol {times:.2f} times that")
+    for which, goal in (("raw", 3.0), ("given our encoder", 1.3)):
+        some_of = {peer: rate for (peer, kind), rate in found.items() if (kind == "ours") == (goal == 1.3)}
+        if some_of:
+            best = max(some_of, key=some_of.__getitem__)
+            times = ours[PEERS[best].protocol] / some_of[best] if some_of[best] else math.inf
+            told = f"TARGET {what}, ours over the best peer {which} ({best}): {times:.2f} (goal {goal:g})"
+            print(f"{told} {'met' if times >= goal else 'missed'}", flush=True)
+
+
+# -- overload, stages, start ------------------------------------------------------------------------------------------
+
+
+def overload(work: Work) -> None:
+    """Three times the load that holds the deadline for some seconds, and then half of that load."""
+    seconds = 3.0 if work.is_quick else 10.0
+    scorer, rows, _ = work.model("dlrm")
+    options = {**work.options, "deadline_ms": DEADLINE_MS}
+    with sparrow(scorer.folder.path, work.log, **options) as server:
+        for size in (1, 100):
+            some = asked(scorer, rows, size, KINDS)
+            checked = checker(some, "json", CLOSE)
+            run = runner(server.port, some, PROTOCOLS["json"], checked, 900)
+            rate, best = fastest(run, DEADLINE_MS, 500 / alone_ms(scorer, some), work.count(), max(work.probe_s, 1.0))
+            if not rate:
+                raise SkippedError(f"1 x {size}: no rate holds {DEADLINE_MS:g} ms")
+            peak = best.good_per_s(DEADLINE_MS)
+            over = poisson(3 * rate, round(3 * rate * seconds))
+            after = over[-1] + poisson(rate / 2, round(rate / 2 * 5), seed=1)
+            which = np.random.default_rng(0).integers(0, KINDS, len(over) + len(after))
+            requests = [PROTOCOLS["json"].request(number, one) for number, one in enumerate(some)]
+            due_s = np.concatenate([over, after])
+            outcome = drive(Load(
+                port=server.port, requests=requests, due_s=due_s, which=which, connections=900, opened=900,
+                patience_s=DEADLINE_MS / 1e3,
+            ))  # fmt: skip
+            checked(outcome)
+            print(point(f"1 x {size} at 3 x {rate:,.0f} requests/s, then half of that", size, outcome))
+            tell_overload(f"1 x {size}", outcome, len(over), peak)
+
+
+def tell_overload(what: str, outcome: Outcome, over: int, peak: float) -> None:
+    """Say what came through while it was too much, and when it was as before."""
+    ms, due_s = outcome.all_ms, outcome.due_s
+    good = (ms[:over] <= DEADLINE_MS).sum() / (due_s[over - 1] - due_s[0])
+    accepted = ms[:over][np.isfinite(ms[:over])]
+    p99 = float(np.percentile(accepted, 99)) if len(accepted) else math.inf
+    share = good / peak
+    print(f"TARGET {what}, goodput at 3 times the load over the peak ({peak:,.0f}/s): {share:.2f} (goal 0.9) "
+          f"{'met' if share >= 0.9 else 'missed'}")  # fmt: skip
+    print(f"TARGET {what}, p99 of accepted requests: {p99:.1f} ms (goal {DEADLINE_MS:g}) "
+          f"{'met' if p99 <= DEADLINE_MS else 'missed'}")  # fmt: skip
+    bad = np.flatnonzero(~(ms[over:] <= DEADLINE_MS / 2))
+    recovered = float(due_s[over:][bad[-1]] - due_s[over - 1]) if len(bad) else 0.0
+    print(f"TARGET {what}, the last request over {DEADLINE_MS / 2:g} ms came {recovered:.2f} s after (goal 2) "
+          f"{'met' if recovered <= 2 else 'missed'}", flush=True)  # fmt: skip
+
+
+def stages(work: Work) -> None:
+    """CPU time of a request, and what the service counts of its stages."""
+    for name in work.models:
+        scorer, rows, _ = work.model(name)
+        with sparrow(scorer.folder.path, work.log, **work.options) as server:
+            for size in work.sizes:
+                some = asked(scorer, rows, size, KINDS)
+                ms = alone_ms(scorer, some)
+                run = runner(server.port, some, PROTOCOLS["json"], checker(some, "json", CLOSE))
+                run(50.0, 50)
+                before, cpu = server.stages(), server.cpu_s
+                outcome = run(300 / ms, work.count())
+                each = 1e3 * (server.cpu_s - cpu) / len(outcome.ms)
+                after = server.stages()
+                told = []
+                for stage, (total, many) in after.items():
+                    past, earlier = before.get(stage, (0.0, 0.0))
+                    told.append(f"{stage} {1e3 * (total - past) / max(many - earlier, 1):.3f}")
+                print(f"{name} 1 x {size}: {each:.3f} ms of CPU a request, scorer alone {ms:.3f}; " + ", ".join(told))
+
+
+def start(work: Work) -> None:
+    """Seconds from the command to ready."""
+    for gb in (0.1,) if work.is_quick else (1.0, 10.0):
+        disk = shutil.disk_usage(work.place).free / 1e9
+        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+        if disk < 4 * gb or memory < 2 * gb:  # to train and export it
+            told = f"needs {4 * gb:g} GB of disk and {2 * gb:g} GB of memory; {disk:.0f} and {memory:.0f} are free"
+            print(f"SKIPPED {gb:g} GB of tables: {told}", flush=True)
+            continue
+        folder = work.folder("dlrm", gb=gb)
+        for how in ("read from disk", "files in memory") * (1 if work.is_quick else 3):
+            for file in folder.rglob("*.*") if how == "read from disk" else ():
+                with file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with sparrow(folder, work.log, **work.options) as server:
+                told = f"ready after {server.seconds:.2f} s, PSS {server.bytes_pss / 1e9:.2f} GB"
+                print(f"{gb:g} GB of tables, {how}: {told}", flush=True)
+
+
+CASES = {
+    "curves": curves, "batching": batching, "peers": peers, "swaps": swaps, "reloads": reloads,
+    "overload": overload, "redis": redis, "stages": stages, "start": start,
+}  # fmt: skip
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
-    with tempfile.TemporaryDirectory() as folder:
-        name = "dlrm (demo)"
-        _, scorer = made(Path(folder), name, MODELS[name], 20_000 if quick else 200_000)
-        table = pq.read_table(Path(folder) / "log.parquet").slice(0, KINDS * 10 + max(SIZES))
-        rows = table.select(list(scorer.encoder.sources)).to_pylist()
-        command = [sys.executable, "-m", "sparrow", "serve", str(scorer.folder.path), "--port", "0"]
-        control = Path(folder) / "control"
-        server = subprocess.Popen(
-            [*command, "--deadline-ms", "1000", "--control", str(control)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().partition("127.0.0.1:")[2].partition(",")[0])
-            for size in SIZES:
-                measure(scorer, rows, size, (port, control), 300 if quick else 10_000)
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def measure(scorer: Scorer, rows: list[dict[str, Any]], size: int, service: tuple[int, Path], count: int) -> None:
-    """One size of requests: the scorer alone, then the service at some loads, and while its model is swapped."""
-    asked, alone, (port, control) = requests(scorer, rows, size), [], service
-    for body, _ in asked * 3:
-        begun = time.perf_counter()
-        one = json.loads(body)
-        scorer.rank(one["user"], one["candidates"])
-        alone.append(time.perf_counter() - begun)
-    most = 1 / float(np.median(alone))
-    print(f"1 x {size:<4} scorer alone, with the parsing: {1e3 / most:.2f} ms")
-    for share in SHARES:
-        tell(f"1 x {size:<4} at {share:.0%} of that", size, load_it(port, asked, share * most, count))
-    done, stop = [], threading.Event()
-
-    def swaps() -> None:
-        while not stop.is_set():
-            done.append(swap(control, scorer.folder.path))
-            stop.wait(SWAP_EVERY_S)
-
-    thread = threading.Thread(target=swaps)
-    thread.start()
-    found = load_it(port, asked, SHARES[0] * most, count)
-    stop.set()
-    thread.join()
-    tell(f"1 x {size:<4} at {SHARES[0]:.0%} with {len(done)} swaps", size, found)
-
-
-def tell(what: str, size: int, found: dict[str, Any]) -> None:
-    """Print a point. One at which the generator was late says nothing of the service."""
-    (p50, p99), late = np.percentile(found["ms"], [50, 99]), np.percentile(found["late"], 99)
-    done = size * len(found["ms"]) / found["seconds"]
-    print(
-        f"{what}: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {done:,.0f} candidates/s, {found['refused']} refused of "
-        f"{found['refused'] + len(found['ms'])}; generator late by {late:.2f} ms (p99)"
-        + (": too late, no figure of the service" if late > p99 / 2 else "")
-    )
+    """Measure, and say which goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--quick", action="store_true", help="small models, few points")
+    parser.add_argument("--work", type=Path, help="where models are kept; a folder of its own unless told")
+    parser.add_argument("--peers", type=Path, help="where the environments of peers are, or are to be")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS))
+    parser.add_argument("--sizes", nargs="+", type=int)
+    parser.add_argument("--formats", nargs="+", choices=FORMATS)
+    parser.add_argument("--protocols", nargs="+", choices=[*PROTOCOLS, "ids"])
+    parser.add_argument("--limit-ms", type=float, help="of p99, in the place of that of each model")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of swaps")
+    parser.add_argument("--gb", type=float, help="of the tables that are swapped")
+    parser.add_argument("--serve", nargs="+", default=[], metavar="NAME=VALUE", help="options of sparrow serve")
+    parser.add_argument("--peer-workers", nargs="+", type=int, default=[1, 2])
+    given = parser.parse_args()
+    quick = given.quick
+    options = dict(one.split("=", 1) for one in given.serve)
+    with tempfile.TemporaryDirectory() as own:
+        work = Work(
+            place=(given.work or Path(own)).resolve(), is_quick=quick, options=options,
+            peers=given.peers.resolve() if given.peers else None,
+            models=tuple(given.models or (("dlrm",) if quick else MODELS)),
+            sizes=tuple(given.sizes or ((100,) if quick else SIZES)),
+            formats=tuple(given.formats or (("fp32",) if quick else FORMATS)),
+            protocols=tuple(given.protocols or (("json", "ids") if quick else (*PROTOCOLS, "ids"))),
+            limit_ms=given.limit_ms, minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
+            peer_workers=tuple(given.peer_workers[: 1 if quick else None]),
+        )  # fmt: skip
+        work.place.mkdir(exist_ok=True, parents=True)
+        print(f"{processor()}, {os.cpu_count()} cores; torch {torch.__version__}; sparrow serve {options or ''}")
+        for case in given.cases:
+            print(f"\n{case}", flush=True)
+            try:
+                CASES[case](work)
+            except SkippedError as error:
+                print(f"SKIPPED {case}: {error}", flush=True)
 
 
 if __name__ == "__main__":
