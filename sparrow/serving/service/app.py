@@ -98,12 +98,14 @@ class Service:
 
     async def rank(self, call: Call) -> Reply:
         """Score a user's candidates."""
+        self.batcher.check(call.begun)
         asked, top = rank.parsed(call.body, self.sources(), self.limits)
         return Reply(rank.written(asked, top, await self.scored(call, asked)))
 
     async def infer(self, call: Call) -> Reply:
         """Score the rows of tensors."""
         name = self.named(call, self.version)
+        self.batcher.check(call.begun)
         asked, wanted = v2.parsed(call.body, call.headers.get(v2.HEADER), self.sources(), self.limits)
         call.id = logs.request_id(call.headers.get(REQUEST_ID), wanted.id.encode())
         answer = await self.scored(call, asked)

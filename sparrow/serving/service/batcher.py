@@ -22,6 +22,7 @@ from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
+_SPARE = 0.5  # of the time that is left is for what is not predicted: sockets, the event loop, a busy machine
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +48,7 @@ class Waiting:
         future: gets the answer, on the event loop.
         version: that answers it, from when a scorer has taken it until `Batcher.done`.
         id: of the request, for the log.
+        work_s: what it adds to the time of those before it.
         is_gone: nobody waits for it any more.
     """
 
@@ -57,6 +59,7 @@ class Waiting:
     queued: float = field(default_factory=time.perf_counter)
     version: Version | None = None
     id: str = ""
+    work_s: float = 0.0
     is_gone: bool = False
 
     def is_late(self, now: float, cost_s: float) -> bool:
@@ -79,12 +82,31 @@ class Batcher:
         self._versions, self._limits, self._metrics = versions, limits, metrics
         self._is_batching = settings.is_batching
         self._queue: deque[Waiting] = deque()
+        self._work_s = 0.0  # of those in the queue
         self._ready, self._closing = threading.Condition(), False
         self._threads = [
             threading.Thread(target=self._work, name=f"scorer-{i}", daemon=True) for i in range(settings.threads)
         ]
         for thread in self._threads:
             thread.start()
+
+    def check(self, begun: float) -> None:
+        """Refuse a request early when those that wait take too long for it: then nothing is spent on its body.
+
+        Args:
+            begun: `time.perf_counter` of its arrival.
+
+        Raises:
+            RefusedError: as `put`.
+        """
+        with self._ready:
+            self._refuse_late(begun, begun + self._limits.deadline_ms / 1e3)
+
+    def _refuse_late(self, now: float, deadline: float) -> None:
+        wait_s = self._work_s / len(self._threads)
+        if self._queue and now + wait_s > deadline - _SPARE * (deadline - now):
+            told = f"deadline: {len(self._queue)} requests wait, which take {1e3 * wait_s:.0f} ms; try again later"
+            raise RefusedError(503, told)
 
     def put(self, asked: Asked, begun: float, id: str = "") -> Waiting:
         """Returns a request that waits. Its future gets the answer or a `RefusedError`. Call `done` with it then.
@@ -95,7 +117,7 @@ class Batcher:
             id: see `Waiting`.
 
         Raises:
-            RefusedError: when too many wait.
+            RefusedError: when too many wait, or when those that wait take too long for it.
         """
         loop = asyncio.get_running_loop()
         allowed_ms = min(asked.deadline_ms or math.inf, self._limits.deadline_ms)
@@ -109,6 +131,10 @@ class Batcher:
         with self._ready:
             if self._closing or len(self._queue) >= self._limits.queue:
                 raise RefusedError(429, f"queue: {len(self._queue)} requests wait, which is the most; try again later")
+            self._refuse_late(made.queued, made.deadline)
+            cost = self._versions.current.cost
+            made.work_s = cost(asked.count) - (cost(0) if cost.is_worth(asked.count) else 0.0)  # a batch has one a
+            self._work_s += made.work_s
             self._queue.append(made)
             self._metrics.queue.set(len(self._queue))
             self._ready.notify()
@@ -174,6 +200,7 @@ class Batcher:
             else:
                 left.append(one)
         self._queue = deque(left)
+        self._work_s = sum(one.work_s for one in left)
         version = self._versions.hold(len(batch))
         for one in batch:
             one.version = version

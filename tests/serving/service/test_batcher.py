@@ -127,8 +127,22 @@ def test_a_batch_keeps_to_what_its_oldest_can_wait(
     service.version.cost.fixed_s, service.version.cost.candidate_s = 6.0, 4.0  # two candidates take 14 s, four 22 s
     monkeypatch.setattr(service.version.cost, "seen", lambda n, seconds: None)
     one = request(rows, [0, 1])
-    got = waits(service, [("/rank", one | {"deadline_ms": 20_000})] * 4, (go, sizes), 3)
-    assert sizes == [1, 1, 1, 1] and {answer.status for answer in got} == {200}
+    got = waits(service, [("/rank", one | {"deadline_ms": 20_000})] * 3, (go, sizes), 2)
+    assert sizes == [1, 1, 1] and {answer.status for answer in got} == {200}
+
+
+def test_who_would_wait_too_long_is_refused_at_once(
+    service: Service, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the time is spared. One that comes to an empty queue is tried, however long it takes."""
+    go, sizes = held(service, monkeypatch)
+    service.version.cost.fixed_s, service.version.cost.candidate_s = 6.0, 4.0  # each adds 8 s to those before it
+    monkeypatch.setattr(service.version.cost, "seen", lambda n, seconds: None)
+    one = request(rows, [0, 1]) | {"deadline_ms": 20_000}
+    threading.Timer(1.0, go.set).start()
+    got = together(service, [("/rank", one)] * 2 + [("/rank", one | {"deadline_ms": 10_000})], sizes)
+    assert [answer.status for answer in got] == [200, 200, 503] and got[2].headers[b"retry-after"] == b"1"
+    assert "deadline: 1 requests wait, which take 8000 ms; try again later" in got[2].json["error"]
 
 
 def test_large_requests_do_not_wait_for_each_other(service: Service, rows: list[dict[str, Any]]) -> None:
