@@ -69,7 +69,7 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         models = Repository(
             repository, lambda folder: supervisor.swap([folder]), lambda: Path(supervisor.model.paths[-1])
         )
-        shared.router.routes.extend(models.routes())
+        shared.routes.extend(models.routes())
     control = made(admin, [("POST", "/control/swap", admin.swap)])
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:

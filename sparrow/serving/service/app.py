@@ -12,8 +12,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
@@ -353,7 +352,7 @@ def json(told: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] 
     return Reply(msgspec.json.encode(told), status, _JSON, headers)
 
 
-def app(service: Service) -> Starlette:
+def app(service: Service) -> Router:
     """Returns the ASGI application of a service. Its scorers end with it, after what was accepted."""
     model = "/v2/models/{name}"
     of_version = model + "/versions/{version}"
@@ -379,7 +378,7 @@ def app(service: Service) -> Starlette:
             service.count()
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Router) -> AsyncIterator[None]:
         counting = asyncio.create_task(count())
         yield
         counting.cancel()
@@ -396,7 +395,7 @@ def app(service: Service) -> Starlette:
 Routes = list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]]  # method, path, and what answers
 
 
-def made(service: Host, routes: Routes, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
+def made(service: Host, routes: Routes, lifespan: Callable[[Router], Any] | None = None) -> Router:
     """Returns an ASGI application with some routes."""
 
     async def absent(scope: Scope, receive: Receive, send: Send) -> None:
@@ -404,9 +403,5 @@ def made(service: Host, routes: Routes, lifespan: Callable[[Starlette], Any] | N
         told = f"{scope.get('method')} {scope['path']!r}: nothing is there; see docs/serving.md"
         await _sent(send, json({"error": told}, 404))
 
-    found = Starlette(
-        lifespan=lifespan,
-        routes=[Route(path, Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes],
-    )
-    found.router.default = absent
-    return found
+    found = [Route(path, Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes]
+    return Router(found, lifespan=lifespan, default=absent)  # without Starlette's layers for errors: ours are answered

@@ -85,6 +85,7 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         http=bounded(orders.limits),
         timeout_graceful_shutdown=FINISH_S,
     )
