@@ -29,7 +29,7 @@ class Place:
 
     Args:
         host, port: where requests come in. Port 0 takes any that is free.
-        admin_port: of the loopback address, for metrics. 0 as above.
+        admin_host, admin_port: where metrics are, for operators. 0 as above.
         control: path of a unix socket, which only this user may open.
         grpc_port: of gRPC, if it is to be spoken.
         watch: a folder. Models that appear in it are answered with.
@@ -38,6 +38,7 @@ class Place:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    admin_host: str = "127.0.0.1"
     admin_port: int = 8082
     control: Path | None = None
     grpc_port: int | None = None
@@ -50,6 +51,8 @@ class Place:
             raise UserError(f"{self.watch}: no folder to watch; make it, or give another")
         if self.repository is not None and not self.repository.is_dir():
             raise UserError(f"{self.repository}: no folder; make it, or give another --repository")
+        if self.repository is not None and self.admin_host not in ("127.0.0.1", "::1", "localhost"):
+            raise UserError(f"--admin-host {self.admin_host}: it lets others load models; leave out --repository")
 
 
 def serve(
@@ -116,7 +119,7 @@ def serve(
                 host, port = requests.getsockname()[:2]
                 told(
                     f"{model} at http://{host}:{port}, version {supervisor.told['version']}; metrics at "
-                    f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; "
+                    f"http://{place.admin_host}:{operators[0].getsockname()[1]}/metrics; "
                     + (f"gRPC at {host}:{grpc.getsockname()[1]}; " if grpc is not None else "")
                     + "requests take at most "
                     f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
@@ -145,7 +148,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
             if importlib.util.find_spec("tritonclient") is None or importlib.util.find_spec("grpc") is None:
                 raise UserError("--grpc-port: needs tritonclient; pip install 'sparrow-rec[grpc]'")
             grpc = opened.enter_context(_bound(place.host, place.grpc_port, "--grpc-port"))
-        operators = [opened.enter_context(_tcp("127.0.0.1", place.admin_port, "--admin-port"))]
+        operators = [opened.enter_context(_tcp(place.admin_host, place.admin_port, "--admin-port"))]
         if place.control is not None:
             operators.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
             before = os.umask(0o177)
