@@ -153,14 +153,14 @@ def test_files_that_are_none(tmp_path: Path, scorer: Scorer, make: Callable[...,
 
 def test_raw_columns_are_those_of_the_file(make: Callable[..., Items]) -> None:
     items = make(ALL, "key")
-    raw = items.raw(["q", 12, "new", None, "12"])
+    raw = items.get(["q", 12, "new", None, "12"])
     assert raw["title"] == ["four", "two", None, None, "two"] and raw["key"] == ["q", "12", None, None, "12"]
     assert raw["weighted"] == [["a", None], [], None, None, []] and raw.keys() == ALL.keys()
 
 
 def in_request(items: Items, user: dict[str, Any], keys: list[Any], **columns: list[Any]) -> dict[str, Any]:
     """The request with all columns for one that has keys."""
-    raw = items.raw(keys)
+    raw = items.get(keys)
     return {"user": user, "candidates": {"item": keys, **{name: raw[name] for name in OF_ITEMS}, **columns}}
 
 
