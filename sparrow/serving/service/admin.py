@@ -8,10 +8,10 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service.app import Call, Reply, json, made
+from sparrow.serving.service.app import Call, Reply, Routes, json, made
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
-from sparrow.serving.service.protocols.repository import Repository
+from sparrow.serving.service.repository import Repository
 from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.supervisor import Supervisor
 
@@ -63,13 +63,10 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         admin: answers.
         repository: a folder with models, which may be loaded by their names.
     """
-    shared = made(admin, [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)])
+    routes: Routes = [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)]
     if repository is not None:
-        supervisor = admin.supervisor
-        models = Repository(
-            repository, lambda folder: supervisor.swap([folder]), lambda: Path(supervisor.model.paths[-1])
-        )
-        shared.routes.extend(models.routes())
+        routes += Repository(repository, admin.supervisor).routes()
+    shared = made(admin, routes)
     control = made(admin, [("POST", "/control/swap", admin.swap)])
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:
