@@ -43,10 +43,6 @@ class Admin:
         """Give what Prometheus reads."""
         return Reply(self._scrape.text(), 200, _TEXT)
 
-    async def live(self, call: Call) -> Reply:
-        """Say that the service is there."""
-        return json({"live": True})
-
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
         try:
@@ -63,7 +59,7 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         admin: answers.
         repository: a folder with models, which may be loaded by their names.
     """
-    routes: Routes = [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)]
+    routes: Routes = [("GET", "/metrics", admin.counted)]
     if repository is not None:
         routes += Repository(repository, admin.supervisor).routes()
     shared = made(admin, routes)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
@@ -19,6 +20,9 @@ from sparrow.core.errors import UserError, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
+
+if TYPE_CHECKING:  # it imports prometheus_client
+    from sparrow.serving.service.supervisor import Supervisor
 
 _FINISH_S = 5  # for what operators have asked
 
@@ -75,7 +79,7 @@ def serve(
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
     logs.start(settings.logs)
-    with _listening(place) as (requests, grpc, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
+    with _listening(place) as sockets, tempfile.TemporaryDirectory(prefix="sparrow-") as work:
         counters, items = Path(work) / "counters", Path(work) / "items"
         for folder in (counters, items):
             folder.mkdir()
@@ -85,12 +89,10 @@ def serve(
         from sparrow.serving.service.metrics import Metrics
         from sparrow.serving.service.scrape import Scrape, of_workers
         from sparrow.serving.service.supervisor import Supervisor, ready_processes
-        from sparrow.serving.service.watch import models, watch
-        from sparrow.serving.service.worker import Server
 
         ready_processes()
         metrics, scrape = Metrics(), Scrape(of_workers(counters))
-        supervisor = Supervisor([requests], grpc, limits, settings, metrics, scrape)
+        supervisor = Supervisor([sockets.requests], sockets.grpc, limits, settings, metrics, scrape)
         config = uvicorn.Config(
             app(Admin(supervisor, limits, metrics, scrape), place.repository),
             lifespan="off",
@@ -100,45 +102,63 @@ def serve(
             timeout_graceful_shutdown=_FINISH_S,
         )
 
-        async def run() -> None:
-            loop, server = asyncio.get_running_loop(), Server(config)
-            seen = models(place.watch) if place.watch else {}
-            starting = asyncio.create_task(supervisor.start([model, *deltas]))
+        def ready() -> None:
+            memory_mb = settings.workers * limits.memory_mb
+            where = f"{model} at http://{_address(sockets.requests)}, version {supervisor.told['version']}"
+            metrics_at = f"metrics at http://{_address(sockets.operators[0])}/metrics"
+            grpc_at = "" if sockets.grpc is None else f"gRPC at {_address(sockets.grpc)}; "
+            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
 
-            def stop() -> None:
-                server.should_exit = True
-                starting.cancel()
+        running = _run(supervisor, [model, *deltas], config, sockets.operators, place.watch, ready)
+        asyncio.Runner(loop_factory=config.get_loop_factory()).run(running)
 
-            for ending in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(ending, stop)
-            try:
-                await starting
-                host, port = requests.getsockname()[:2]
-                told(
-                    f"{model} at http://{host}:{port}, version {supervisor.told['version']}; metrics at "
-                    f"http://127.0.0.1:{operators[0].getsockname()[1]}/metrics; "
-                    + (f"gRPC at {host}:{grpc.getsockname()[1]}; " if grpc is not None else "")
-                    + "requests take at most "
-                    f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
-                )
-                watching = asyncio.create_task(watch(place.watch, seen, supervisor)) if place.watch else None
-                await server.serve(operators)
-                if watching is not None:
-                    watching.cancel()
-            except asyncio.CancelledError:  # stopped while it was starting
-                pass
-            finally:
-                await supervisor.end()
 
-        asyncio.Runner(loop_factory=config.get_loop_factory()).run(run())
+async def _run(
+    supervisor: Supervisor,
+    paths: Sequence[str | Path],
+    config: uvicorn.Config,
+    operators: list[socket.socket],
+    watched: Path | None,
+    ready: Callable[[], None],
+) -> None:
+    """Start the workers, and answer operators until a signal comes. Then have the workers end."""
+    from sparrow.serving.service.watch import models, watch
+    from sparrow.serving.service.worker import Server
+
+    loop, server = asyncio.get_running_loop(), Server(config)
+    seen = models(watched) if watched else {}
+    starting = asyncio.create_task(supervisor.start(paths))
+
+    def stop() -> None:
+        server.should_exit = True
+        starting.cancel()
+
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(ending, stop)
+    try:
+        await starting
+        ready()
+        watching = asyncio.create_task(watch(watched, seen, supervisor)) if watched else None
+        await server.serve(operators)
+        if watching is not None:
+            watching.cancel()
+    except asyncio.CancelledError:  # stopped while it was starting
+        pass
+    finally:
+        await supervisor.end()
+
+
+class _Sockets(NamedTuple):
+    """What a service listens at. That of gRPC keeps the port: workers listen there themselves."""
+
+    requests: socket.socket
+    grpc: socket.socket | None
+    operators: list[socket.socket]
 
 
 @contextmanager
-def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | None, list[socket.socket]]]:
-    """Opens the sockets of a place: for requests, for gRPC, and those of operators.
-
-    That of gRPC keeps the port: workers listen there themselves. Takes the control socket away again.
-    """
+def _listening(place: Place) -> Iterator[_Sockets]:
+    """Opens the sockets of a place. Takes the control socket away again."""
     with ExitStack() as opened:
         requests, grpc = opened.enter_context(_tcp(place.host, place.port, "--port")), None
         if place.grpc_port is not None:
@@ -158,7 +178,12 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
-        yield requests, grpc, operators
+        yield _Sockets(requests, grpc, operators)
+
+
+def _address(at: socket.socket) -> str:
+    host, port = at.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _tcp(host: str, port: int, flag: str) -> socket.socket:
@@ -171,14 +196,11 @@ def _tcp(host: str, port: int, flag: str) -> socket.socket:
 
 def _bound(host: str, port: int, flag: str) -> socket.socket:
     """Returns a socket that other processes may listen beside. A port that another program has is refused."""
-    _tcp(host, port, flag).close()
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise UserError(f"{host}:{port}: cannot listen ({error}); choose another {flag}") from None
+    with _tcp(host, port, flag) as free:
+        family, address = free.family, free.getsockname()
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    found.bind(address)
     return found
 
 

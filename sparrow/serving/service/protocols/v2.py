@@ -90,20 +90,6 @@ def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
     return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}
 
 
-def config(scorer: Scorer, name: str) -> dict[str, Any]:
-    """Returns the same as a model's configuration of Triton, and the tensors that may be left out."""
-    told = metadata(scorer, name, "")
-
-    def tensor(one: dict[str, Any]) -> dict[str, Any]:
-        kind = "TYPE_" + one["datatype"].replace("BYTES", "STRING")
-        return {"name": one["name"], "data_type": kind, "dims": [-1]}
-
-    nulls = [{"name": column + NULL, "datatype": "BOOL"} for column in scorer.encoder.kinds]
-    inputs = [tensor(one) for one in told["inputs"]] + [tensor(one) | {"optional": True} for one in nulls]
-    of = {"platform": "sparrow", "backend": "sparrow", "max_batch_size": 0}  # clients may not leave out a dimension
-    return {"name": name, **of, "input": inputs, "output": [tensor(one) for one in told["outputs"]]}
-
-
 def parsed(body: bytes, header: bytes | None, sources: Sources, limits: Limits) -> tuple[Asked, Wanted]:
     """Returns a request, and how its answer is to be written.
 
@@ -321,9 +307,3 @@ def written(name: str, wanted: Wanted, answer: Answer) -> tuple[bytes, int | Non
     told["parameters"] |= {} if answer.users is None else {"users": answer.users}
     body = _encode(told)
     return (body, None) if not binary else (b"".join((body, *binary)), len(body))
-
-
-def check_version(asked: str | None, version: str) -> None:
-    """Refuse a request for another version than the one that answers."""
-    if asked not in (None, version):
-        raise RefusedError(404, f"version {asked}: {version} answers; ask for that, or for none")
