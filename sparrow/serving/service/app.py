@@ -28,7 +28,6 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
 _JSON, _BINARY = b"application/json", b"application/octet-stream"
-RETRY_S = b"1"  # what a client is told to wait when the service is full
 REQUEST_ID = b"x-request-id"
 _COUNT_S = 1.0  # how often what was counted is made readable
 _log = logging.getLogger(__name__)

@@ -54,9 +54,10 @@ async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.S
         UserError: when it cannot listen there.
     """
     limits = service.limits
-    options = [("grpc.so_reuseport", 1), ("grpc.max_metadata_size", int(1e3 * limits.header_kb))]
-    options += [("grpc.max_receive_message_length", int(1e6 * limits.body_mb))]
-    options += [
+    options = [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_metadata_size", int(1e3 * limits.header_kb)),
+        ("grpc.max_receive_message_length", int(1e6 * limits.body_mb)),
         ("grpc.server_handshake_timeout_ms", int(1e3 * limits.read_s)),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     ]

@@ -50,10 +50,9 @@ class Place:
 
     def __post_init__(self) -> None:
         require(least=0, most=65_535, port=self.port, admin_port=self.admin_port, grpc_port=self.grpc_port)
-        if self.watch is not None and not self.watch.is_dir():
-            raise UserError(f"{self.watch}: no folder to watch; make it, or give another")
-        if self.repository is not None and not self.repository.is_dir():
-            raise UserError(f"{self.repository}: no folder; make it, or give another --repository")
+        for flag, folder in (("--watch", self.watch), ("--repository", self.repository)):
+            if folder is not None and not folder.is_dir():
+                raise UserError(f"{folder}: no folder; make it, or give another {flag}")
 
 
 def serve(

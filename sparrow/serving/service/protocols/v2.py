@@ -19,7 +19,7 @@ import numpy as np
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.serving.scorer import Scorer
-from sparrow.serving.service.asked import Asked, Sources, checked
+from sparrow.serving.service.asked import Asked, One, Sources, checked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
@@ -32,9 +32,6 @@ NUMBERS = {
 }
 _PLAIN: dict[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,)}
 _PLAIN |= {name: (int,) if "INT" in name else (int, float) for name in NUMBERS if name != "BOOL"}
-
-
-_One = None | bool | int | float | str
 _unpack = struct.Struct("<I").unpack_from
 
 
@@ -44,20 +41,20 @@ class Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, _One] = {}
-    data: list[_One | list[_One]] | None = None
+    parameters: dict[str, One] = {}
+    data: list[One | list[One]] | None = None
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, _One] = {}
+    parameters: dict[str, One] = {}
 
 
 class _Body(msgspec.Struct):
     inputs: list[Tensor]
     id: str = ""
     outputs: list[_Output] = []
-    parameters: dict[str, _One] = {}
+    parameters: dict[str, One] = {}
 
 
 _decode, _encode = msgspec.json.Decoder(_Body).decode, msgspec.json.Encoder().encode
