@@ -86,10 +86,8 @@ class Service:
 
     def sources(self) -> Sources:
         """Returns where the columns of a request come from."""
-        at, user_key = self.version, None if self.users is None else self.users.key
-        if at.items is None:
-            return Sources(at.sources, user_key=user_key)
-        return Sources(at.sources, at.items.key, at.items.columns, user_key)
+        found = self.version.sources
+        return found if self.users is None else found._replace(user_key=self.users.key)
 
     # -- what routes do ---------------------------------------------------------------------------------------------
 

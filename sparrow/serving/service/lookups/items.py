@@ -146,7 +146,7 @@ class Encoded:
     """
 
     def __init__(self, items: Items, scorer: Scorer) -> None:
-        self.items, self.key, self.columns, schema = items, items.key, items.columns, scorer.schema
+        self.items, self.key, schema = items, items.key, scorer.schema
         made_of = scorer.encoder.made_of
         self._made_of = {name: of for name, of in made_of.items() if items.columns.issuperset(of)}
         self._numbers = [name for name in schema.dense if name in self._made_of]
