@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -78,7 +78,7 @@ def serve(
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
     logs.start(settings.logs)
-    with _listening(place) as sockets, tempfile.TemporaryDirectory(prefix="sparrow-") as work:
+    with _listening(place) as (requests, grpc, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
         counters, items = Path(work) / "counters", Path(work) / "items"
         for folder in (counters, items):
             folder.mkdir()
@@ -91,7 +91,7 @@ def serve(
 
         ready_processes()
         metrics, scrape = Metrics(), Scrape(of_workers(counters))
-        supervisor = Supervisor([sockets.requests], sockets.grpc, limits, settings, metrics, scrape)
+        supervisor = Supervisor([requests], grpc, limits, settings, metrics, scrape)
         config = uvicorn.Config(
             app(Admin(supervisor, limits, metrics, scrape), place.repository),
             lifespan="off",
@@ -103,12 +103,12 @@ def serve(
 
         def ready() -> None:
             memory_mb = settings.workers * limits.memory_mb
-            where = f"{model} at http://{_address(sockets.requests)}, version {supervisor.told['version']}"
-            metrics_at = f"metrics at http://{_address(sockets.operators[0])}/metrics"
-            grpc_at = "" if sockets.grpc is None else f"gRPC at {_address(sockets.grpc)}; "
+            where = f"{model} at http://{_address(requests)}, version {supervisor.told['version']}"
+            metrics_at = f"metrics at http://{_address(operators[0])}/metrics"
+            grpc_at = "" if grpc is None else f"gRPC at {_address(grpc)}; "
             told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
 
-        running = _run(supervisor, [model, *deltas], config, sockets.operators, place.watch, ready)
+        running = _run(supervisor, [model, *deltas], config, operators, place.watch, ready)
         asyncio.Runner(loop_factory=config.get_loop_factory()).run(running)
 
 
@@ -147,17 +147,12 @@ async def _run(
         await supervisor.end()
 
 
-class _Sockets(NamedTuple):
-    """What a service listens at. That of gRPC keeps the port: workers listen there themselves."""
-
-    requests: socket.socket
-    grpc: socket.socket | None
-    operators: list[socket.socket]
-
-
 @contextmanager
-def _listening(place: Place) -> Iterator[_Sockets]:
-    """Opens the sockets of a place. Takes the control socket away again."""
+def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | None, list[socket.socket]]]:
+    """Opens the sockets of a place: for requests, for gRPC, and those of operators.
+
+    That of gRPC keeps the port: workers listen there themselves. Takes the control socket away again.
+    """
     with ExitStack() as opened:
         requests, grpc = opened.enter_context(_tcp(place.host, place.port, "--port")), None
         if place.grpc_port is not None:
@@ -177,7 +172,7 @@ def _listening(place: Place) -> Iterator[_Sockets]:
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
-        yield _Sockets(requests, grpc, operators)
+        yield requests, grpc, operators
 
 
 def _address(at: socket.socket) -> str:
