@@ -65,8 +65,8 @@ def serve(
         batching: "off" scores each request alone.
         items: A Parquet file with columns of candidates, in the log's names. A request may then have --key alone.
         key: The column of candidates by which their columns are found in --items.
-        users: Where columns of users are: Redis or Valkey, as redis://127.0.0.1:6379 or unix:///run/redis.sock, or a
-            Parquet file. `sparrow features push` writes them.
+        users: Where columns of users are: Redis or Valkey, as redis://127.0.0.1:6379 or unix:///run/redis.sock.
+            `sparrow features push` writes them.
         user_key: The column of a request by which its user is found in --users.
         users_ms: A request waits so long for --users.
         users_absent: Whether a request whose user is not found is scored with "missing" columns, or refused with 503.

@@ -8,10 +8,10 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service.app import Call, Reply, json, made
+from sparrow.serving.service.app import Call, Reply, Routes, json, made
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
-from sparrow.serving.service.protocols.repository import Repository
+from sparrow.serving.service.repository import Repository
 from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.supervisor import Supervisor
 
@@ -43,10 +43,6 @@ class Admin:
         """Give what Prometheus reads."""
         return Reply(self._scrape.text(), 200, _TEXT)
 
-    async def live(self, call: Call) -> Reply:
-        """Say that the service is there."""
-        return json({"live": True})
-
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
         try:
@@ -63,13 +59,10 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         admin: answers.
         repository: a folder with models, which may be loaded by their names.
     """
-    shared = made(admin, [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)])
+    routes: Routes = [("GET", "/metrics", admin.counted)]
     if repository is not None:
-        supervisor = admin.supervisor
-        models = Repository(
-            repository, lambda folder: supervisor.swap([folder]), lambda: Path(supervisor.model.paths[-1])
-        )
-        shared.routes.extend(models.routes())
+        routes += Repository(repository, admin.supervisor).routes()
+    shared = made(admin, routes)
     control = made(admin, [("POST", "/control/swap", admin.swap)])
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,7 +28,6 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
 _JSON, _BINARY = b"application/json", b"application/octet-stream"
-RETRY_S = b"1"  # what a client is told to wait when the service is full
 REQUEST_ID = b"x-request-id"
 _COUNT_S = 1.0  # how often what was counted is made readable
 _log = logging.getLogger(__name__)
@@ -76,7 +75,6 @@ class Service:
         self.served = (
             ServedLog(settings.logs.served, settings.logs.sample, self.metrics) if settings.logs.served else None
         )
-        self.connections: Callable[[], int] = lambda: 0  # how many are open
         self.batcher = Batcher(versions, limits, self.metrics, settings)
         self.users = Users.of(settings.lookups, self.metrics) if settings.lookups.users else None
         self.held = 0  # bytes of bodies
@@ -88,10 +86,8 @@ class Service:
 
     def sources(self) -> Sources:
         """Returns where the columns of a request come from."""
-        at, user_key = self.version, None if self.users is None else self.users.key
-        if at.items is None:
-            return Sources(at.sources, user_key=user_key)
-        return Sources(at.sources, at.items.key, at.items.columns, user_key)
+        found = self.version.sources
+        return found if self.users is None else found._replace(user_key=self.users.key)
 
     # -- what routes do ---------------------------------------------------------------------------------------------
 
@@ -157,18 +153,9 @@ class Service:
         at = self.version
         return json(v2.metadata(at.scorer, self.named(call, at), at.name))
 
-    async def model_config(self, call: Call) -> Reply:
-        """Describe them as a configuration of Triton."""
-        at = self.version
-        return json(v2.config(at.scorer, self.named(call, at)))
-
     async def model_ready(self, call: Call) -> Reply:
         """Say whether the model answers, which it does from the first moment on."""
         return json({"name": self.named(call, self.version), "ready": True})
-
-    async def model_stats(self, call: Call) -> Reply:
-        """Refuse: one process knows only its own."""
-        raise RefusedError(404, "stats: one worker of several answers, and knows only its own; read /metrics instead")
 
     def named(self, call: Call, version: Version) -> str:
         """Returns the model's name in a path: that of the service, or of the folder that answers.
@@ -180,7 +167,8 @@ class Service:
         if name not in (self.name, folder):
             known = " or ".join(repr(one) for one in dict.fromkeys((self.name, folder)))
             raise RefusedError(404, f"model {name!r}: does not answer here; {known} does")
-        v2.check_version(call.path.get("version"), version.name)
+        if (asked := call.path.get("version", version.name)) != version.name:
+            raise RefusedError(404, f"version {asked}: {version.name} answers; ask for that, or for none")
         return name
 
     async def server(self, call: Call) -> Reply:
@@ -194,11 +182,6 @@ class Service:
     async def ready(self, call: Call) -> Reply:
         """Say that the model answers, and which."""
         return json({"ready": True, "version": self.version.name})
-
-    def count(self) -> None:
-        """Make what was counted readable."""
-        self.metrics.connections.set(self.connections())
-        self.metrics.flush()
 
     async def described(self, call: Call) -> Reply:
         """Give the routes and the columns of the model, as OpenAPI."""
@@ -236,23 +219,21 @@ class Endpoint:
         try:
             reply = await self._replied(scope, receive, call, held)
             answered = time.perf_counter()
-            async with asyncio.timeout(service.limits.write_s):
-                await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
+            await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
-            self._count(call, str(reply.status))
-        except TimeoutError:
-            self._count(call, "cut")
+            self._count(call, reply.status)
         finally:
             held.give_back()
             for work in call.after:
                 work()
 
-    def _count(self, call: Call, status: str) -> None:
+    def _count(self, call: Call, status: int) -> None:
         """Count an answer, and log it where that is wanted."""
-        self._service.metrics.requests.labels(self._route, status).inc()
+        self._service.metrics.requests.labels(self._route, str(status)).inc()
         if logs.access.isEnabledFor(logging.INFO):
             ms = round(1e3 * (time.perf_counter() - call.begun), 3)
-            told = {"route": self._route, "status": status, "ms": ms, "bytes": len(call.body), "request_id": call.id}
+            told: dict[str, Any] = {"route": self._route, "status": str(status), "ms": ms}
+            told |= {"bytes": len(call.body), "request_id": call.id}
             if trace := logs.trace_id(call.headers.get(b"traceparent")):
                 told["trace_id"] = trace
             logs.access.info("request", extra=told | call.told)
@@ -265,9 +246,8 @@ class Endpoint:
                 async with asyncio.timeout(self._service.limits.read_s):
                     call.body = await held.read(call.headers, receive)
             except TimeoutError:
-                raise RefusedError(
-                    408, f"body: took longer than {self._service.limits.read_s:g} s; send it faster"
-                ) from None
+                told = f"body: took longer than {self._service.limits.read_s:g} s; send it faster"
+                raise RefusedError(408, told) from None
             return await self._answer(call)
         except RefusedError as error:
             return refused(error)
@@ -364,8 +344,6 @@ def app(service: Service) -> Router:
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
         *((("GET", path + "/ready", service.model_ready)) for path in (model, of_version)),
-        *((("GET", path + "/config", service.model_config)) for path in (model, of_version)),
-        *((("GET", path + "/stats", service.model_stats)) for path in (model, of_version)),
         ("GET", "/v2", service.server),
         *((("GET", path, service.live)) for path in ("/health/live", "/v2/health/live")),
         *((("GET", path, service.ready)) for path in ("/health/ready", "/v2/health/ready")),
@@ -375,7 +353,7 @@ def app(service: Service) -> Router:
     async def count() -> None:
         while True:
             await asyncio.sleep(_COUNT_S)
-            service.count()
+            service.metrics.flush()
 
     @asynccontextmanager
     async def lifespan(_: Router) -> AsyncIterator[None]:
@@ -387,7 +365,7 @@ def app(service: Service) -> Router:
             await service.users.close()
         if service.served is not None:
             service.served.close()
-        service.count()
+        service.metrics.flush()
 
     return made(service, routes, lifespan)
 

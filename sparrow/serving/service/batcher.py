@@ -166,7 +166,8 @@ class Batcher:
                 batch, late = self._taken()
                 self._metrics.queue.set(len(self._queue))
             for one in late:
-                _tell(one, RefusedError(503, f"deadline: passed after {_ms(one)} ms in the queue; try again later"))
+                ms = round(1e3 * (time.perf_counter() - one.queued))
+                _tell(one, RefusedError(503, f"deadline: passed after {ms} ms in the queue; try again later"))
             if batch:
                 assert batch[0].version is not None
                 self._answer(batch[0].version, batch)
@@ -244,10 +245,6 @@ class Batcher:
             stages["score"].observe(scored - encoded)
             self._metrics.candidates.observe(one.asked.count)
             _tell(one, Answer(scores_NT, gap, version))
-
-
-def _ms(one: Waiting) -> int:
-    return round(1e3 * (time.perf_counter() - one.queued))
 
 
 def _tell(one: Waiting, what: Answer | RefusedError) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 from sparrow.core.errors import UserError
 
+_TIMEOUT_S = 3600.0  # a large model takes long to load and to check
+
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -22,9 +24,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def swap(
-    control: str | Path, *folders: str | Path, items: str | Path | None = None, timeout_s: float = 3600.0
-) -> dict[str, Any]:
+def swap(control: str | Path, *folders: str | Path, items: str | Path | None = None) -> dict[str, Any]:
     """Have a service answer with another model. Returns its version, name and step.
 
     When it returns, no answer is of the old one any more.
@@ -34,12 +34,11 @@ def swap(
         folders: what `sparrow export` wrote, on the machine of the service: a full folder and deltas of it, or deltas
             of what answers, or none for the same model.
         items: a Parquet file in the place of that of --items.
-        timeout_s: the longest wait.
 
     Raises:
         UserError: when the service cannot be reached, or refuses the folder. Then the old model goes on.
     """
-    connection = _Connection(Path(control), timeout_s)
+    connection = _Connection(Path(control))
     try:
         paths = [str(Path(folder).resolve()) for folder in folders]
         body = {"folders": paths, "items": None if items is None else str(Path(items).resolve())}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sparrow.core.arrays import Float32s
 from sparrow.serving.card import BINS
@@ -50,12 +50,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         of: dict[str, Any] = {"namespace": "sparrow", "registry": self.registry}
-        live = of | {"multiprocess_mode": "livesum"}
         self.requests = Counter("requests", "Answers, by route and HTTP status", ("route", "status"), **of)
         self.candidates = Histogram("candidates", "Candidates of a scored request", buckets=_COUNTS, **of)
         self.batch = Histogram("batch_requests", "Requests that were scored together", buckets=_COUNTS[:8], **of)
-        self.queue = Gauge("queue_requests", "Requests that wait", **live)
-        self.connections = Gauge("connections", "Connections that are open", **live)
+        self.queue = Gauge("queue_requests", "Requests that wait", multiprocess_mode="livesum", **of)
         self.lookups = Counter("lookups", "Keys that were looked up, by store and outcome", ("store", "outcome"), **of)
         self.lookup_s = Histogram("lookup_seconds", "Time of a request in a lookup", ("store",), buckets=_SECONDS, **of)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
@@ -80,8 +78,3 @@ class Metrics:
         """Make what was counted readable. Call it each second, and when a version begins to answer."""
         for tally in (self.odd, self.read, self._scores):
             tally.flush()
-
-    def text(self) -> bytes:
-        """Returns all that this process has counted, as Prometheus reads it."""
-        self.flush()
-        return generate_latest(self.registry)

@@ -38,7 +38,7 @@ _CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32
 _CONTENTS |= {f"INT{bits}": "int" for bits in (8, 16, 32)} | {f"UINT{bits}": "uint" for bits in (8, 16, 32)}
 _IDLE_MS = 300_000  # until a connection without calls is closed
 _HEALTH = ("ServerLive", "ServerReady")  # for all, without a token
-_METHODS = (*_HEALTH, "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer")
+_METHODS = (*_HEALTH, "ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.Server, int]:
@@ -54,9 +54,10 @@ async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.S
         UserError: when it cannot listen there.
     """
     limits = service.limits
-    options = [("grpc.so_reuseport", 1), ("grpc.max_metadata_size", int(1e3 * limits.header_kb))]
-    options += [("grpc.max_receive_message_length", int(1e6 * limits.body_mb))]
-    options += [
+    options = [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_metadata_size", int(1e3 * limits.header_kb)),
+        ("grpc.max_receive_message_length", int(1e6 * limits.body_mb)),
         ("grpc.server_handshake_timeout_ms", int(1e3 * limits.read_s)),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     ]
@@ -147,11 +148,8 @@ class Methods:
             case messages.ModelInferRequest():
                 return await self._infer(message, call)
         name = self._named(message.name, message.version, call, at)
-        match message:
-            case messages.ModelMetadataRequest():
-                return ParseDict(v2.metadata(at.scorer, name, at.name), messages.ModelMetadataResponse())
-            case messages.ModelConfigRequest():
-                return ParseDict({"config": v2.config(at.scorer, name)}, messages.ModelConfigResponse())
+        if isinstance(message, messages.ModelMetadataRequest):
+            return ParseDict(v2.metadata(at.scorer, name, at.name), messages.ModelMetadataResponse())
         return messages.ModelReadyResponse(ready=True)
 
     async def _infer(self, message: Any, call: Call) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -19,6 +20,9 @@ from sparrow.core.errors import UserError, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
+
+if TYPE_CHECKING:  # it imports prometheus_client
+    from sparrow.serving.service.supervisor import Supervisor
 
 _FINISH_S = 5  # for what operators have asked
 
@@ -47,10 +51,9 @@ class Place:
 
     def __post_init__(self) -> None:
         require(least=0, most=65_535, port=self.port, admin_port=self.admin_port, grpc_port=self.grpc_port)
-        if self.watch is not None and not self.watch.is_dir():
-            raise UserError(f"{self.watch}: no folder to watch; make it, or give another")
-        if self.repository is not None and not self.repository.is_dir():
-            raise UserError(f"{self.repository}: no folder; make it, or give another --repository")
+        for flag, folder in (("--watch", self.watch), ("--repository", self.repository)):
+            if folder is not None and not folder.is_dir():
+                raise UserError(f"{folder}: no folder; make it, or give another {flag}")
         if self.repository is not None and self.admin_host not in ("127.0.0.1", "::1", "localhost"):
             raise UserError(f"--admin-host {self.admin_host}: it lets others load models; leave out --repository")
 
@@ -88,8 +91,6 @@ def serve(
         from sparrow.serving.service.metrics import Metrics
         from sparrow.serving.service.scrape import Scrape, of_workers
         from sparrow.serving.service.supervisor import Supervisor, ready_processes
-        from sparrow.serving.service.watch import models, watch
-        from sparrow.serving.service.worker import Server
 
         ready_processes()
         metrics, scrape = Metrics(), Scrape(of_workers(counters))
@@ -103,37 +104,50 @@ def serve(
             timeout_graceful_shutdown=_FINISH_S,
         )
 
-        async def run() -> None:
-            loop, server = asyncio.get_running_loop(), Server(config)
-            seen = models(place.watch) if place.watch else {}
-            starting = asyncio.create_task(supervisor.start([model, *deltas]))
+        def ready() -> None:
+            memory_mb = settings.workers * limits.memory_mb
+            where = f"{model} at http://{_address(requests)}, version {supervisor.told['version']}"
+            metrics_at = f"metrics at http://{_address(operators[0])}/metrics"
+            grpc_at = "" if grpc is None else f"gRPC at {_address(grpc)}; "
+            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
 
-            def stop() -> None:
-                server.should_exit = True
-                starting.cancel()
+        running = _run(supervisor, [model, *deltas], config, operators, place.watch, ready)
+        asyncio.Runner(loop_factory=config.get_loop_factory()).run(running)
 
-            for ending in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(ending, stop)
-            try:
-                await starting
-                host, port = requests.getsockname()[:2]
-                told(
-                    f"{model} at http://{host}:{port}, version {supervisor.told['version']}; metrics at "
-                    f"http://{place.admin_host}:{operators[0].getsockname()[1]}/metrics; "
-                    + (f"gRPC at {host}:{grpc.getsockname()[1]}; " if grpc is not None else "")
-                    + "requests take at most "
-                    f"{settings.workers * limits.memory_mb:,.0f} MB beside the model"
-                )
-                watching = asyncio.create_task(watch(place.watch, seen, supervisor)) if place.watch else None
-                await server.serve(operators)
-                if watching is not None:
-                    watching.cancel()
-            except asyncio.CancelledError:  # stopped while it was starting
-                pass
-            finally:
-                await supervisor.end()
 
-        asyncio.Runner(loop_factory=config.get_loop_factory()).run(run())
+async def _run(
+    supervisor: Supervisor,
+    paths: Sequence[str | Path],
+    config: uvicorn.Config,
+    operators: list[socket.socket],
+    watched: Path | None,
+    ready: Callable[[], None],
+) -> None:
+    """Start the workers, and answer operators until a signal comes. Then have the workers end."""
+    from sparrow.serving.service.watch import models, watch
+    from sparrow.serving.service.worker import Server
+
+    loop, server = asyncio.get_running_loop(), Server(config)
+    seen = models(watched) if watched else {}
+    starting = asyncio.create_task(supervisor.start(paths))
+
+    def stop() -> None:
+        server.should_exit = True
+        starting.cancel()
+
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(ending, stop)
+    try:
+        await starting
+        ready()
+        watching = asyncio.create_task(watch(watched, seen, supervisor)) if watched else None
+        await server.serve(operators)
+        if watching is not None:
+            watching.cancel()
+    except asyncio.CancelledError:  # stopped while it was starting
+        pass
+    finally:
+        await supervisor.end()
 
 
 @contextmanager
@@ -164,6 +178,11 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
         yield requests, grpc, operators
 
 
+def _address(at: socket.socket) -> str:
+    host, port = at.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _tcp(host: str, port: int, flag: str) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -174,14 +193,11 @@ def _tcp(host: str, port: int, flag: str) -> socket.socket:
 
 def _bound(host: str, port: int, flag: str) -> socket.socket:
     """Returns a socket that other processes may listen beside. A port that another program has is refused."""
-    _tcp(host, port, flag).close()
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise UserError(f"{host}:{port}: cannot listen ({error}); choose another {flag}") from None
+    with _tcp(host, port, flag) as free:
+        family, address = free.family, free.getsockname()
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    found.bind(address)
     return found
 
 

@@ -28,12 +28,11 @@ class Scrape(Collector):
     """
 
     def __init__(self, source: CollectorRegistry) -> None:
-        self._source, self._registry = source, CollectorRegistry()
+        self._source = source
         self._version: tuple[str, str, str] | None = None
         self._shares: dict[tuple[str, str], float] = {}
         self._trained: dict[str, list[int]] = {}
         self._before: dict[tuple[str, str], float] = {}
-        self._registry.register(self)
 
     def serves(self, version: str, model: str, step: int, folder: Path) -> None:
         """Name the version that answers from now on. What was scored before does not count in its index.
@@ -55,7 +54,7 @@ class Scrape(Collector):
 
     def text(self) -> bytes:
         """Returns all of it as Prometheus reads it."""
-        return generate_latest(self._registry)
+        return generate_latest(self)
 
     def collect(self) -> Iterable[Metric]:
         """Gives what was counted, and then what is computed."""

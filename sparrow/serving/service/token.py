@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import logging
-import stat
 from pathlib import Path
 
 from sparrow.core.errors import UserError
 from sparrow.serving.service.limits import RefusedError
-
-_log = logging.getLogger(__name__)
 
 
 def read(path: str | Path) -> bytes:
@@ -20,14 +16,12 @@ def read(path: str | Path) -> bytes:
         UserError: when the file cannot be read, or holds no token.
     """
     try:
-        content, mode = Path(path).read_bytes(), Path(path).stat().st_mode
+        content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot read the token ({error.strerror}); give a file that holds it") from None
     found = content.removesuffix(b"\n").removesuffix(b"\r")
     if not found or found != found.strip():
         raise UserError(f"{path}: holds no token; write it there, with no space around it")
-    if mode & stat.S_IROTH:
-        _log.warning("%s: others on this machine can read the token; take that right away (chmod o-r)", path)
     return found
 
 

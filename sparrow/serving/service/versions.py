@@ -16,6 +16,7 @@ import torch
 
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.scorer import CHECK, Scorer, load
+from sparrow.serving.service.asked import Sources
 from sparrow.serving.service.lookups.items import Encoded, Items
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
@@ -72,7 +73,9 @@ class Version:
         self.items = None if items is None else Encoded(items, scorer)
         self.scorer, self.name, self.cost = scorer, scorer.folder.digest, _warmed(scorer)
         self.name += "" if items is None else f"-{items.digest[:12]}"
-        self.sources, self.held = frozenset(scorer.encoder.sources), 0
+        self.sources, self.held = Sources(frozenset(scorer.encoder.sources)), 0
+        if items is not None:
+            self.sources = self.sources._replace(key=items.key, items=items.columns)
         self.lists = [name for name, kind in scorer.encoder.kinds.items() if kind == "list"]
 
     @property

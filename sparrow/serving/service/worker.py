@@ -104,7 +104,6 @@ async def _answer(
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=channel)
     server, serving, calls = Server(config), None, None
-    service.connections = lambda: len(server.server_state.connections)
     while line := await reader.readline():
         order = json.loads(line)
         if "listen" in order:
@@ -153,7 +152,7 @@ async def _changed(service: Service, order: dict[str, Any]) -> dict[str, Any]:
             await asyncio.to_thread(service.versions.prepare, _model(order["prepare"]))
             return {}
         version = await asyncio.to_thread(service.versions.flip, _model(order["flip"]))
-        service.count()  # so that what the old version has scored can be told apart
+        service.metrics.flush()  # so that what the old version has scored can be told apart
         return version.told
     except UserError as error:
         return {"refused": str(error)}

@@ -20,11 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
+from prometheus_client import generate_latest
 
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.connections import bounded
 
 TCP = ("127.0.0.1", 80)
+
+
+def counted(service: Service) -> str:
+    """What a service of this process has counted, as Prometheus reads it."""
+    service.metrics.flush()
+    return generate_latest(service.metrics.registry).decode()
 
 
 class Got(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 from sparrow.serving import Scorer
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
-from tests.serving.service.asking import ask
+from tests.serving.service.asking import ask, counted
 from tests.serving.service.test_batcher import request
 
 
@@ -47,7 +47,7 @@ def test_bodies_are_bounded(serve: Callable[..., Service], rows: list[dict[str, 
 def test_metrics_count_answers_and_stages(service: Service, rows: list[dict[str, Any]]) -> None:
     ask(service, "/rank", request(rows, [0, 1]))
     ask(service, "/rank", b"no json")
-    text = service.metrics.text().decode()
+    text = counted(service)
     for line in (
         'sparrow_requests_total{route="/rank",status="200"} 1.0',
         'sparrow_requests_total{route="/rank",status="400"} 1.0',

@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="needs the extra [serve]")
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.explain import _together, understood
 from sparrow.serving.service.limits import Limits
-from tests.serving.service.asking import Got, ask, together
+from tests.serving.service.asking import Got, ask, counted, together
 from tests.serving.service.test_batcher import CLOSE, assert_scored, request
 
 
@@ -97,12 +97,12 @@ def test_what_is_refused(serve: Callable[..., Service], rows: list[dict[str, Any
 
 
 def test_what_is_missing_on_purpose_is_not_counted(service: Service, rows: list[dict[str, Any]]) -> None:
-    one, odd = request(rows, [0]), b"sparrow_odd_values_total{"
+    one, odd = request(rows, [0]), "sparrow_odd_values_total{"
     one["user"] |= {"history": []}
     ask(service, "/explain/0", one)
-    assert odd not in service.metrics.text()
+    assert odd not in counted(service)
     ask(service, "/rank", one)
-    assert odd in service.metrics.text()
+    assert odd in counted(service)
 
 
 PLAIN = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparrow.serving.service.app import Service
-from tests.serving.service.asking import together
+from tests.serving.service.asking import counted, together
 from tests.serving.service.test_batcher import OF_USER, request
 
 
@@ -25,5 +25,5 @@ def test_what_is_missing_or_unknown_is_named(service: Service, rows: list[dict[s
     }  # fmt: skip
     assert other["unknown"]["cat_0"] == other["unknown"]["cat_1"] == 1
     assert other["unknown"].keys() - {"cat_0", "cat_1"} == clean["unknown"].keys() - {"cat_0", "cat_1"}
-    text = service.metrics.text().decode()
+    text = counted(service)
     assert 'sparrow_odd_values_total{column="item",kind="missing"} 2.0' in text and OF_USER

@@ -82,7 +82,7 @@ def test_what_a_service_writes_down(
     log = ("--served-log", str(tmp_path / "served"), "--sample", "1", "--access-log")
     server = started(models / "one", *log, "--deadline-ms", "60000")
     got = [server.ask("/rank", request(rows, [at, at + 1])) for at in range(5)]
-    assert "sparrow_connections 0.0" in server.metrics()
+    assert "sparrow_queue_requests 0.0" in server.metrics()
     code, said = server.end()
     assert code == 0
     events = [json.loads(line) for line in said.splitlines()]

@@ -37,7 +37,7 @@ def scraped(service: Service) -> Samples:
     if not hasattr(service, "scrape"):
         service.scrape = Scrape(service.metrics.registry)
         service.scrape.serves(**service.version.told, folder=service.version.scorer.folder.path)
-    service.count()
+    service.metrics.flush()
     return read(service.scrape.text())
 
 
@@ -45,7 +45,7 @@ def swap(service: Service, folder: Path) -> None:
     """As the supervisor does it."""
     scraped(service)
     service.versions.flip(Model((str(folder),)))
-    service.count()
+    service.metrics.flush()
     service.scrape.serves(**service.version.told, folder=folder)
     service.metrics.swaps.labels("done").inc()
 

@@ -23,7 +23,7 @@ from sparrow.serving.service.app import Service
 from sparrow.serving.service.served import REQUEST, TIME, VERSION, ServedLog
 from sparrow.serving.service.versions import Model
 from sparrow.trained.scorer import restore
-from tests.serving.service.asking import ask, together
+from tests.serving.service.asking import ask, counted, together
 from tests.serving.service.protocols.test_v2 import INFER, LENGTH, scores_of, tensors, with_bytes
 from tests.serving.service.test_batcher import CLOSE, OF_USER, request
 
@@ -35,7 +35,7 @@ def rows_of(folder: Path) -> pa.Table:
 
 
 def outcomes(service: Service) -> dict[str, float]:
-    found = re.findall(r'sparrow_served_log_rows_total\{outcome="(\w+)"\} (\S+)', service.metrics.text().decode())
+    found = re.findall(r'sparrow_served_log_rows_total\{outcome="(\w+)"\} (\S+)', counted(service))
     return {name: float(count) for name, count in found}
 
 

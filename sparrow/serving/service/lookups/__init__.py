@@ -1,6 +1,6 @@
 """Columns that a request does not carry, by a key that it does. One file for each kind of store.
 
-A store is a `Lookup`. It computes nothing and keeps no history: others fill it.
+A store computes nothing and keeps no history: others fill it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]  # column of the log -> its value
 
 
 class Lookup(Protocol):
-    """A store of raw columns."""
+    """A store of raw columns of users."""
 
     async def get(self, keys: Sequence[Any]) -> list[Row | UserError | None]:
         """Returns the columns of each key: None where there are none, an error where what is stored is no row.
@@ -38,11 +38,11 @@ class Lookups:
     Args:
         items: a Parquet file with columns of candidates.
         key: its column, by which candidates are known.
-        users: a store of columns of users: a URL of Redis or Valkey, or a Parquet file.
+        users: the URL of a Redis or Valkey with columns of users.
         user_key: the column of a request by which its user is known.
         users_ms: how long a request may wait for the store.
         users_absent: whether a request whose user is not found is scored with the columns missing, or refused.
-        folder: for files that are made of the Parquet files, see `Items`.
+        folder: for files that are made of the Parquet file, see `Items`.
 
     Raises:
         UserError: for a store without a key, a key without a store, and a time that is out of range.
@@ -55,11 +55,6 @@ class Lookups:
     users_ms: float = 3.0
     users_absent: Literal["missing", "refuse"] = "missing"
     folder: Path = Path()
-
-    @property
-    def has_files(self) -> bool:
-        """Whether a store is a Parquet file, for which `folder` is needed."""
-        return self.items is not None or str(self.users).endswith(".parquet")
 
     def __post_init__(self) -> None:
         require(above=0, most=60_000, users_ms=self.users_ms)

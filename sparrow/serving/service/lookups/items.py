@@ -30,7 +30,6 @@ from sparrow.serving.requests import Encoder, Known, Part, values_of
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.scorer import Scorer
 from sparrow.serving.service.asked import Asked
-from sparrow.serving.service.lookups import Row
 
 KEPT = 4  # files of a kind that stay: of the version that answers, of the one that is loaded, and to go back to
 _BLOCK = 1 << 16  # rows that are encoded at a time
@@ -91,20 +90,11 @@ class Items:
         row_N = self._numbering.batch({self.key: list(keys)}).ids[self.key].values_N.numpy() - FIRST
         return np.where(row_N < 0, len(self), row_N)
 
-    def raw(self, keys: Sequence[Any]) -> dict[str, list[Any]]:
+    def get(self, keys: Sequence[Any]) -> dict[str, list[Any]]:
         """Returns the columns of keys as the file has them. All of a key that is not there are None."""
         row_N = self.rows_of(keys)
         found: dict[str, list[Any]] = self.rows.take(pa.array(row_N, mask=row_N == len(self))).to_pydict()
         return found
-
-    async def get(self, keys: Sequence[Any]) -> list[Row | UserError | None]:
-        """See `Lookup`."""
-        raw, is_there = self.raw(keys), (self.rows_of(keys) < len(self)).tolist()
-        rows = [dict(zip(raw, row, strict=True)) for row in zip(*raw.values(), strict=True)]
-        return [row if there else None for row, there in zip(rows, is_there, strict=True)]
-
-    async def close(self) -> None:
-        """See `Lookup`."""
 
     def made(self, name: str, write: Callable[[Path], None]) -> Path:
         """Returns the file of this catalogue with a name, which is written if it is not there.
@@ -156,7 +146,7 @@ class Encoded:
     """
 
     def __init__(self, items: Items, scorer: Scorer) -> None:
-        self.items, self.key, self.columns, schema = items, items.key, items.columns, scorer.schema
+        self.items, self.key, schema = items, items.key, scorer.schema
         made_of = scorer.encoder.made_of
         self._made_of = {name: of for name, of in made_of.items() if items.columns.issuperset(of)}
         self._numbers = [name for name in schema.dense if name in self._made_of]
@@ -188,7 +178,7 @@ class Encoded:
         if self.key not in asked.candidates:
             return asked
         given = asked.user.keys() | asked.candidates.keys()
-        raw = {name: of for name, of in self.items.raw(asked.candidates[self.key]).items() if name not in given}
+        raw = {name: of for name, of in self.items.get(asked.candidates[self.key]).items() if name not in given}
         return replace(asked, candidates={**raw, **asked.candidates})
 
     def _list(self, name: str, row_B: Int64s) -> Part:

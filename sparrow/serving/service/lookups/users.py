@@ -6,14 +6,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sparrow.core.errors import UserError, listed
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.limits import RefusedError
 from sparrow.serving.service.lookups import Lookup, Lookups, Row
-from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.metrics import Metrics
 
 FAILURES, REST_S = 5, 1.0  # after so many failures in a row the store is left alone for so long, but for one request
@@ -35,17 +33,14 @@ class Users:
 
     @classmethod
     def of(cls, lookups: Lookups, metrics: Metrics) -> Users:
-        """Returns the users of a store.
+        """Returns the users of a Redis or Valkey.
 
         Raises:
-            UserError: for a store that cannot be opened.
+            UserError: for a URL that is none.
         """
-        place, key = str(lookups.users), str(lookups.user_key)
-        if place.endswith(".parquet"):
-            return cls(Items(Path(place), key, lookups.folder), lookups, metrics)
         from sparrow.serving.service.lookups.redis import Redis  # an extra of its own
 
-        return cls(Redis(place, key), lookups, metrics)
+        return cls(Redis(str(lookups.users), str(lookups.user_key)), lookups, metrics)
 
     async def filled(self, asked: Asked) -> tuple[Asked, str | None]:
         """Returns a request with all columns, and what the store had of its users.

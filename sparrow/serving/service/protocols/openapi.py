@@ -34,7 +34,6 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
     """
     model = f"/v2/models/{name}"
     gets = ["/health/live", "/health/ready", "/v2", "/v2/health/live", "/v2/health/ready", model, model + "/ready"]
-    gets.append(model + "/config")
     of = {"additionalProperties": False}
     columns = {column: _column(kind, limits) for column, kind in scorer.encoder.kinds.items()}
     rows = {"type": "object", "properties": columns, "required": list(columns), **of}

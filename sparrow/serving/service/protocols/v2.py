@@ -19,7 +19,7 @@ import numpy as np
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.serving.scorer import Scorer
-from sparrow.serving.service.asked import Asked, Sources, checked
+from sparrow.serving.service.asked import Asked, One, Sources, checked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
@@ -32,9 +32,6 @@ NUMBERS = {
 }
 _PLAIN: dict[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,)}
 _PLAIN |= {name: (int,) if "INT" in name else (int, float) for name in NUMBERS if name != "BOOL"}
-
-
-_One = None | bool | int | float | str
 _unpack = struct.Struct("<I").unpack_from
 
 
@@ -44,20 +41,20 @@ class Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, _One] = {}
-    data: list[_One | list[_One]] | None = None
+    parameters: dict[str, One] = {}
+    data: list[One | list[One]] | None = None
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, _One] = {}
+    parameters: dict[str, One] = {}
 
 
 class _Body(msgspec.Struct):
     inputs: list[Tensor]
     id: str = ""
     outputs: list[_Output] = []
-    parameters: dict[str, _One] = {}
+    parameters: dict[str, One] = {}
 
 
 _decode, _encode = msgspec.json.Decoder(_Body).decode, msgspec.json.Encoder().encode
@@ -88,20 +85,6 @@ def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
             inputs.append({"name": column + LENGTHS, "datatype": "INT64", "shape": [-1]})
     outputs = [{"name": label, "datatype": "FP32", "shape": [-1]} for label in scorer.labels]
     return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}
-
-
-def config(scorer: Scorer, name: str) -> dict[str, Any]:
-    """Returns the same as a model's configuration of Triton, and the tensors that may be left out."""
-    told = metadata(scorer, name, "")
-
-    def tensor(one: dict[str, Any]) -> dict[str, Any]:
-        kind = "TYPE_" + one["datatype"].replace("BYTES", "STRING")
-        return {"name": one["name"], "data_type": kind, "dims": [-1]}
-
-    nulls = [{"name": column + NULL, "datatype": "BOOL"} for column in scorer.encoder.kinds]
-    inputs = [tensor(one) for one in told["inputs"]] + [tensor(one) | {"optional": True} for one in nulls]
-    of = {"platform": "sparrow", "backend": "sparrow", "max_batch_size": 0}  # clients may not leave out a dimension
-    return {"name": name, **of, "input": inputs, "output": [tensor(one) for one in told["outputs"]]}
 
 
 def parsed(body: bytes, header: bytes | None, sources: Sources, limits: Limits) -> tuple[Asked, Wanted]:
@@ -321,9 +304,3 @@ def written(name: str, wanted: Wanted, answer: Answer) -> tuple[bytes, int | Non
     told["parameters"] |= {} if answer.users is None else {"users": answer.users}
     body = _encode(told)
     return (body, None) if not binary else (b"".join((body, *binary)), len(body))
-
-
-def check_version(asked: str | None, version: str) -> None:
-    """Refuse a request for another version than the one that answers."""
-    if asked not in (None, version):
-        raise RefusedError(404, f"version {asked}: {version} answers; ask for that, or for none")

@@ -21,7 +21,7 @@ from sparrow.serving.requests import Encoder
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.lookups import items as module
 from sparrow.serving.service.lookups.items import KEPT, Encoded, Items
-from tests.serving.service.asking import ask
+from tests.serving.service.asking import ask, counted
 from tests.serving.service.protocols.test_v2 import INFER, as_json
 from tests.serving.service.test_batcher import CLOSE, OF_USER, held, waits
 from tests.serving.test_requests import DEFINED, FAST, TRANSFORMS, assert_same
@@ -153,14 +153,14 @@ def test_files_that_are_none(tmp_path: Path, scorer: Scorer, make: Callable[...,
 
 def test_raw_columns_are_those_of_the_file(make: Callable[..., Items]) -> None:
     items = make(ALL, "key")
-    raw = items.raw(["q", 12, "new", None, "12"])
+    raw = items.get(["q", 12, "new", None, "12"])
     assert raw["title"] == ["four", "two", None, None, "two"] and raw["key"] == ["q", "12", None, None, "12"]
     assert raw["weighted"] == [["a", None], [], None, None, []] and raw.keys() == ALL.keys()
 
 
 def in_request(items: Items, user: dict[str, Any], keys: list[Any], **columns: list[Any]) -> dict[str, Any]:
     """The request with all columns for one that has keys."""
-    raw = items.raw(keys)
+    raw = items.get(keys)
     return {"user": user, "candidates": {"item": keys, **{name: raw[name] for name in OF_ITEMS}, **columns}}
 
 
@@ -193,7 +193,7 @@ def test_both_protocols_score_keys_as_columns(
     assert got.status == 200, got.body
     want = scorer.rank(user, {n: v[:7] for n, v in in_request(catalogue, user, keys)["candidates"].items()})[:, 0]
     assert np.abs(np.array(got.json["outputs"][0]["data"]) - want).max() <= CLOSE
-    text = of_items.metrics.text().decode()
+    text = counted(of_items)
     assert 'sparrow_lookups_total{outcome="absent",store="items"} 7.0' in text
     assert 'sparrow_lookups_total{outcome="found",store="items"} 24.0' in text
 

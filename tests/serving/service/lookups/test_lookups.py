@@ -12,23 +12,17 @@ from sparrow.core.errors import UserError
 from sparrow.serving.service.lookups import Lookups
 from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
-from tests.serving.service.lookups.conftest import USERS
+from tests.serving.service.lookups.conftest import USERS, RedisServer
 
 
-@pytest.mark.parametrize("kind", ["parquet", "redis"])
-def test_every_store_gives_the_columns_that_were_put_there(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_store_gives_the_columns_that_were_put_there(redis_server: RedisServer, tmp_path: Path) -> None:
     """In the order of the keys, which are numbers or their text."""
+    from sparrow.serving.service.lookups.redis import push
+
     path = tmp_path / "users.parquet"
     pq.write_table(pa.Table.from_pylist([{"user": key, **row} for key, row in USERS.items()]), path)
-    place = str(path)
-    if kind == "redis":
-        place = request.getfixturevalue("redis_server").url
-        from sparrow.serving.service.lookups.redis import push
-
-        assert push(path, place, "user") == 2
-    users = Users.of(Lookups(users=place, user_key="user", folder=tmp_path), Metrics())
+    assert push(path, redis_server.url, "user") == 2
+    users = Users.of(Lookups(users=redis_server.url, user_key="user"), Metrics())
 
     async def get() -> Any:
         try:

@@ -17,7 +17,7 @@ from sparrow.serving.service.lookups import Lookups
 from sparrow.serving.service.lookups import users as module
 from sparrow.serving.service.lookups.users import FAILURES, Users
 from sparrow.serving.service.metrics import Metrics
-from tests.serving.service.asking import Got, ask, together
+from tests.serving.service.asking import Got, ask, counted, together
 from tests.serving.service.lookups.conftest import USERS
 from tests.serving.service.protocols.test_v2 import INFER
 from tests.serving.service.test_batcher import CLOSE, OF_USER, request
@@ -213,4 +213,4 @@ def test_a_service_that_insists(serve: Any, rows: list[dict[str, Any]]) -> None:
     service.users = Users(Store({}), lookups, service.metrics)
     got = ask(service, "/rank", request(rows, [0]) | {"user": {"user": 7}})
     assert got.status == 503 and got.headers[b"retry-after"] == b"1"
-    assert 'sparrow_lookups_total{outcome="absent",store="users"} 1.0' in service.metrics.text().decode()
+    assert 'sparrow_lookups_total{outcome="absent",store="users"} 1.0' in counted(service)

@@ -125,12 +125,7 @@ def test_the_public_client_works_as_it_is(address: str, scorer: Scorer, rows: li
     told = client.get_model_metadata("model")
     assert told["versions"] == [scorer.folder.digest] and not client.is_model_ready("other")
     assert client.is_model_ready("one") and client.get_model_metadata("one")["name"] == "one"  # its folder
-    config = client.get_model_config("model")
-    given = [one for one in config["input"] if not one.get("optional")]
-    assert [one["name"] for one in given] == [one["name"] for one in told["inputs"]]
-    assert {one["data_type"] for one in given} == {"TYPE_INT64", "TYPE_FP32", "TYPE_STRING"}
-    with pytest.raises(Exception, match="stats: one worker of several answers.*; read /metrics instead"):
-        client.get_inference_statistics("model")
+    assert {one["datatype"] for one in told["inputs"]} == {"INT64", "FP32", "BYTES"}
     arrays, inputs = tensors(scorer, some), []
     assert {one["name"] for one in told["inputs"]} == arrays.keys()
     for name, array in arrays.items():

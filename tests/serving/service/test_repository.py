@@ -13,22 +13,29 @@ from typing import Any
 
 import pytest
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from sparrow.core.errors import UserError
 from sparrow.serving.folder import open_folder
-from sparrow.serving.service.protocols.repository import Repository
+from sparrow.serving.service.admin import Admin, app
+from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.scrape import Scrape
+from sparrow.serving.service.versions import Model
 
 
 class Swapped:
     """A service that answers with whatever it is given."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.model = Model((str(folder),))
 
-    async def swap(self, folder: Path) -> None:
-        open_folder(folder)
-        self.folder = folder
+    @property
+    def folder(self) -> Path:
+        return Path(self.model.paths[-1])
+
+    async def swap(self, folders: list[Path]) -> None:
+        open_folder(folders[0])
+        self.model = Model((str(folders[0]),))
 
 
 @pytest.fixture
@@ -50,8 +57,13 @@ def swapped(place: Path) -> Swapped:
 
 
 @pytest.fixture
-def repository(place: Path, swapped: Swapped) -> Starlette:
-    return Starlette(routes=Repository(place, swapped.swap, lambda: swapped.folder).routes())
+def repository(place: Path, swapped: Swapped) -> ASGIApp:
+    return operators(place, swapped)
+
+
+def operators(place: Path, swapped: Any) -> ASGIApp:
+    metrics = Metrics()
+    return app(Admin(swapped, Limits(), metrics, Scrape(metrics.registry)), place)
 
 
 def post(address: str, path: str, body: bytes = b"") -> tuple[int, Any]:
@@ -66,7 +78,7 @@ def post(address: str, path: str, body: bytes = b"") -> tuple[int, Any]:
 
 
 @contextmanager
-def listening(repository: Starlette) -> Iterator[str]:
+def listening(repository: ASGIApp) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as opened:
         server = uvicorn.Server(uvicorn.Config(repository, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
@@ -79,7 +91,7 @@ def listening(repository: Starlette) -> Iterator[str]:
 
 
 @pytest.fixture
-def address(repository: Starlette) -> Iterator[str]:
+def address(repository: ASGIApp) -> Iterator[str]:
     with listening(repository) as found:
         yield found
 
@@ -153,9 +165,6 @@ def test_bodies_that_are_none(address: str, swapped: Swapped) -> None:
 
 
 def test_a_repository_that_vanished(tmp_path: Path, swapped: Swapped) -> None:
-    gone = Repository(tmp_path / "gone", swapped.swap, lambda: swapped.folder)
-    with pytest.raises(UserError, match="gone: cannot be read .*; give another --repository"):
-        gone.folders()
-    with listening(Starlette(routes=gone.routes())) as address:
+    with listening(operators(tmp_path / "gone", swapped)) as address:
         status, told = post(address, "/v2/repository/models/one/load")
-    assert status == 400 and "cannot be read" in told["error"]
+    assert status == 400 and "gone: cannot be read" in told["error"] and "--repository" in told["error"]

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
+from sparrow.serving.service.app import Call, Reply, Routes, json
 from sparrow.serving.service.limits import RefusedError
+from sparrow.serving.service.supervisor import Supervisor
 
 
 class Repository:
@@ -26,12 +24,20 @@ class Repository:
 
     Args:
         path: the folder with the model folders.
-        swap: has the service answer with a folder. When it returns, the one before does not answer any more.
-        answering: says which folder answers, or the last delta of it.
+        supervisor: has one of them answer.
     """
 
-    def __init__(self, path: Path, swap: Callable[[Path], Awaitable[Any]], answering: Callable[[], Path]) -> None:
-        self._path, self._swap, self._answering = path, swap, answering
+    def __init__(self, path: Path, supervisor: Supervisor) -> None:
+        self._path, self._supervisor = path, supervisor
+
+    def routes(self) -> Routes:
+        """Returns the routes, for the listener of those who may change what is served."""
+        model = "/v2/repository/models/{name}"
+        return [
+            ("POST", "/v2/repository/index", self.index),
+            ("POST", model + "/load", self.load),
+            ("POST", model + "/unload", self.unload),
+        ]
 
     def folders(self) -> dict[str, Path]:
         """Returns name -> folder of the models. A link that leads out of the repository is none of them.
@@ -46,65 +52,49 @@ class Repository:
             raise UserError(f"{self._path}: cannot be read ({error.strerror}); give another --repository") from None
         return {name: path for name, path in found.items() if path.parent == root and (path / MANIFEST).is_file()}
 
-    async def index(self, request: Request) -> Response:
+    async def index(self, call: Call) -> Reply:
         """Tell of each model. Its version is the SHA-256 of its manifest."""
-        answers, found = self._answering().resolve(), []
-        only_ready = (await _body(request)).get("ready") is True
+        answers, found = self._answering(), []
+        only_ready = _read(call.body).get("ready") is True
         for name, path in self.folders().items():
-            version = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+            try:
+                version = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+            except OSError as error:
+                raise UserError(f"model {name!r}: cannot be read ({error.strerror}); try again") from None
             if path == answers:
                 found.append({"name": name, "version": version, "state": "READY", "reason": ""})
             elif not only_ready:
                 why = "another model answers; load this one to have it answer"
                 found.append({"name": name, "version": version, "state": "UNAVAILABLE", "reason": why})
-        return JSONResponse(found)
+        return json(found)
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, call: Call) -> Reply:
         """Have a model answer."""
-        folder = self._folder(request)
-        if given := (await _body(request)).get("parameters"):
+        folder = self._folder(call)
+        if given := _read(call.body).get("parameters"):
             raise UserError(f"parameters {', '.join(map(repr, given))}: are not taken; export the model with them")
-        await self._swap(folder)
-        return Response()
+        await self._supervisor.swap([folder])
+        return Reply(b"")
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, call: Call) -> Reply:
         """Do nothing with a model that does not answer, and refuse it for the one that does, because one has to."""
-        if (folder := self._folder(request)) == self._answering().resolve():
+        if (folder := self._folder(call)) == self._answering():
             raise UserError(f"model {folder.name!r}: is the one that answers; load another one instead")
-        return Response()
+        return Reply(b"")
 
-    def _folder(self, request: Request) -> Path:
-        name, folders = request.path_params["name"], self.folders()
+    def _answering(self) -> Path:
+        """Returns the folder that answers, or its last delta."""
+        return Path(self._supervisor.model.paths[-1])
+
+    def _folder(self, call: Call) -> Path:
+        name, folders = call.path["name"], self.folders()
         if name not in folders:
             raise RefusedError(404, f"model {name!r}: is not in the repository; POST /v2/repository/index names all")
         return folders[name]
 
-    def routes(self) -> list[Route]:
-        """Returns the routes, for the listener of those who may change what is served."""
-        model = "/v2/repository/models/{name}"
-        each = (("/v2/repository/index", self.index), (model + "/load", self.load), (model + "/unload", self.unload))
-        return [Route(path, _guarded(answer), methods=["POST"]) for path, answer in each]
 
-
-_Answer = Callable[[Request], Awaitable[Response]]
-
-
-def _guarded(answer: _Answer) -> _Answer:
-    """Returns an endpoint that says in a line why something was refused."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except (RefusedError, UserError, OSError) as error:
-            refused = error if isinstance(error, RefusedError) else RefusedError(400, str(error))
-            return JSONResponse({"error": str(refused)}, refused.status)
-
-    return endpoint
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """Returns the body, which may be empty."""
-    body = await request.body()
+def _read(body: bytes) -> dict[str, Any]:
+    """Returns what a body says, which may be empty."""
     try:
         return msgspec.json.decode(body, type=dict[str, Any]) if body else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
