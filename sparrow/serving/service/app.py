@@ -131,7 +131,11 @@ class Service:
 
     async def scored(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request of a caller, who is told of it. It may enter the served log."""
-        answer = await self._answered(call, asked)
+        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
+        users = None
+        if self.users is not None:
+            asked, users = await self.users.filled(asked)
+        answer = (await self._answered(call, asked))._replace(users=users)
         call.told = {"version": answer.version.name, "candidates": asked.count}
         if self.served is not None:
             self.served.put(call.id, asked, answer, len(call.body))
@@ -140,13 +144,9 @@ class Service:
     async def _answered(self, call: Call, asked: Asked) -> Answer:
         """Returns the answer of a request. Its version counts as in use until it is written."""
         self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
-        self.metrics.stages["read"].observe(time.perf_counter() - call.begun)
-        users = None
-        if self.users is not None:
-            asked, users = await self.users.filled(asked)
         waiting = self.batcher.put(asked, call.begun, call.id)
         call.after.append(lambda: self.batcher.done(waiting))
-        return (await waiting.future)._replace(users=users)
+        return await waiting.future
 
     async def model(self, call: Call) -> Reply:
         """Describe the tensors of the model."""

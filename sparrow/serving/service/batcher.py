@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparrow.core.arrays import Float32s
+from sparrow.serving.scorer import Crossed
 from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.gaps import Gaps, gaps, values
 from sparrow.serving.service.limits import Limits, RefusedError
@@ -227,24 +228,34 @@ class Batcher:
                 _tell(batch[0], RefusedError(500, "the service failed, and its log says why"))
             return
         version.cost.seen(sum(one.count for one in asked), scored - begun)
-        self._metrics.batch.observe(len(batch))
-        if not asked[0].is_trial:
-            self._metrics.scored(version.scorer.labels, scores)
-            self._metrics.read.add(values(version.scorer.schema, crossed))
-            for gap in found:
-                self._metrics.odd.add({("missing", column): count for column, count in gap.missing.items()})
-                self._metrics.odd.add({("unknown", column): count for column, count in gap.unknown.items()})
-        if crossed.known is not None and not asked[0].is_trial:
-            unknown = int(crossed.known.unknown_B.sum())
-            self._metrics.lookups.labels("items", "absent").inc(unknown)
-            self._metrics.lookups.labels("items", "found").inc(len(crossed.known.unknown_B) - unknown)
-        stages = self._metrics.stages
+        try:
+            self._count(batch, scores, found, crossed)
+            stages = self._metrics.stages
+            for one in batch:
+                stages["wait"].observe(begun - one.queued)
+                stages["encode"].observe(encoded - begun)
+                stages["score"].observe(scored - encoded)
+                self._metrics.candidates.observe(one.asked.count)
+        except Exception:  # a full disk, perhaps
+            _log.exception("a request could not be counted")
         for one, scores_NT, gap in zip(batch, scores, found, strict=True):
-            stages["wait"].observe(begun - one.queued)
-            stages["encode"].observe(encoded - begun)
-            stages["score"].observe(scored - encoded)
-            self._metrics.candidates.observe(one.asked.count)
             _tell(one, Answer(scores_NT, gap, version))
+
+    def _count(self, batch: Sequence[Waiting], scores: list[Float32s], found: list[Gaps], crossed: Crossed) -> None:
+        """Count what a batch had and got. Trials do not count."""
+        metrics, version = self._metrics, batch[0].version
+        metrics.batch.observe(len(batch))
+        if version is None or batch[0].asked.is_trial:
+            return
+        metrics.scored(version.scorer.labels, scores)
+        metrics.read.add(values(version.scorer.schema, crossed))
+        for gap in found:
+            metrics.odd.add({("missing", column): count for column, count in gap.missing.items()})
+            metrics.odd.add({("unknown", column): count for column, count in gap.unknown.items()})
+        if crossed.known is not None:
+            unknown = int(crossed.known.unknown_B.sum())
+            metrics.lookups.labels("items", "absent").inc(unknown)
+            metrics.lookups.labels("items", "found").inc(len(crossed.known.unknown_B) - unknown)
 
 
 def _tell(one: Waiting, what: Answer | RefusedError) -> None:

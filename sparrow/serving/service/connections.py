@@ -27,7 +27,8 @@ class _Connection(HttpToolsProtocol):
         transport.set_write_buffer_limits(_UNREAD)
         self._clock: asyncio.TimerHandle | None = None
         self._answer_clock: asyncio.TimerHandle | None = None
-        self._size, self._in_headers = 0, True
+        self._size = self._body = self._bodies = 0  # bytes: not of a body; of this body; of all bodies
+        self._in_headers = True
         if len(self.connections) > self.limits.connections:
             self.app = _full
         self._start()
@@ -41,7 +42,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._size, self._in_headers = 0, True
+        self._size, self._body, self._in_headers = 0, 0, True
         self._start()
 
     def on_headers_complete(self) -> None:
@@ -49,12 +50,19 @@ class _Connection(HttpToolsProtocol):
         self._stop()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        self._bodies += len(body)
+        super().on_body(body)
+
     def data_received(self, data: bytes) -> None:
+        bodies = self._bodies
         super().data_received(data)
-        if self._in_headers:
-            self._size += len(data)
-            if self._size > 1e3 * self.limits.header_kb:
-                self._refuse(b"431 Request Header Fields Too Large")
+        self._size += len(data) - (self._bodies - bodies)
+        if self._size > 1e3 * self.limits.header_kb + self._body:  # headers, trailers, and what is between chunks
+            self._refuse(b"431 Request Header Fields Too Large")
+        elif self._in_headers:
+            pass
         elif self._is_idle and self.timeout_keep_alive_task is None and self._clock is None:
             self._start()  # these bytes belong to no request, or to one that was refused
 

@@ -6,6 +6,7 @@ Source: https://github.com/kserve/open-inference-protocol, `specification/protoc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import AsyncIterator
@@ -61,6 +62,8 @@ async def serve_grpc(service: Service, host: str, port: int) -> tuple[grpc.aio.S
         ("grpc.server_handshake_timeout_ms", int(1e3 * limits.read_s)),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     ]
+    alive_ms = int(1e3 * limits.write_s)  # a client that is gone, or frozen, is noticed
+    options += [("grpc.keepalive_time_ms", alive_ms), ("grpc.keepalive_timeout_ms", alive_ms)]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(NAME, Methods(service).handlers())])
     try:
@@ -96,24 +99,28 @@ class Methods:
         service, route, request = self._service, f"/{NAME}/{name}", getattr(messages, f"{name}Request")
 
         async def handle(stream: AsyncIterator[bytes], context: Any) -> Any:
-            held, call, status = Held(service), Call(b"", {}, {}, time.perf_counter()), "cut"
+            held, call, status, is_done = Held(service), Call(b"", {}, {}, time.perf_counter()), "cut", False
 
-            def done(_: Any) -> None:  # the answer has been written, or never will be
-                held.give_back()
-                for work in call.after:
-                    work()
-                service.metrics.requests.labels(route, status).inc()
+            def done(_: Any = None) -> None:  # the answer has been written, or never will be
+                nonlocal is_done
+                if not is_done:
+                    is_done = True
+                    held.give_back()
+                    for work in call.after:
+                        work()
+                    service.metrics.requests.labels(route, status).inc()
 
             context.add_done_callback(done)
             try:
                 if name not in _HEALTH:
                     given = dict(context.invocation_metadata()).get("authorization", "")
                     token.check(given.encode() if isinstance(given, str) else given, service.token)
-                call.body = await self._read(stream)
+                call.body = await self._read(stream, name)
                 held.take(len(call.body))
                 left_s = context.time_remaining()
                 call.left_ms = math.inf if left_s is None else 1e3 * left_s
                 told, status = await self._answered(request.FromString(call.body), call), "200"
+                asyncio.get_running_loop().call_later(service.limits.write_s, done)  # who does not read holds nothing
                 return told
             except RefusedError as error:
                 refused = error
@@ -125,10 +132,10 @@ class Methods:
 
         return handle
 
-    async def _read(self, stream: AsyncIterator[bytes]) -> bytes:
+    async def _read(self, stream: AsyncIterator[bytes], name: str) -> bytes:
         read_s = self._service.limits.read_s
         try:
-            async with asyncio.timeout(read_s), self._reading:
+            async with contextlib.nullcontext() if name in _HEALTH else self._reading, asyncio.timeout(read_s):
                 return await anext(stream)
         except TimeoutError:
             raise RefusedError(408, f"message: took longer than {read_s:g} s; send it faster") from None

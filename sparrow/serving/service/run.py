@@ -88,6 +88,7 @@ def serve(
         settings = replace(settings, lookups=replace(settings.lookups, folder=items))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(counters)  # read when prometheus_client is imported
         from sparrow.serving.service.admin import Admin, app
+        from sparrow.serving.service.connections import bounded
         from sparrow.serving.service.metrics import Metrics
         from sparrow.serving.service.scrape import Scrape, of_workers
         from sparrow.serving.service.supervisor import Supervisor, ready_processes
@@ -98,6 +99,8 @@ def serve(
         config = uvicorn.Config(
             app(Admin(supervisor, limits, metrics, scrape), place.repository),
             lifespan="off",
+            http=bounded(limits),
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

@@ -43,6 +43,16 @@ def ready_processes() -> None:
         forkserver.ensure_running()
 
 
+class BusyError(UserError):
+    """Another swap is under way."""
+
+
+def _remove(items: str | None, other: str | None) -> None:
+    """Remove a copy of items that is not the other one."""
+    if items is not None and items != other:
+        Path(items).unlink(missing_ok=True)
+
+
 class Child:
     """A process and the line to it.
 
@@ -62,14 +72,14 @@ class Child:
 
     async def open(self) -> dict[str, Any]:
         """Returns its first line."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours, limit=worker.LINE)
         return await self._read()
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Returns what it says to an order."""
         async with self._one:
             assert self._writer is not None
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RuntimeError):  # it has died
                 self._writer.write(json.dumps(order).encode() + b"\n")
                 await self._writer.drain()
             return await self._read()
@@ -144,10 +154,12 @@ class Supervisor:
         Raises:
             UserError: see `load`.
         """
-        items = self._settings.lookups.items
-        model = Model(tuple(str(Path(path).resolve()) for path in paths), None if items is None else str(items))
-        self.told = await self._checked(model)
-        self.model = self._kept(model)
+        self.model = Model(tuple(str(Path(path).resolve()) for path in paths), self._kept(self._settings.lookups.items))
+        try:
+            self.told = await self._checked(self.model)
+        except UserError as error:
+            raise UserError(str(error).replace(str(self.model.items), str(self._settings.lookups.items))) from None
+        self.model = self.model._replace(version=self.told["version"])
         for first in await asyncio.gather(*(self._started() for _ in range(self._settings.workers))):
             self._keepers.append(asyncio.create_task(self._keep(first)))
         self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
@@ -168,37 +180,42 @@ class Supervisor:
         if items is not None and self.model.items is None:
             raise UserError(f"{items}: the service has no items; start it with --items FILE --key COLUMN")
         if self._swapping.locked():
-            raise UserError(f"{named[0]}: another model is being loaded; try again when it answers")
+            raise BusyError(f"{named[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
             paths = stacked(self.model.paths, [str(Path(folder).resolve()) for folder in folders])
-            model = Model(paths, self.model.items if items is None else str(items))
+            before, kept = self.model, self.model.items if items is None else self._kept(Path(items))
             try:
                 with self._metrics.swap_stages["check"].time():
-                    told = await self._checked(model)
-                model = model if items is None else self._kept(model)
+                    told = await self._checked(Model(paths, kept))
+                model = Model(paths, kept, told["version"])
                 with self._metrics.swap_stages["load"].time():
-                    await self._all({"prepare": model})
-            except UserError:
+                    for answer in await self._all({"prepare": model}):
+                        if isinstance(answer, UserError):
+                            raise answer
+            except UserError as error:
                 self._metrics.swaps.labels("refused").inc()
-                await self._all({"prepare": self.model})  # so that no worker keeps what another has refused
-                raise
+                await self._all({"prepare": before})  # so that no worker keeps what another has refused
+                _remove(kept, before.items)
+                raise UserError(str(error).replace(str(kept), str(items))) from None
             self.model, self.told = model, told  # from here on it holds for workers that start
             with self._metrics.swap_stages["flip"].time():
-                await self._all({"flip": model})
+                await self._all({"flip": model}, must=True)
+            _remove(before.items, kept)
             self._metrics.swaps.labels("done").inc()
             self._scrape.serves(**told, folder=Path(paths[-1]))
             return told
 
-    def _kept(self, model: Model) -> Model:
-        """Returns a model with a copy of its items, so that workers that start later find the same."""
-        if model.items is None:
-            return model
+    def _kept(self, items: Path | None) -> str | None:
+        """Returns where a copy of items is, so that workers that start later find the same."""
+        if items is None:
+            return None
         self._copies += 1
         copy = self._settings.lookups.folder / f"{self._copies}.parquet"
-        shutil.copyfile(model.items, copy)
-        if self.model.items is not None:
-            Path(self.model.items).unlink()
-        return model._replace(items=str(copy))
+        try:
+            shutil.copyfile(items, copy)
+        except OSError as error:
+            raise UserError(f"{items}: cannot be read ({error.strerror}); give a Parquet file") from None
+        return str(copy)
 
     async def end(self) -> None:
         """Have the workers answer what they have accepted, and end."""
@@ -207,6 +224,8 @@ class Supervisor:
             child.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*self._keepers), FINISH_S + 5)
+        for child in self._workers | self._starting:  # that does not end
+            child.process.kill()
 
     async def _checked(self, model: Model) -> dict[str, Any]:
         """Have a process of low priority load and check a model, so that workers only need to map it."""
@@ -220,12 +239,18 @@ class Supervisor:
             child.process.kill()  # when nobody waits for it any more
             await asyncio.to_thread(child.process.join)
 
-    async def _all(self, order: dict[str, Any]) -> None:
-        """Give all workers an order, but for those that have died: they start again with `self.model`."""
-        answers = [child.ask(order) for child in self._workers]
-        for answer in await asyncio.gather(*answers, return_exceptions=True):
-            if isinstance(answer, BaseException) and not isinstance(answer, EOFError):
-                raise answer
+    async def _all(self, order: dict[str, Any], must: bool = False) -> list[Any]:
+        """Give all workers an order. Returns what each says, or the error with which it has refused or died.
+
+        One that has died starts again with `self.model`. Where all must obey, so does one that refuses.
+        """
+        workers = list(self._workers)
+        answers = await asyncio.gather(*(child.ask(order) for child in workers), return_exceptions=True)
+        for child, answer in zip(workers, answers, strict=True):
+            if must and isinstance(answer, BaseException):
+                _log.error("worker %s: %s; another one starts", child.process.pid, answer or "it died")
+                child.process.kill()
+        return answers
 
     async def _started(self) -> Child:
         child = Child(worker.work, self._listening, Orders(self.model, self._grpc, self._limits, self._settings))
@@ -239,6 +264,10 @@ class Supervisor:
             self._workers.add(child)  # so a swap from here on asks it too, after the order to listen
             await child.ask({"listen": True})
             return child
+        except BaseException:
+            self._workers.discard(child)
+            child.close()
+            raise
         finally:
             self._starting.discard(child)
 

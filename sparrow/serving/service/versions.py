@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
+from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.scorer import CHECK, Scorer, load
 from sparrow.serving.service.asked import Sources
 from sparrow.serving.service.lookups.items import Encoded, Items
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
+_FLIP_S = 60.0  # the longest wait for answers of an old version
 _WEIGHT = 0.1  # of the last batch in the correction
 _STEP = 1 << 22  # bytes of tables that are touched at a time
 
@@ -27,10 +29,14 @@ Paths = tuple[str, ...]  # of a full folder, and of the deltas above it in their
 
 
 class Model(NamedTuple):
-    """What a version is made of: folders, and the file of a catalogue of items."""
+    """What a version is made of: folders, and the file of a catalogue of items.
+
+    version: its name, where that is known. Other files may lie at the same paths later.
+    """
 
     paths: Paths
     items: str | None = None
+    version: str = ""
 
 
 class Cost:
@@ -82,7 +88,11 @@ class Version:
     def model(self) -> Model:
         """What it is made of."""
         paths = tuple(str(folder.path) for folder in self.scorer.stack.folders)
-        return Model(paths, None if self.items is None else str(self.items.items.path))
+        return Model(paths, None if self.items is None else str(self.items.items.path), self.name)
+
+    def is_of(self, model: Model) -> bool:
+        """Whether it is made of a model."""
+        return self.model == model._replace(version=model.version or self.name)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -126,18 +136,21 @@ class Versions:
             UserError: when it is refused; see `load`.
         """
         self._next, old = None, self.current
-        if model == old.model:
+        if old.is_of(model):
             return
         paths, scorer, encoded = model.paths, old.scorer, old.items
         if paths[:-1] == old.model.paths:
             scorer = scorer.updated(paths[-1], checksums=False)
-        elif paths != old.model.paths:
+        elif paths != old.model.paths or not model.version.startswith(scorer.folder.digest):
             scorer = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
         touch(scorer)
         items = None if encoded is None else encoded.items
         if items is not None and model.items is not None and model.items != old.model.items:
             items = items.replaced(model.items)
-        self._next = Version(scorer, items)
+        made = Version(scorer, items)
+        if not made.is_of(model):
+            raise UserError(f"{paths[-1]}: has changed since it was checked; leave folders as they are, and swap again")
+        self._next = made
 
     def flip(self, model: Model) -> Version:
         """Answer with a model from now on. Returns it when no other answers any more.
@@ -146,14 +159,14 @@ class Versions:
             model: as for `prepare`, which is done if it was not.
         """
         old = self.current
-        if old.model == model:
+        if old.is_of(model):
             return old
-        if self._next is None or self._next.model != model:
+        if self._next is None or not self._next.is_of(model):
             self.prepare(model)
         assert self._next is not None
         with self._free:
             self.current, self._next = self._next, None
-            self._free.wait_for(lambda: not old.held)
+            self._free.wait_for(lambda: not old.held, _FLIP_S)  # limits of time on reading and writing are shorter
         return self.current
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
-from sparrow.serving.service.supervisor import Supervisor
+from sparrow.serving.service.supervisor import BusyError, Supervisor
 from sparrow.serving.service.versions import is_delta
 
 _EVERY_S = 1.0
@@ -26,6 +27,7 @@ async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -
         seen: what `models` gave. Of that, what stays as it is does not count.
         supervisor: of the service.
     """
+    refused = set[Path]()  # deltas that may follow a model that comes later
     while True:
         await asyncio.sleep(_EVERY_S)
         found = models(place)
@@ -34,20 +36,30 @@ async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -
         for path in (*full[-1:], *(path for path in fresh if path not in full)):
             try:
                 told = await supervisor.swap([path])
-                _log.warning("%s: answers now, version %s", path, told["version"])
+            except BusyError:  # it is tried again
+                continue
             except UserError as error:
                 _log.warning("%s", error)
-        seen = found
+                refused |= {path} - {*full}
+            else:
+                _log.warning("%s: answers now, version %s", path, told["version"])
+                for other in refused - {path}:
+                    seen.pop(other, None)
+                refused.clear()
+            seen[path] = found[path]
+        seen |= {path: found[path] for path in full[:-1]}
 
 
 def models(place: Path) -> dict[Path, object]:
-    """Returns the model folders in a folder, and of each what changes when one of its files does."""
+    """Returns the model folders in a folder, and of each what changes when one of its files does.
+
+    What cannot be read now, or vanishes while it is looked at, is left out.
+    """
     found: dict[Path, object] = {}
-    try:
-        for folder in place.iterdir():
-            if not folder.name.startswith(".") and (folder / MANIFEST).exists():
-                stats = [(str(file), file.stat()) for file in folder.rglob("*")]
-                found[folder] = sorted((file, of.st_size, of.st_mtime_ns) for file, of in stats)
-    except OSError as error:  # it vanishes while it is looked at
-        _log.warning("%s: %s", place, error.strerror)
+    with contextlib.suppress(OSError):
+        for folder in sorted(place.iterdir()):
+            with contextlib.suppress(OSError):
+                if not folder.name.startswith(".") and (folder / MANIFEST).exists():
+                    stats = [(str(file), file.stat()) for file in folder.rglob("*")]
+                    found[folder] = sorted((file, of.st_size, of.st_mtime_ns) for file, of in stats)
     return found

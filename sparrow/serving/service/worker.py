@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -31,6 +31,7 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
+LINE = 1 << 24  # bytes of an order: it names all folders of a model
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
 _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall not take disk and cores from requests
 _log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ws="none",
         http=bounded(orders.limits),
         timeout_graceful_shutdown=FINISH_S,
     )
@@ -102,27 +104,29 @@ async def _answer(
     config: uvicorn.Config,
     grpc: tuple[str, int] | None,
 ) -> None:
-    reader, writer = await asyncio.open_unix_connection(sock=channel)
-    server, serving, calls = Server(config), None, None
-    while line := await reader.readline():
-        order = json.loads(line)
-        if "listen" in order:
+    reader, writer = await asyncio.open_unix_connection(sock=channel, limit=LINE)
+    server, ending = Server(config), list[Awaitable[Any]]()
+
+    async def obey(order: dict[str, Any]) -> None:
+        told: dict[str, Any] = {}
+        if "listen" not in order:
+            told = await _changed(service, order)
+        else:
             if grpc is not None:
                 from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
 
                 calls, _ = await serve_grpc(service, *grpc)
-            serving = asyncio.ensure_future(server.serve(listening))
-            told: dict[str, Any] = {}
-        else:
-            told = await _changed(service, order)
-        with contextlib.suppress(OSError):  # the supervisor has gone
-            writer.write(_line(told))
-            await writer.drain()
-    if calls is not None:
-        await calls.stop(FINISH_S)
+                ending.append(calls.stop(FINISH_S))
+            ending.append(asyncio.ensure_future(server.serve(listening)))
+        writer.write(_line(told))
+
+    obeying = None
+    while line := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
+        obeying = asyncio.ensure_future(obey(json.loads(line)))
     server.should_exit = True
-    if serving is not None:
-        await serving
+    await asyncio.gather(*ending)
+    if obeying is not None:
+        await obeying
 
 
 class Server(uvicorn.Server):
@@ -162,8 +166,8 @@ async def _changed(service: Service, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(told: list[Any]) -> Model:
-    paths, items = told
-    return Model(tuple(paths), items)
+    paths, *others = told
+    return Model(tuple(paths), *others)
 
 
 def _line(told: dict[str, Any]) -> bytes:

@@ -91,7 +91,7 @@ class Server:
         )
         assert self.process.stdout is not None
         self.told = self.process.stdout.readline()
-        self.port, self.admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", self.told) or (0, 0))
+        self.port, self.admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", self.told)[:2] or (0, 0))
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> Got:
         connection = HTTPConnection("127.0.0.1", self.admin if admin else self.port, timeout=60)

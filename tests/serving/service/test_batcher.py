@@ -201,3 +201,20 @@ def test_closing_finishes_what_waits(
         assert_scored(answer, scorer, one)
     closing.join()
     assert ask(service, "/rank", given[0]).status == 429
+
+
+def test_who_cannot_be_counted_is_answered(
+    service: Service,
+    scorer: Scorer,
+    rows: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(service.metrics, "scored", full)
+    one = request(rows, [0, 1])
+    for _ in range(2):
+        assert_scored(ask(service, "/rank", one), scorer, one)
+    assert "could not be counted" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ import pytest
 from sparrow.core.errors import UserError
 from sparrow.serving import Scorer, load
 from sparrow.serving.service.control import swap
+from sparrow.serving.service.supervisor import BusyError
+from sparrow.serving.service.watch import watch
 from tests.serving.service.asking import Server
 from tests.serving.service.test_batcher import CLOSE, OF_USER, assert_scored, request
 
@@ -189,6 +192,7 @@ def test_a_watched_folder(
     shutil.copyfile(models / "two" / "dense.safetensors", place / "b" / "dense.safetensors")
     two = load(models / "two")
     eventually(lambda: answers() == two.folder.digest)
+    eventually(lambda: 'sparrow_swaps_total{outcome="done"} 2.0' in server.metrics())  # it has ended, too
     swap(control, models / "one")
     shutil.rmtree(place / "a")
     time.sleep(2.5)
@@ -205,11 +209,11 @@ def test_items_change_alone_and_stay_when_a_worker_dies(
 ) -> None:
     """A copy of their file is kept, so a worker that starts later reads the same."""
     control, columns = tmp_path / "control", [name for name in rows[0] if name not in OF_USER]
-    of_items = {row["item"]: {name: row[name] for name in columns} for row in rows if row["item"] is not None}
-    first, second = list(of_items.values())[:20], [*list(of_items.values())[20:40]]
+    first, second = (
+        [{name: row[name] for name in columns} | {"item": item} for item, row in enumerate(rows[at : at + 20])]
+        for at in (0, 20)
+    )
     for number, some in enumerate((first, second)):
-        for other, item in zip(some, range(20), strict=True):
-            other["item"] = item
         pq.write_table(pa.Table.from_pylist(some), tmp_path / f"items{number}.parquet")
     user = {name: rows[0][name] for name in OF_USER}
     command = ("--items", str(tmp_path / "items0.parquet"), "--key", "item", "--control", str(control))
@@ -247,10 +251,60 @@ def test_grpc_and_the_repository_of_two_workers(
         operator.load_model(name)
         want = load(models / name).folder.digest
         assert {client.get_model_metadata(name).versions[0] for client in clients} == {want}
-        assert clients[0].is_model_ready("model") and not clients[0].is_model_ready("other")
+        assert clients[0].is_model_ready("model")
     with pytest.raises(Exception, match="is the one that answers; load another one instead"):
         operator.unload_model("one")
     for client in clients:
         client.close()
     operator.close()
     assert server.end() == (0, "")
+
+
+class Swaps:
+    """A supervisor that takes what it is told to, and says what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.errors: dict[str, UserError] = {}
+
+    async def swap(self, folders: list[Path]) -> dict[str, Any]:
+        self.asked.append(folders[0].name)
+        if error := self.errors.get(folders[0].name):
+            raise error
+        return {"version": folders[0].name}
+
+
+def test_what_a_watched_folder_makes_of_stumbles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be read for a moment, another swap under way, a delta before what it follows."""
+    swaps, place = Swaps(), Path("place")
+    monkeypatch.setattr("sparrow.serving.service.watch._EVERY_S", 0.01)
+    monkeypatch.setattr("sparrow.serving.service.watch.is_delta", lambda path: path.name.startswith("delta"))
+    views: list[dict[Path, object]] = []
+    monkeypatch.setattr("sparrow.serving.service.watch.models", lambda _: views[0])
+    a, b, early, late = (place / name for name in ("a", "b", "delta-1", "delta-2"))
+
+    async def steps() -> None:
+        views.append({a: 1})
+        task = asyncio.create_task(watch(place, {a: 1}, swaps))
+
+        async def see(view: dict[Path, object], *asked: str) -> None:
+            swaps.asked.clear()
+            views[0] = view
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            assert tuple(dict.fromkeys(swaps.asked)) == asked, view
+
+        await see({})
+        await see({a: 1})  # it is there again, and is no news
+        swaps.errors = {"b": BusyError("later")}
+        await see({a: 1, b: 1}, "b")
+        assert len(swaps.asked) > 1  # again and again
+        swaps.errors = {"delta-1": UserError("follows another")}
+        await see({a: 1, b: 1, early: 1}, "b", "delta-1")
+        assert swaps.asked == ["b", "delta-1"]
+        swaps.errors = {}
+        await see({a: 1, b: 1, early: 1, late: 1}, "delta-2", "delta-1")
+        assert len(swaps.asked) == 2
+        task.cancel()
+
+    asyncio.run(steps())

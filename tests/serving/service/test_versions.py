@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 import weakref
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparrow.core.errors import UserError
 from sparrow.serving import load
 from sparrow.serving.service.versions import Cost, Model, Versions, stacked
 
@@ -51,7 +53,7 @@ def test_a_flip_prepares_what_was_not_and_changes_nothing_for_the_same(models: P
     versions.prepare(model(models / "two"))
     versions.prepare(first.model)  # so that none is kept
     second = versions.flip(model(models / "one", models / "delta"))
-    assert second.model == model(models / "one", models / "delta")
+    assert second.model.paths == model(models / "one", models / "delta").paths
     want = load(models / "one", [models / "delta"])
     row = want.kept()[1][0]
     assert (second.scorer.score([row]) == want.score([row])).all()
@@ -77,3 +79,17 @@ def test_what_is_asked_for_is_a_stack_of_folders(models: Path, tmp_path: Path) -
     assert stacked((one, delta), [one, delta]) == (one, delta)
     absent = str(tmp_path / "absent")
     assert stacked((one, delta), [absent]) == (absent,)
+
+
+def test_another_model_at_the_same_path_is_another_version(models: Path, tmp_path: Path) -> None:
+    """And what has changed since it was checked is refused."""
+    place = tmp_path / "model"
+    shutil.copytree(models / "one", place)
+    versions, two = Versions(load(place)), load(models / "two")
+    shutil.rmtree(place)
+    shutil.copytree(models / "two", place)
+    assert versions.flip(model(place)._replace(version=two.folder.digest)).name == two.folder.digest
+    row = two.kept()[1][0]
+    assert (versions.current.scorer.score([row]) == two.score([row])).all()
+    with pytest.raises(UserError, match="model: has changed since it was checked"):
+        versions.prepare(model(place)._replace(version="another"))
