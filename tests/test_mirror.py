@@ -18,6 +18,7 @@ EXCEPTIONS = {  # what they test has no file of its own
     "kernels/embedding_bag/test_products.py": "rows multiplied by those of a second table, through all operators",
     "kernels/embedding_bag/test_programs.py": "any sequence of calls of all operators",
     "models/test_definitions.py": "models against the formulas of their papers",
+    "serving/service/test_deploy.py": "the files in deploy/ that run the service elsewhere",
     "training/test_gpu.py": "whole runs on a GPU",
     "training/test_standin.py": "a run on a stand-in for a GPU, through all that it calls",
     "training/test_threads.py": "threads, through preflight, loop and command line",

@@ -15,6 +15,7 @@ def serve(
     port: int = 8080,
     host: str = "127.0.0.1",
     grpc_port: int | None = None,
+    admin_host: str = "127.0.0.1",
     admin_port: int = 8082,
     control: Path | None = None,
     watch: Path | None = None,
@@ -52,7 +53,8 @@ def serve(
         port: 0 takes any that is free, and the first line says which.
         host: The address to listen at. By default only this machine can reach it.
         grpc_port: Where the Open Inference Protocol is spoken over gRPC too. It needs the extra [grpc].
-        admin_port: Of the loopback address, for /metrics. 0 takes any that is free.
+        admin_host: The address of --admin-port. Who reaches it needs no token.
+        admin_port: For operators: /metrics. 0 takes any that is free.
         control: Path of a unix socket for `sparrow swap`, which only this user may open.
         watch: A folder. Models and deltas that appear in it are answered with.
         repository: A folder of models. Whoever reaches --admin-port may have one of them answer, by its name.
@@ -118,6 +120,7 @@ def serve(
         host=host,
         port=port,
         grpc_port=grpc_port,
+        admin_host=admin_host,
         admin_port=admin_port,
         control=control,
         watch=watch,

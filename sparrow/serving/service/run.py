@@ -33,7 +33,7 @@ class Place:
 
     Args:
         host, port: where requests come in. Port 0 takes any that is free.
-        admin_port: of the loopback address, for metrics. 0 as above.
+        admin_host, admin_port: where metrics are, for operators. 0 as above.
         control: path of a unix socket, which only this user may open.
         grpc_port: of gRPC, if it is to be spoken.
         watch: a folder. Models that appear in it are answered with.
@@ -42,6 +42,7 @@ class Place:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    admin_host: str = "127.0.0.1"
     admin_port: int = 8082
     control: Path | None = None
     grpc_port: int | None = None
@@ -53,6 +54,8 @@ class Place:
         for flag, folder in (("--watch", self.watch), ("--repository", self.repository)):
             if folder is not None and not folder.is_dir():
                 raise UserError(f"{folder}: no folder; make it, or give another {flag}")
+        if self.repository is not None and self.admin_host not in ("127.0.0.1", "::1", "localhost"):
+            raise UserError(f"--admin-host {self.admin_host}: it lets others load models; leave out --repository")
 
 
 def serve(
@@ -159,7 +162,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
             if importlib.util.find_spec("tritonclient") is None or importlib.util.find_spec("grpc") is None:
                 raise UserError("--grpc-port: needs tritonclient; pip install 'sparrow-rec[grpc]'")
             grpc = opened.enter_context(_bound(place.host, place.grpc_port, "--grpc-port"))
-        operators = [opened.enter_context(_tcp("127.0.0.1", place.admin_port, "--admin-port"))]
+        operators = [opened.enter_context(_tcp(place.admin_host, place.admin_port, "--admin-port"))]
         if place.control is not None:
             operators.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
             before = os.umask(0o177)

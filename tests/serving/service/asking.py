@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -82,12 +82,12 @@ def ask(*given: Any, **named: Any) -> Got:
 
 
 class Server:
-    """A process of `sparrow serve`, on free ports."""
+    """A process of `sparrow serve`, on free ports. under: a command that starts it."""
 
-    def __init__(self, model: Path, *options: str) -> None:
+    def __init__(self, model: Path, *options: str, under: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "sparrow", "serve", str(model), "--port", "0", "--admin-port", "0", *options]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*under, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         assert self.process.stdout is not None
         self.told = self.process.stdout.readline()

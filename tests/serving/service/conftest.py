@@ -66,8 +66,8 @@ def started() -> Iterator[Callable[..., Server]]:
     """Start processes of `sparrow serve`, which end with the test."""
     servers: list[Server] = []
 
-    def start(*given: Any) -> Server:
-        servers.append(Server(*given))
+    def start(*given: Any, **named: Any) -> Server:
+        servers.append(Server(*given, **named))
         return servers[-1]
 
     yield start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core.errors import UserError
 from sparrow.serving import Scorer, load
 from sparrow.serving.service.control import swap
 from tests.serving.service.asking import Server
-from tests.serving.service.test_batcher import CLOSE, assert_scored, request
+from tests.serving.service.test_batcher import CLOSE, OF_USER, assert_scored, request
 
 pytestmark = [
     pytest.mark.multi,
@@ -195,3 +198,59 @@ def test_a_watched_folder(
     assert_scored(server.ask("/rank", one), scorer, one)
     code, said = server.end()
     assert code == 0 and f"{place / 'b' / 'dense.safetensors'}: missing" in said
+
+
+def test_items_change_alone_and_stay_when_a_worker_dies(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    """A copy of their file is kept, so a worker that starts later reads the same."""
+    control, columns = tmp_path / "control", [name for name in rows[0] if name not in OF_USER]
+    of_items = {row["item"]: {name: row[name] for name in columns} for row in rows if row["item"] is not None}
+    first, second = list(of_items.values())[:20], [*list(of_items.values())[20:40]]
+    for number, some in enumerate((first, second)):
+        for other, item in zip(some, range(20), strict=True):
+            other["item"] = item
+        pq.write_table(pa.Table.from_pylist(some), tmp_path / f"items{number}.parquet")
+    user = {name: rows[0][name] for name in OF_USER}
+    command = ("--items", str(tmp_path / "items0.parquet"), "--key", "item", "--control", str(control))
+    server = started(models / "one", *command, *PATIENT)
+
+    def assert_scored_with(some: list[dict[str, Any]]) -> str:
+        got = server.ask("/rank", {"user": user, "candidates": {"item": list(range(20))}}).json
+        assert np.abs(np.array(got["scores"]["label"]) - scorer.rank(user, some)[:, 0]).max() <= CLOSE
+        return str(got["version"])
+
+    before = assert_scored_with(first)
+    with pytest.raises(UserError, match=r"absent.parquet: cannot be read"):
+        swap(control, items=tmp_path / "absent.parquet")
+    told = swap(control, items=tmp_path / "items1.parquet")
+    assert assert_scored_with(second) == told["version"] != before
+    (tmp_path / "items1.parquet").write_bytes(b"changed")
+    (worker,) = server.workers()
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: server.workers() not in ([], [worker]))
+    assert assert_scored_with(second) == told["version"]
+    assert swap(control, models / "two")["version"] != told["version"]  # the items stay
+
+
+def test_grpc_and_the_repository_of_two_workers(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer
+) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc", reason="needs the extra [grpc]")
+    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient")
+    server = started(models / "one", "--grpc-port", "0", "--repository", str(models), "--workers", "2", *PATIENT)
+    (port,) = re.findall(r"gRPC at 127.0.0.1:(\d+)", server.told)
+    clients = [grpc.InferenceServerClient(f"127.0.0.1:{port}") for _ in range(4)]
+    operator = http.InferenceServerClient(f"127.0.0.1:{server.admin}")
+    assert {one["name"] for one in operator.get_model_repository_index()} >= {"one", "two", "delta"}
+    for name in ("two", "one"):
+        operator.load_model(name)
+        want = load(models / name).folder.digest
+        assert {client.get_model_metadata(name).versions[0] for client in clients} == {want}
+        assert clients[0].is_model_ready("model") and not clients[0].is_model_ready("other")
+    with pytest.raises(Exception, match="is the one that answers; load another one instead"):
+        operator.unload_model("one")
+    for client in clients:
+        client.close()
+    operator.close()
+    assert server.end() == (0, "")
