@@ -46,6 +46,10 @@ class Admin:
         """Give what Prometheus reads."""
         return Reply(self._scrape.text(), 200, _TEXT)
 
+    async def live(self, call: Call) -> Reply:
+        """Say that the service is there."""
+        return json({"live": True})
+
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
         asked = decoded(_decode, call.body, '{"folders": ["PATH"], "items": "PATH"}, or one of them')
@@ -59,7 +63,7 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         admin: answers.
         repository: a folder with models, which may be loaded by their names.
     """
-    routes: Routes = [("GET", "/metrics", admin.counted)]
+    routes: Routes = [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)]
     if repository is not None:
         routes += Repository(repository, admin.supervisor).routes()
     shared = made(admin, routes)
