@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sparrow.core.errors import UserError
 from sparrow.serving.service.app import Call, Reply, Routes, json, made
+from sparrow.serving.service.asked import decoded
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.repository import Repository
@@ -21,6 +21,9 @@ _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 class _Swap(msgspec.Struct, forbid_unknown_fields=True):
     folders: list[str] = []
     items: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Swap).decode
 
 
 class Admin:
@@ -43,12 +46,13 @@ class Admin:
         """Give what Prometheus reads."""
         return Reply(self._scrape.text(), 200, _TEXT)
 
+    async def live(self, call: Call) -> Reply:
+        """Say that the service is there."""
+        return json({"live": True})
+
     async def swap(self, call: Call) -> Reply:
         """Put another model in the place of the one that answers."""
-        try:
-            asked = msgspec.json.decode(call.body, type=_Swap)
-        except msgspec.MsgspecError as error:
-            raise UserError(f'body: {error}; send {{"folders": ["PATH"], "items": "PATH"}}, or one of them') from None
+        asked = decoded(_decode, call.body, '{"folders": ["PATH"], "items": "PATH"}, or one of them')
         return json(await self.supervisor.swap(asked.folders, asked.items))
 
 
@@ -59,7 +63,7 @@ def app(admin: Admin, repository: Path | None = None) -> ASGIApp:
         admin: answers.
         repository: a folder with models, which may be loaded by their names.
     """
-    routes: Routes = [("GET", "/metrics", admin.counted)]
+    routes: Routes = [("GET", "/metrics", admin.counted), ("GET", "/health/live", admin.live)]
     if repository is not None:
         routes += Repository(repository, admin.supervisor).routes()
     shared = made(admin, routes)

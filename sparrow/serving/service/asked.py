@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from sparrow.core.errors import UserError, listed, suggest
 from sparrow.serving.service.limits import Limits, RefusedError
 
 One = None | bool | int | float | str
 Value = One | list[One]
+T = TypeVar("T")
 
 
 class Sources(NamedTuple):
@@ -52,6 +55,23 @@ class Asked:
     def kind(self) -> tuple[frozenset[str], frozenset[str], bool]:
         """Requests of one kind may share a batch."""
         return frozenset(self.user), frozenset(self.candidates), self.is_trial
+
+
+def decoded(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview, like: str) -> T:
+    """Returns what a body says.
+
+    Args:
+        decode: of a `msgspec.json.Decoder`.
+        body: JSON.
+        like: what bodies are to be, in words.
+
+    Raises:
+        UserError: for another body.
+    """
+    try:
+        return decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"body: {error}; send {like}") from None
 
 
 def checked(

@@ -15,8 +15,11 @@ import msgspec
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
 from sparrow.serving.service.app import Call, Reply, Routes, json
+from sparrow.serving.service.asked import decoded
 from sparrow.serving.service.limits import RefusedError
 from sparrow.serving.service.supervisor import Supervisor
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Repository:
@@ -95,7 +98,4 @@ class Repository:
 
 def _read(body: bytes) -> dict[str, Any]:
     """Returns what a body says, which may be empty."""
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"body: {error}; send a JSON object, or nothing") from None
+    return decoded(_decode, body, "a JSON object, or nothing") if body else {}

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from sparrow.core.errors import UserError
-from sparrow.serving.service.asked import Asked, Sources, Value, checked
+from sparrow.serving.service.asked import Asked, Sources, Value, checked, decoded
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits
 
@@ -41,10 +41,7 @@ def parsed(body: bytes, sources: Sources, limits: Limits) -> tuple[Asked, int | 
         UserError: for a body that is no such request.
         RefusedError: see `checked`.
     """
-    try:
-        made = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"body: {error}; send {_LIKE}") from None
+    made = decoded(_decode, body, _LIKE)
     if made.top is not None and made.top < 1:
         raise UserError(f"top: {made.top}; give 1 or more, or leave it out")
     columns = _turned(made.candidates) if isinstance(made.candidates, list) else made.candidates

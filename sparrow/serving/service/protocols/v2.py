@@ -19,7 +19,7 @@ import numpy as np
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.serving.scorer import Scorer
-from sparrow.serving.service.asked import Asked, One, Sources, checked
+from sparrow.serving.service.asked import Asked, One, Sources, checked, decoded
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
@@ -163,10 +163,8 @@ def _opened(body: bytes, header: bytes | None) -> tuple[_Body, memoryview]:
         length = int(told) if told.isascii() and told.isdigit() and len(told) < 20 else -1
         if not 0 <= length <= len(body):
             raise UserError(f"Inference-Header-Content-Length: {told!r} of a body of {len(body)} bytes; correct it")
-    try:
-        return _decode(memoryview(body)[:length]), memoryview(body)[length:]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"body: {error}; send what the Open Inference Protocol describes") from None
+    view = memoryview(body)
+    return decoded(_decode, view[:length], "what the Open Inference Protocol describes"), view[length:]
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------

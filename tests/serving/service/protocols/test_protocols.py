@@ -17,7 +17,6 @@ import pytest
 
 from sparrow.serving import Scorer
 from sparrow.serving.service.app import Service
-from sparrow.serving.service.asked import Sources
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.protocols import rank, v2
 from tests.serving.service.asking import Got, asked
@@ -132,14 +131,14 @@ def assert_answer(got: Got, body: bytes, headers: dict[str, Any], path: str, ser
         return
     at, limits = service.version, service.limits
     if path == INFER:
-        one, _ = v2.parsed(body, str(headers[LENGTH]).encode("latin-1"), Sources(at.sources), limits)
+        one, _ = v2.parsed(body, str(headers[LENGTH]).encode("latin-1"), at.sources, limits)
         length = int(got.headers.get(LENGTH.lower().encode(), len(got.body)))
         told = json.loads(got.body[:length])
         for output in told["outputs"]:
             size = output.get("parameters", {}).get("binary_data_size")
             found = np.frombuffer(got.body[length:], "<f4") if size else np.array(output.get("data", []), np.float32)
     else:
-        one, top = rank.parsed(body, Sources(at.sources), limits)
+        one, top = rank.parsed(body, at.sources, limits)
         found = np.array(got.json["scores"]["label"]) if top is None else None
     if one.count and found is not None:
         want = at.scorer.rank(one.user, one.candidates)[:, 0]
