@@ -46,7 +46,7 @@ class _Connection(HttpToolsProtocol):
         self._start()
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
+        self._size, self._in_headers = 0, False
         self._stop()
         super().on_headers_complete()
 
@@ -56,13 +56,12 @@ class _Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def data_received(self, data: bytes) -> None:
-        bodies = self._bodies
+        bodies, was_in_headers = self._bodies, self._in_headers
         super().data_received(data)
-        self._size += len(data) - (self._bodies - bodies)
-        if self._size > 1e3 * self.limits.header_kb + self._body:  # headers, trailers, and what is between chunks
+        if self._in_headers or not was_in_headers:  # else headers ended here, and the application looks at them
+            self._size += len(data) - (self._bodies - bodies)
+        if self._size > 1e3 * self.limits.header_kb + self._body:  # headers; or trailers, and what is between chunks
             self._refuse(b"431 Request Header Fields Too Large")
-        elif self._in_headers:
-            pass
         elif self._is_idle and self.timeout_keep_alive_task is None and self._clock is None:
             self._start()  # these bytes belong to no request, or to one that was refused
 

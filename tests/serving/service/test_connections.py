@@ -67,6 +67,7 @@ def rest(one: socket.socket) -> bytes:
         (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
         (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n\r\n", b"200"),  # and an end of line, then nothing
         (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health/live HTTP/1.1\r\n", b"200"),
+        (b"POST /rank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"408"),
         (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"404"),
     ],
     ids=lambda value: repr(value[:70]),
@@ -85,11 +86,42 @@ def test_what_comes_too_slowly_or_is_too_much(
     assert service.held == 0
 
 
+@pytest.mark.parametrize("trailer", [b"x: y\r\n" * 1000, b"x: " + b"y" * 1000])
+def test_trailers_without_end(trailer: bytes, serve: Callable[..., Service]) -> None:
+    """After a chunked body headers may come. They count as those before it."""
+    with listening(serve(HASTY)) as port:
+        one = opened(port, b"POST /absent HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + trailer)
+        begun, sent = time.monotonic(), 0
+        try:
+            while time.monotonic() < begun + 5 and sent < 50_000_000:
+                one.sendall(trailer * 10)
+                sent += 10 * len(trailer)
+        except OSError:  # it has been closed
+            pass
+        rest(one)
+        assert sent < 50_000_000
+
+
+def test_chunks_of_a_body_may_be_many(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    one = request(rows, [0, 1])
+    body = json.dumps(one).encode() + b" " * 20_000
+    chunks = b"".join(
+        b"%x\r\n%s\r\n" % (len(part), part) for part in (body[i : i + 50] for i in range(0, len(body), 50))
+    )
+    with listening(serve(HASTY)) as port:
+        head = b"POST /rank HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        got = rest(opened(port, head + chunks + b"0\r\n\r\n"))
+        assert got.startswith(b"HTTP/1.1 200"), got
+
+
 def test_who_sends_what_belongs_to_no_request(serve: Callable[..., Service]) -> None:
     """After an answer: ends of lines, and the rest of a body that was refused. Neither keeps a connection open."""
     with listening(serve(HASTY)) as port:
         for sent, after in (
             (b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
+            (b"POST /rank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"408"),
             (b"POST /absent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"{"),
         ):
             one = opened(port, sent)
