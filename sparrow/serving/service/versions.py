@@ -143,7 +143,6 @@ class Versions:
             scorer = scorer.updated(paths[-1], checksums=False)
         elif paths != old.model.paths or not model.version.startswith(scorer.folder.digest):
             scorer = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
-        touch(scorer)
         items = None if encoded is None else encoded.items
         if items is not None and model.items is not None and model.items != old.model.items:
             items = items.replaced(model.items)
@@ -170,8 +169,11 @@ class Versions:
         return self.current
 
 
-def touch(scorer: Scorer, bytes_s: float = 4e9) -> None:
-    """Read a byte of each page of a model's tables, so that the first requests need not wait for them.
+def touch(scorer: Scorer, bytes_s: float) -> None:
+    """Read a byte of each page of a model's tables, so that the first requests need not wait for a disk.
+
+    Only the process that checks a model does so. In a worker it would fill tables of pages, and to give those of the
+    old model back keeps all of its threads waiting: 25 to 40 ms for 1 GB.
 
     Args:
         scorer: the model.

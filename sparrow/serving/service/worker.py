@@ -75,7 +75,6 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
     logs.start(orders.settings.logs)
     try:
         scorer = load(orders.model.paths[0], orders.model.paths[1:], checksums=False)
-        touch(scorer)
         versions = Versions(scorer, _items(orders.model, orders.settings.lookups))
         service = Service(versions, orders.limits, orders.settings)
     except UserError as error:
