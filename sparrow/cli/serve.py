@@ -72,13 +72,13 @@ def serve(
         users_absent: Whether a request whose user is not found is scored with "missing" columns, or refused with 503.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
         body_mb: The most that a request may have; else 413.
-        held_mb: The most that all requests at a time may have; else 429.
+        held_mb: The most that all requests of a worker at a time may have; else 429.
         candidates: The most that a request may have; else 413.
-        queue: The most requests that may wait; else 429.
+        queue: The most requests that may wait in a worker; else 429.
         columns: The most that a request may have; else 413.
         list_values: The most that a list may have; else 413.
         all_values: The most that all lists of a request may have; else 413.
-        connections: The most that may be open; else 503.
+        connections: The most that a worker may have open; else 503.
         extra: "refuse" answers 400 to a column that the model does not read, "ignore" names it in the answer.
         access_log: Write a line of JSON to standard error for each answer.
         served_log: A folder for Parquet files with rows that were scored, in the log's own columns, and their scores.

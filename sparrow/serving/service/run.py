@@ -80,6 +80,8 @@ def serve(
         UserError: as `load`, and when a socket cannot be opened.
     """
     place, limits, settings = place or Place(), limits or Limits(), settings or Settings()
+    if settings.lookups.users is not None:
+        _needs("--users", "redis", "redis")
     logs.start(settings.logs)
     with _listening(place) as (requests, grpc, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
         counters, items = Path(work) / "counters", Path(work) / "items"
@@ -162,8 +164,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
     with ExitStack() as opened:
         requests, grpc = opened.enter_context(_tcp(place.host, place.port, "--port")), None
         if place.grpc_port is not None:
-            if importlib.util.find_spec("tritonclient") is None or importlib.util.find_spec("grpc") is None:
-                raise UserError("--grpc-port: needs tritonclient; pip install 'sparrow-rec[grpc]'")
+            _needs("--grpc-port", "grpc", "tritonclient", "grpc")
             grpc = opened.enter_context(_bound(place.host, place.grpc_port, "--grpc-port"))
         operators = [opened.enter_context(_tcp(place.admin_host, place.admin_port, "--admin-port"))]
         if place.control is not None:
@@ -184,6 +185,12 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
 def _address(at: socket.socket) -> str:
     host, port = at.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _needs(flag: str, extra: str, *packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{flag}: needs {package}; pip install 'sparrow-rec[{extra}]'")
 
 
 def _tcp(host: str, port: int, flag: str) -> socket.socket:

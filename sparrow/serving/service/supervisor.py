@@ -160,7 +160,11 @@ class Supervisor:
         except UserError as error:
             raise UserError(str(error).replace(str(self.model.items), str(self._settings.lookups.items))) from None
         self.model = self.model._replace(version=self.told["version"])
-        for first in await asyncio.gather(*(self._started() for _ in range(self._settings.workers))):
+        try:
+            started = await asyncio.gather(*(self._started() for _ in range(self._settings.workers)))
+        except EOFError:
+            raise UserError(f"{paths[0]}: a worker died while it started; what it said is above") from None
+        for first in started:
             self._keepers.append(asyncio.create_task(self._keep(first)))
         self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from sparrow.core.errors import UserError
@@ -17,6 +19,7 @@ from sparrow.serving.service.lookups import Lookups
 from sparrow.serving.service.lookups import users as module
 from sparrow.serving.service.lookups.users import FAILURES, Users
 from sparrow.serving.service.metrics import Metrics
+from sparrow.serving.service.served import ServedLog
 from tests.serving.service.asking import Got, ask, counted, together
 from tests.serving.service.lookups.conftest import USERS
 from tests.serving.service.protocols.test_v2 import INFER
@@ -214,3 +217,17 @@ def test_a_service_that_insists(serve: Any, rows: list[dict[str, Any]]) -> None:
     got = ask(service, "/rank", request(rows, [0]) | {"user": {"user": 7}})
     assert got.status == 503 and got.headers[b"retry-after"] == b"1"
     assert 'sparrow_lookups_total{outcome="absent",store="users"} 1.0' in counted(service)
+
+
+def test_the_served_log_has_what_was_looked_up(
+    of_users: Service, stored: dict[str, Any], rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    of_users.served = ServedLog(tmp_path, 1.0, of_users.metrics)
+    one = request(rows, [0, 1])
+    got = ask(of_users, "/rank", one | {"user": {"user": one["user"]["user"]}})
+    of_users.served.close()
+    (path,) = tmp_path.iterdir()
+    table = pq.read_table(path)
+    assert table[":score:label"].to_pylist() == pytest.approx(got.json["scores"]["label"], abs=1e-7)
+    again = scorer.score(table.select(list(scorer.encoder.sources)).to_pylist())
+    assert table[":score:label"].to_pylist() == pytest.approx(again[:, 0].tolist(), abs=1e-6)
