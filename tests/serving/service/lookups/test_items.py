@@ -248,7 +248,8 @@ def test_a_version_reads_items_with_its_own_transforms(
     keys = catalogue.rows["item"].to_pylist()[:9]
     whole, named = in_request(catalogue, user, keys), set()
     for names in (["two"], ["one"], ["one", "delta"]):
-        service.versions.flip(service.version.model._replace(paths=tuple(str(models / name) for name in names)))
+        paths = tuple(str(models / name) for name in names)
+        service.versions.flip(service.version.model._replace(paths=paths, version=""))
         got = ask(service, "/rank", {"user": user, "candidates": {"item": keys}}).json
         want = service.version.scorer.rank(whole["user"], whole["candidates"])[:, 0]
         assert np.abs(np.array(got["scores"]["label"]) - want).max() <= CLOSE
