@@ -200,7 +200,7 @@ class Supervisor:
                 self._metrics.swaps.labels("refused").inc()
                 await self._all({"prepare": before})  # so that no worker keeps what another has refused
                 _remove(kept, before.items)
-                raise UserError(str(error).replace(str(kept), str(items))) from None
+                raise UserError(str(error) if items is None else str(error).replace(str(kept), str(items))) from None
             self.model, self.told = model, told  # from here on it holds for workers that start
             with self._metrics.swap_stages["flip"].time():
                 await self._all({"flip": model}, must=True)

@@ -21,7 +21,6 @@ from sparrow.serving.service.asked import Sources
 from sparrow.serving.service.lookups.items import Encoded, Items
 
 _SIZES, _REPEATS = (1, 32, 256), 5  # batches of the warm-up
-_FLIP_S = 60.0  # the longest wait for answers of an old version
 _WEIGHT = 0.1  # of the last batch in the correction
 _STEP = 1 << 22  # bytes of tables that are touched at a time
 
@@ -165,7 +164,7 @@ class Versions:
         assert self._next is not None
         with self._free:
             self.current, self._next = self._next, None
-            self._free.wait_for(lambda: not old.held, _FLIP_S)  # limits of time on reading and writing are shorter
+            self._free.wait_for(lambda: not old.held)
         return self.current
 
 
