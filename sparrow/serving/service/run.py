@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # it imports prometheus_client
     from sparrow.serving.service.supervisor import Supervisor
 
 _FINISH_S = 5  # for what operators have asked
+_PREFIX, _OWNER = "sparrow-serve-", "owner"  # of a folder, and the file in it that its service has locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,8 @@ def serve(
     if settings.lookups.users is not None:
         _needs("--users", "redis", "redis")
     logs.start(settings.logs)
-    with _listening(place) as (requests, grpc, operators), tempfile.TemporaryDirectory(prefix="sparrow-") as work:
-        counters, items = Path(work) / "counters", Path(work) / "items"
+    with _listening(place) as (requests, grpc, operators), _folder() as work:
+        counters, items = work / "counters", work / "items"
         for folder in (counters, items):
             folder.mkdir()
         settings = replace(settings, lookups=replace(settings.lookups, folder=items))
@@ -153,6 +156,19 @@ async def _run(
         pass
     finally:
         await supervisor.end()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Makes a folder of this service. Removes those of services that were killed: the lock ends with its process."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), (left / _OWNER).open() as lock:  # it answers, or is another user's
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, (Path(name) / "new").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (Path(name) / "new").rename(Path(name) / _OWNER)  # nobody sees it before it is locked
+        yield Path(name)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from sparrow.serving.service.worker import FINISH_S, Orders
 
 _processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _SOON_S, _PAUSE_S = 5.0, 1.0  # a worker that ends as soon after its start is started again after a pause
+SILENT_S = 10.0  # a worker that obeys tells so each second: one that says nothing for so long has hung
 _log = logging.getLogger(__name__)
 
 
@@ -71,28 +73,32 @@ class Child:
         self.begun = time.monotonic()
 
     async def open(self) -> dict[str, Any]:
-        """Returns its first line."""
+        """Returns its first line. To load a model may take long."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours, limit=worker.LINE)
-        return await self._read()
+        return await self._read(None)
 
     async def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Returns what it says to an order."""
+        """Returns what it says to an order. To obey may take long, but not to say that it still obeys."""
         async with self._one:
             assert self._writer is not None
             with contextlib.suppress(OSError, RuntimeError):  # it has died
-                self._writer.write(json.dumps(order).encode() + b"\n")
-                await self._writer.drain()
-            return await self._read()
+                self._writer.write(worker.line(order))
+            return await self._read(SILENT_S)
 
-    async def _read(self) -> dict[str, Any]:
-        """Returns a line.
+    async def _read(self, silent_s: float | None) -> dict[str, Any]:
+        """Returns a line that says something.
 
         Raises:
-            EOFError: when the process has died.
+            EOFError: when the process has died. It is killed when it says nothing for some seconds.
         """
         try:
-            told: dict[str, Any] = json.loads(await self._reader.readline())
-        except (OSError, ValueError):
+            while (line := await asyncio.wait_for(self._reader.readline(), silent_s)) == worker.BEAT:
+                pass
+            told: dict[str, Any] = json.loads(line)
+        except (OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                _log.error("worker %s: says nothing for %g s; it is killed", self.process.pid, silent_s)
+            await self.kill()
             raise EOFError from None
         if "refused" in told:
             raise UserError(told["refused"])
@@ -105,6 +111,12 @@ class Child:
         await died.wait()
         loop.remove_reader(self.process.sentinel)
         self.process.join()
+
+    async def kill(self) -> None:
+        """Kill it. Returns when it cannot answer any more."""
+        if self.process.is_alive():
+            self.process.kill()
+        await asyncio.to_thread(wait, [self.process.sentinel], SILENT_S)
 
     def close(self) -> None:
         """Tell it to end."""
@@ -240,8 +252,7 @@ class Supervisor:
             raise UserError(f"{model.paths[-1]}: the process that loads it has died; is there memory for it?") from None
         finally:
             child.close()
-            child.process.kill()  # when nobody waits for it any more
-            await asyncio.to_thread(child.process.join)
+            await child.kill()  # when nobody waits for it any more
 
     async def _all(self, order: dict[str, Any], must: bool = False) -> list[Any]:
         """Give all workers an order. Returns what each says, or the error with which it has refused or died.
@@ -253,7 +264,7 @@ class Supervisor:
         for child, answer in zip(workers, answers, strict=True):
             if must and isinstance(answer, BaseException):
                 _log.error("worker %s: %s; another one starts", child.process.pid, answer or "it died")
-                child.process.kill()
+                await child.kill()
         return answers
 
     async def _started(self) -> Child:

@@ -38,8 +38,9 @@ async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -
                 told = await supervisor.swap([path])
             except BusyError:  # it is tried again
                 continue
-            except UserError as error:
-                _log.warning("%s", error)
+            except Exception as error:  # one that nobody thought of must not end the watching
+                known = isinstance(error, UserError)
+                _log.warning("%s", error if known else path, exc_info=not known)
                 refused |= {path} - {*full}
             else:
                 _log.warning("%s: answers now, version %s", path, told["version"])

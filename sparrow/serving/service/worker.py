@@ -32,6 +32,7 @@ from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
 LINE = 1 << 24  # bytes of an order: it names all folders of a model
+BEAT, _BEAT_S = b"\n", 1.0  # what a worker says, and how often, while it obeys
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
 _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall not take disk and cores from requests
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
     except UserError as error:
         told = {"refused": str(error)}
     with contextlib.suppress(OSError):  # the supervisor has gone
-        channel.sendall(_line(told))
+        channel.sendall(line(told))
 
 
 def work(channel: socket.socket, listening: list[socket.socket], orders: Orders) -> None:
@@ -78,7 +79,7 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
         versions = Versions(scorer, _items(orders.model, orders.settings.lookups))
         service = Service(versions, orders.limits, orders.settings)
     except UserError as error:
-        channel.sendall(_line({"refused": str(error)}))
+        channel.sendall(line({"refused": str(error)}))
         return
     config = uvicorn.Config(
         app(service),
@@ -90,7 +91,7 @@ def work(channel: socket.socket, listening: list[socket.socket], orders: Orders)
         http=bounded(orders.limits),
         timeout_graceful_shutdown=FINISH_S,
     )
-    channel.sendall(_line(service.version.told))
+    channel.sendall(line(service.version.told))
     asyncio.Runner(loop_factory=config.get_loop_factory()).run(
         _answer(service, channel, listening, config, orders.grpc)
     )
@@ -106,10 +107,17 @@ async def _answer(
     reader, writer = await asyncio.open_unix_connection(sock=channel, limit=LINE)
     server, ending = Server(config), list[Awaitable[Any]]()
 
+    def tell(what: bytes) -> None:
+        if not writer.is_closing():  # the supervisor has gone
+            writer.write(what)
+
     async def obey(order: dict[str, Any]) -> None:
         told: dict[str, Any] = {}
         if "listen" not in order:
-            told = await _changed(service, order)
+            changing = asyncio.ensure_future(_changed(service, order))
+            while not (await asyncio.wait([changing], timeout=_BEAT_S))[0]:
+                tell(BEAT)
+            told = changing.result()
         else:
             if grpc is not None:
                 from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
@@ -117,15 +125,16 @@ async def _answer(
                 calls, _ = await serve_grpc(service, *grpc)
                 ending.append(calls.stop(FINISH_S))
             ending.append(asyncio.ensure_future(server.serve(listening)))
-        writer.write(_line(told))
+        tell(line(told))
 
     obeying = None
-    while line := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
-        obeying = asyncio.ensure_future(obey(json.loads(line)))
+    while order := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
+        obeying = asyncio.ensure_future(obey(json.loads(order)))
     server.should_exit = True
     await asyncio.gather(*ending)
     if obeying is not None:
         await obeying
+    writer.close()
 
 
 class Server(uvicorn.Server):
@@ -169,5 +178,6 @@ def _model(told: list[Any]) -> Model:
     return Model(tuple(paths), *others)
 
 
-def _line(told: dict[str, Any]) -> bytes:
+def line(told: dict[str, Any]) -> bytes:
+    """Returns what a process says to another one."""
     return json.dumps(told).encode() + b"\n"

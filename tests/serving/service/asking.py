@@ -89,9 +89,14 @@ class Server:
         self.process = subprocess.Popen(
             [*under, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        assert self.process.stdout is not None
-        self.told = self.process.stdout.readline()
-        self.port, self.admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", self.told)[:2] or (0, 0))
+        try:
+            assert self.process.stdout is not None
+            self.told = self.process.stdout.readline()
+            self.port, self.admin = map(int, re.findall(r"127\.0\.0\.1:(\d+)", self.told)[:2] or (0, 0))
+        except BaseException:  # nobody else knows of the process
+            self.process.kill()
+            self.process.communicate()
+            raise
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False) -> Got:
         connection = HTTPConnection("127.0.0.1", self.admin if admin else self.port, timeout=60)

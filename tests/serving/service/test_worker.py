@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+
+from sparrow.serving.service import supervisor, worker
+from sparrow.serving.service.supervisor import Child
+from sparrow.serving.service.versions import Model
+
+CONFIG: Any = uvicorn.Config(lambda: None, log_config=None)
+RUNNER = partial(asyncio.Runner, loop_factory=CONFIG.get_loop_factory())  # the loop of the service
+
+
+@contextmanager
+def obeys(monkeypatch: pytest.MonkeyPatch, **versions: Callable[[Model], Any]) -> Iterator[Child]:
+    """A worker that obeys in a thread of this process. versions: what it does."""
+    service: Any = SimpleNamespace(versions=SimpleNamespace(**versions), metrics=SimpleNamespace(flush=lambda: None))
+    threads: list[threading.Thread] = []
+
+    def work(channel: socket.socket) -> None:
+        channel.sendall(worker.line({}))
+        RUNNER().run(worker._answer(service, channel, [], CONFIG, None))
+
+    def process(target: Any, args: tuple[socket.socket], daemon: bool) -> threading.Thread:
+        threads.append(threading.Thread(target=target, args=[args[0].dup()], daemon=daemon))
+        return threads[0]
+
+    monkeypatch.setattr(supervisor, "_processes", SimpleNamespace(Process=process))
+    yield Child(work)
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+
+
+def test_an_order_names_all_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than what a socket takes at once, and than asyncio reads at once unless told."""
+    got: list[Model] = []
+    model = Model(tuple(f"/models/{'long' * 25}-{number}" for number in range(4000)), "items", "version")
+
+    async def steps(child: Child) -> None:
+        await child.open()
+        assert await child.ask({"prepare": model}) == {}
+        child.close()
+
+    with obeys(monkeypatch, prepare=got.append) as child:
+        RUNNER().run(steps(child))
+    assert got == [model] and len(json.dumps(model)) > 400_000
+
+
+def test_to_obey_for_long_is_not_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that waits for the last answer of the old one, longer than a worker may be silent."""
+    monkeypatch.setattr(supervisor, "SILENT_S", 0.5)
+    monkeypatch.setattr(worker, "_BEAT_S", 0.05)
+
+    def flip(model: Model) -> Any:
+        time.sleep(1.5)
+        return SimpleNamespace(told={"version": "new"})
+
+    async def steps(child: Child) -> None:
+        await child.open()
+        assert await child.ask({"flip": Model(("one",))}) == {"version": "new"}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(child.ask({"flip": Model(("two",))}), 0.2)
+        child.close()  # the supervisor goes while the worker obeys, which then ends as ever
+
+    with obeys(monkeypatch, flip=flip) as child:
+        RUNNER().run(steps(child))
