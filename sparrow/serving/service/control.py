@@ -13,17 +13,6 @@ from sparrow.core.errors import UserError
 _TIMEOUT_S = 3600.0  # a large model takes long to load and to check
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 def swap(control: str | Path, *folders: str | Path, items: str | Path | None = None) -> dict[str, Any]:
     """Have a service answer with another model. Returns its version, name and step.
 
@@ -38,8 +27,11 @@ def swap(control: str | Path, *folders: str | Path, items: str | Path | None = N
     Raises:
         UserError: when the service cannot be reached, or refuses the folder. Then the old model goes on.
     """
-    connection = _Connection(Path(control))
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(_TIMEOUT_S)
     try:
+        connection.sock.connect(str(control))
         paths = [str(Path(folder).resolve()) for folder in folders]
         body = {"folders": paths, "items": None if items is None else str(Path(items).resolve())}
         connection.request("POST", "/control/swap", json.dumps(body))

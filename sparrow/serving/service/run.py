@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from sparrow.core.errors import UserError, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
@@ -25,6 +23,7 @@ from sparrow.serving.service.settings import Settings
 
 if TYPE_CHECKING:  # it imports prometheus_client
     from sparrow.serving.service.supervisor import Supervisor
+    from sparrow.serving.service.worker import Server
 
 _FINISH_S = 5  # for what operators have asked
 _PREFIX, _OWNER = "sparrow-serve-", "owner"  # of a folder, and the file in it that its service has locked
@@ -93,24 +92,15 @@ def serve(
         settings = replace(settings, lookups=replace(settings.lookups, folder=items))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(counters)  # read when prometheus_client is imported
         from sparrow.serving.service.admin import Admin, app
-        from sparrow.serving.service.connections import bounded
         from sparrow.serving.service.metrics import Metrics
         from sparrow.serving.service.scrape import Scrape, of_workers
         from sparrow.serving.service.supervisor import Supervisor, ready_processes
+        from sparrow.serving.service.worker import Server
 
         ready_processes()
         metrics, scrape = Metrics(), Scrape(of_workers(counters))
         supervisor = Supervisor([requests], grpc, limits, settings, metrics, scrape)
-        config = uvicorn.Config(
-            app(Admin(supervisor, limits, metrics, scrape), place.repository),
-            lifespan="off",
-            http=bounded(limits),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_FINISH_S,
-        )
+        server = Server(app(Admin(supervisor, limits, metrics, scrape), place.repository), limits, _FINISH_S)
 
         def ready() -> None:
             memory_mb = settings.workers * limits.memory_mb
@@ -119,23 +109,21 @@ def serve(
             grpc_at = "" if grpc is None else f"gRPC at {_address(grpc)}; "
             told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
 
-        running = _run(supervisor, [model, *deltas], config, operators, place.watch, ready)
-        asyncio.Runner(loop_factory=config.get_loop_factory()).run(running)
+        server.loop().run(_run(supervisor, [model, *deltas], server, operators, place.watch, ready))
 
 
 async def _run(
     supervisor: Supervisor,
     paths: Sequence[str | Path],
-    config: uvicorn.Config,
+    server: Server,
     operators: list[socket.socket],
     watched: Path | None,
     ready: Callable[[], None],
 ) -> None:
     """Start the workers, and answer operators until a signal comes. Then have the workers end."""
     from sparrow.serving.service.watch import models, watch
-    from sparrow.serving.service.worker import Server
 
-    loop, server = asyncio.get_running_loop(), Server(config)
+    loop = asyncio.get_running_loop()
     seen = models(watched) if watched else {}
     starting = asyncio.create_task(supervisor.start(paths))
 

@@ -26,7 +26,7 @@ from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.scrape import Scrape
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, stacked
-from sparrow.serving.service.worker import FINISH_S, Orders
+from sparrow.serving.service.worker import FINISH_S
 
 _processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _SOON_S, _PAUSE_S = 5.0, 1.0  # a worker that ends as soon after its start is started again after a pause
@@ -120,10 +120,7 @@ class Child:
 
     def close(self) -> None:
         """Tell it to end."""
-        if self._writer is None:
-            self._ours.close()
-        else:
-            self._writer.close()
+        (self._writer or self._ours).close()
 
 
 class Supervisor:
@@ -176,8 +173,7 @@ class Supervisor:
             started = await asyncio.gather(*(self._started() for _ in range(self._settings.workers)))
         except EOFError:
             raise UserError(f"{paths[0]}: a worker died while it started; what it said is above") from None
-        for first in started:
-            self._keepers.append(asyncio.create_task(self._keep(first)))
+        self._keepers = [asyncio.create_task(self._keep(first)) for first in started]
         self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
 
     async def swap(self, folders: Sequence[str | Path], items: str | Path | None = None) -> dict[str, Any]:
@@ -268,7 +264,7 @@ class Supervisor:
         return answers
 
     async def _started(self) -> Child:
-        child = Child(worker.work, self._listening, Orders(self.model, self._grpc, self._limits, self._settings))
+        child = Child(worker.work, self.model, self._listening, self._grpc, self._limits, self._settings)
         self._starting.add(child)
         try:
             await child.open()

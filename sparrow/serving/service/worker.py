@@ -15,9 +15,10 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from sparrow.core.errors import UserError
 from sparrow.serving.scorer import load
@@ -38,15 +39,6 @@ _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall 
 _log = logging.getLogger(__name__)
 
 
-class Orders(NamedTuple):
-    """What a worker begins with. model: its files were checked. grpc: host and port of gRPC, if it is to be spoken."""
-
-    model: Model
-    grpc: tuple[str, int] | None
-    limits: Limits
-    settings: Settings
-
-
 def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
     """In a process: load a model whole, which checks it, say so in a line, and end.
 
@@ -65,50 +57,47 @@ def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
         channel.sendall(line(told))
 
 
-def work(channel: socket.socket, listening: list[socket.socket], orders: Orders) -> None:
+def work(
+    channel: socket.socket,
+    model: Model,
+    listening: list[socket.socket],
+    grpc: tuple[str, int] | None,
+    limits: Limits,
+    settings: Settings,
+) -> None:
     """In a process: load the model, say so in a line, and answer requests when told to, until told to end.
 
-    A supervisor that is gone has told it to end.
+    A supervisor that is gone has told it to end. Files of the model were checked. `grpc` is the host and port of gRPC,
+    if it is to be spoken.
     """
     hear_no_signals()
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()  # modules stay: the collector need not look at them while requests wait
-    logs.start(orders.settings.logs)
+    logs.start(settings.logs)
     try:
-        scorer = load(orders.model.paths[0], orders.model.paths[1:], checksums=False)
-        versions = Versions(scorer, _items(orders.model, orders.settings.lookups))
-        service = Service(versions, orders.limits, orders.settings)
+        scorer = load(model.paths[0], model.paths[1:], checksums=False)
+        versions = Versions(scorer, _items(model, settings.lookups))
+        service = Service(versions, limits, settings)
     except UserError as error:
         channel.sendall(line({"refused": str(error)}))
         return
-    config = uvicorn.Config(
-        app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        http=bounded(orders.limits),
-        timeout_graceful_shutdown=FINISH_S,
-    )
     channel.sendall(line(service.version.told))
-    asyncio.Runner(loop_factory=config.get_loop_factory()).run(
-        _answer(service, channel, listening, config, orders.grpc)
-    )
+    server = Server(app(service), limits, FINISH_S)
+    server.loop().run(_answer(service, channel, listening, server, grpc))
 
 
 async def _answer(
     service: Service,
     channel: socket.socket,
     listening: list[socket.socket],
-    config: uvicorn.Config,
+    server: Server,
     grpc: tuple[str, int] | None,
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=channel, limit=LINE)
-    server, ending = Server(config), list[Awaitable[Any]]()
+    ending = list[Awaitable[Any]]()
 
     def tell(what: bytes) -> None:
-        if not writer.is_closing():  # the supervisor has gone
+        if not writer.is_closing():  # else the supervisor has gone
             writer.write(what)
 
     async def obey(order: dict[str, Any]) -> None:
@@ -138,7 +127,22 @@ async def _answer(
 
 
 class Server(uvicorn.Server):
-    """One that leaves signals to others."""
+    """One that leaves signals and logs to others.
+
+    Args:
+        app: answers.
+        limits: of requests.
+        finish_s: at the end, for what was accepted.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, finish_s: int) -> None:
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+        given: dict[str, Any] = {"proxy_headers": False, "ws": "none", "http": bounded(limits)}
+        super().__init__(uvicorn.Config(app, **quiet, **given, timeout_graceful_shutdown=finish_s))
+
+    def loop(self) -> asyncio.Runner:
+        """Returns what it is to run in."""
+        return asyncio.Runner(loop_factory=self.config.get_loop_factory())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,19 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
+from starlette.applications import Starlette
 
 from sparrow.serving.service import supervisor, worker
+from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.supervisor import Child
 from sparrow.serving.service.versions import Model
 
-CONFIG: Any = uvicorn.Config(lambda: None, log_config=None)
-RUNNER = partial(asyncio.Runner, loop_factory=CONFIG.get_loop_factory())  # the loop of the service
+SERVER = worker.Server(Starlette(), Limits(), 1)
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def obeys(monkeypatch: pytest.MonkeyPatch, **versions: Callable[[Model], Any]) -
 
     def work(channel: socket.socket) -> None:
         channel.sendall(worker.line({}))
-        RUNNER().run(worker._answer(service, channel, [], CONFIG, None))
+        SERVER.loop().run(worker._answer(service, channel, [], SERVER, None))
 
     def process(target: Any, args: tuple[socket.socket], daemon: bool) -> threading.Thread:
         threads.append(threading.Thread(target=target, args=[args[0].dup()], daemon=daemon))
@@ -53,7 +52,7 @@ def test_an_order_names_all_folders(monkeypatch: pytest.MonkeyPatch) -> None:
         child.close()
 
     with obeys(monkeypatch, prepare=got.append) as child:
-        RUNNER().run(steps(child))
+        SERVER.loop().run(steps(child))
     assert got == [model] and len(json.dumps(model)) > 400_000
 
 
@@ -74,4 +73,4 @@ def test_to_obey_for_long_is_not_to_hang(monkeypatch: pytest.MonkeyPatch) -> Non
         child.close()  # the supervisor goes while the worker obeys, which then ends as ever
 
     with obeys(monkeypatch, flip=flip) as child:
-        RUNNER().run(steps(child))
+        SERVER.loop().run(steps(child))
