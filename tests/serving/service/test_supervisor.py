@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -325,20 +326,27 @@ def test_a_worker_that_hangs_is_killed_and_the_swap_goes_on(
     assert code == 0 and f"worker {swapping.stopped}: says nothing for 10 s; it is killed" in said
 
 
-@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("starts", ["after", "while", "before"])
 def test_a_worker_that_is_killed_between_loading_and_turning_to_a_model(
-    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path, is_back: bool
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path, starts: str
 ) -> None:
-    """is_back: another one has started in its place when all turn to the model."""
+    """starts: when another one in its place does so, beside the turn of all to the model."""
     control, one, two = tmp_path / "control", request(rows, [0, 1, 2]), load(models / "two")
     server = started(models / "one", "--control", str(control), "--workers", "2", *PATIENT)
     swapping = Swapping(server, control, models / "two")
     os.kill(swapping.other, signal.SIGKILL)
     eventually(lambda: swapping.other not in server.workers())
-    if is_back:
+    if starts == "while":
+        eventually(lambda: set(server.workers()) - {swapping.stopped})
+        (loading,) = set(server.workers()) - {swapping.stopped}
+        os.kill(loading, signal.SIGSTOP)
+    elif starts == "before":
         assert server.ask("/rank", one).json["version"] != two.folder.digest
     os.kill(swapping.stopped, signal.SIGCONT)
     swapping.thread.join()
+    if starts == "while":
+        with contextlib.suppress(ProcessLookupError):  # it was stopped after it had loaded, and so has been killed
+            os.kill(loading, signal.SIGCONT)
     assert swapping.told[0]["version"] == two.folder.digest and set(swapping.at_once) == {two.folder.digest}
     eventually(lambda: len(server.workers()) == 2)
     assert swapping.stopped in server.workers()
