@@ -106,18 +106,20 @@ async def _answer(
     reader, writer = await asyncio.open_unix_connection(sock=channel, limit=LINE)
     server, ending = Server(config), list[Awaitable[Any]]()
 
-    async def obey(order: dict[str, Any]) -> None:
-        told: dict[str, Any] = {}
-        if "listen" not in order:
-            told = await _changed(service, order)
-        else:
-            if grpc is not None:
-                from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
+    async def listen() -> dict[str, Any]:
+        if grpc is not None:
+            from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
 
+            try:
                 calls, _ = await serve_grpc(service, *grpc)
-                ending.append(calls.stop(FINISH_S))
-            ending.append(asyncio.ensure_future(server.serve(listening)))
-        writer.write(_line(told))
+            except UserError as error:
+                return {"refused": str(error)}
+            ending.append(calls.stop(FINISH_S))
+        ending.append(asyncio.ensure_future(server.serve(listening)))
+        return {}
+
+    async def obey(order: dict[str, Any]) -> None:
+        writer.write(_line(await (listen() if "listen" in order else _changed(service, order))))
 
     obeying = None
     while line := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
