@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
 
 class Call:
-    """A request of HTTP.
+    """A request.
 
     Args:
         body: all of it.
@@ -200,6 +200,11 @@ class Service:
 # -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
+class _Index(IntegerConvertor):
+    regex = "[0-9]{1,9}"  # Python refuses to read more than 4,300 digits
+
+
+register_url_convertor("index", _Index())
 Answering = Callable[[Call], Awaitable[Reply]]
 Routes = list[tuple[str, str, Answering]]  # method, path, and what answers
 
@@ -237,6 +242,7 @@ class Endpoint:
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
             count(service, self._route, call, str(reply.status))
         finally:
+            del scope[GONE]  # a connection keeps the scope until its next request
             held.give_back()
             for work in call.after:
                 work()
@@ -395,13 +401,6 @@ def app(service: Service) -> Router:
         service.metrics.flush()
 
     return made(service, routes, lifespan)
-
-
-class _Index(IntegerConvertor):
-    regex = "[0-9]{1,9}"  # Python refuses to read more than 4,300 digits
-
-
-register_url_convertor("index", _Index())
 
 
 def made(service: Host, routes: Routes, lifespan: Callable[[Router], Any] | None = None) -> Router:

@@ -151,6 +151,8 @@ def listening(service: Service | Admin) -> Iterator[int]:
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield opened.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+        try:
+            yield opened.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -31,7 +31,7 @@ def admin() -> Admin:
         (INDEX + b"content-length: 100\r\n\r\n{", b"408"),
         (INDEX + b"content-length: 4000001\r\n\r\n", b"413"),
         (INDEX + b"x: " + b"y" * 5000, b"431"),
-        (INDEX + b"content-length: 2\r\n\r\n[]", b"400"),
+        (INDEX.replace(b"index", b"models/x/load") + b"content-length: 0\r\n\r\n", b"400"),
         (b"POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n", b"405"),
         (b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"200"),
     ],

@@ -67,8 +67,8 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
     explained = {"candidate": {"type": "integer"}, "scores": {"type": "object"}, "features": features}
     paths["/explain/{candidate}"] = _post(_object(rank, ["candidates"]) | of, _object(explained, list(explained)))
     paths["/explain/{candidate}"]["parameters"] = _place("candidate")
-    example = {"get": {"responses": _answers(_object(rank, ["user", "candidates"]))}}
-    paths["/example/{row}"] = {"parameters": _place("row"), **example}
+    example = _object({"user": {"type": "object"}, "candidates": {"type": "array"}}, ["user", "candidates"])
+    paths["/example/{row}"] = {"parameters": _place("row"), "get": {"responses": _answers(example)}}
     paths["/"] = {"get": {"responses": _answers({"type": "string"}, "text/html")}}
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     paths[model + "/infer"]["post"]["responses"]["200"]["content"] |= binary
