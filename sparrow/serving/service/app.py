@@ -20,8 +20,7 @@ from sparrow.core.errors import UserError
 from sparrow.serving.service import explain, logs, page, token
 from sparrow.serving.service.asked import Asked, Sources
 from sparrow.serving.service.batcher import FAILED, Answer, Batcher
-from sparrow.serving.service.connections import GONE
-from sparrow.serving.service.limits import Limits, RefusedError
+from sparrow.serving.service.limits import GONE, Limits, RefusedError
 from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import openapi, rank, v2
@@ -270,11 +269,11 @@ class Endpoint:
             raise RefusedError(431, f"headers: more than {limits.header_kb:g} kB; leave out what is not needed")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
-        method, path = scope["method"], scope["path"]
+        place = f"{scope['method']} {scope['path']!r}"
         if not self._answers:
-            raise RefusedError(404, f"{method} {path!r}: nothing is there; see docs/serving.md")
-        if method not in self._answers:
-            raise RefusedError(405, f"{method} {path!r}: send {min(self._answers)}", ", ".join(self._answers))
+            raise RefusedError(404, f"{place}: nothing is there; see docs/serving.md")
+        if scope["method"] not in self._answers:
+            raise RefusedError(405, f"{place}: send {min(self._answers)}", ", ".join(self._answers))
 
 
 class Held:
@@ -324,8 +323,7 @@ def count(service: Host, route: str, call: Call, status: str) -> None:
     service.metrics.requests.labels(route, status).inc()
     if logs.access.isEnabledFor(logging.INFO):
         ms = round(1e3 * (time.perf_counter() - call.begun), 3)
-        told: dict[str, Any] = {"route": route, "status": status, "ms": ms}
-        told |= {"bytes": len(call.body), "request_id": call.id}
+        told = {"route": route, "status": status, "ms": ms, "bytes": len(call.body), "request_id": call.id}
         if trace := logs.trace_id(call.headers.get(b"traceparent")):
             told["trace_id"] = trace
         logs.access.info("request", extra=told | call.told)

@@ -8,9 +8,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sparrow.serving.service.limits import RETRY_S, Limits
+from sparrow.serving.service.limits import GONE, RETRY_S, Limits
 
-GONE = "sparrow.gone"  # of a scope: is called when the client has gone
 _UNREAD = 4096  # bytes of an answer that may wait before a clock runs: headers and body then leave in one packet
 _TOLD = b'{"error":"connections: as many are open as are allowed; try again later"}'
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sparrow.core.errors import UserError, require
 
 PYTHON = 33  # bytes of Python values that a byte of JSON may become: `{"":[]},` is eight, and its dict and list are 254
+GONE = "sparrow.gone"  # in the scope of a request: to be called when its client has gone
 RETRY_S = 1  # what a client is told to wait when the service is full
 _LONGEST = 500  # characters of an error, which may name what the client has sent
 
