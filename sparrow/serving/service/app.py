@@ -12,14 +12,15 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from sparrow.core.errors import UserError
 from sparrow.serving.service import explain, logs, page, token
 from sparrow.serving.service.asked import Asked, Sources
-from sparrow.serving.service.batcher import Answer, Batcher
-from sparrow.serving.service.limits import Limits, RefusedError
+from sparrow.serving.service.batcher import FAILED, Answer, Batcher
+from sparrow.serving.service.limits import GONE, Limits, RefusedError
 from sparrow.serving.service.lookups.users import Users
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.protocols import openapi, rank, v2
@@ -44,7 +45,7 @@ class Reply(NamedTuple):
 
 
 class Call:
-    """A request of HTTP.
+    """A request.
 
     Args:
         body: all of it.
@@ -58,6 +59,12 @@ class Call:
         self.id, self.told = logs.request_id(headers.get(REQUEST_ID)), dict[str, Any]()  # the latter is for the log
         self.left_ms = math.inf  # until the caller's own deadline
         self.after: list[Callable[[], None]] = []  # done when the answer is written
+        self.future: asyncio.Future[Answer] | None = None  # what is waited for
+
+    def gone(self) -> None:
+        """Say that the caller has gone, so that what waits for a scorer is not scored."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(RefusedError(499, "the client has gone; nobody reads this"))
 
 
 class Service:
@@ -146,6 +153,7 @@ class Service:
         self.limits.check_lists(asked.user, asked.candidates, self.version.lists)
         waiting = self.batcher.put(asked, call.begun, call.id)
         call.after.append(lambda: self.batcher.done(waiting))
+        call.future = waiting.future
         return await waiting.future
 
     async def model(self, call: Call) -> Reply:
@@ -191,6 +199,15 @@ class Service:
 # -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
+class _Index(IntegerConvertor):
+    regex = "[0-9]{1,9}"  # Python refuses to read more than 4,300 digits
+
+
+register_url_convertor("index", _Index())
+Answering = Callable[[Call], Awaitable[Reply]]
+Routes = list[tuple[str, str, Answering]]  # method, path, and what answers
+
+
 class Host(Protocol):
     """Whose routes they are. held: bytes of bodies that are there. token: what callers have to send, if anything."""
 
@@ -206,37 +223,28 @@ class Endpoint:
     Args:
         service: whose it is.
         route: its path, for metrics.
-        answer: makes the reply.
+        answers: what makes the reply, by method of HTTP. Where nothing is there it is empty.
     """
 
-    def __init__(self, service: Host, route: str, answer: Callable[[Call], Awaitable[Reply]]) -> None:
-        self._service, self._route, self._answer = service, route, answer
+    def __init__(self, service: Host, route: str, answers: Mapping[str, Answering]) -> None:
+        self._service, self._route, self._answers = service, route, answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         service, begun, held = self._service, time.perf_counter(), Held(self._service)
-        call = Call(b"", dict(scope["headers"]), scope["path_params"], begun)
+        call = Call(b"", dict(scope["headers"]), scope.get("path_params", {}), begun)
+        scope[GONE] = call.gone
         try:
             reply = await self._replied(scope, receive, call, held)
             answered = time.perf_counter()
             await _sent(send, reply._replace(headers=(*reply.headers, (REQUEST_ID, call.id.encode()))))
             service.metrics.stages["write"].observe(time.perf_counter() - answered)
-            self._count(call, reply.status)
+            count(service, self._route, call, str(reply.status))
         finally:
+            del scope[GONE]  # a connection keeps the scope until its next request
             held.give_back()
             for work in call.after:
                 work()
-
-    def _count(self, call: Call, status: int) -> None:
-        """Count an answer, and log it where that is wanted."""
-        self._service.metrics.requests.labels(self._route, str(status)).inc()
-        if logs.access.isEnabledFor(logging.INFO):
-            ms = round(1e3 * (time.perf_counter() - call.begun), 3)
-            told: dict[str, Any] = {"route": self._route, "status": str(status), "ms": ms}
-            told |= {"bytes": len(call.body), "request_id": call.id}
-            if trace := logs.trace_id(call.headers.get(b"traceparent")):
-                told["trace_id"] = trace
-            logs.access.info("request", extra=told | call.told)
 
     async def _replied(self, scope: Scope, receive: Receive, call: Call, held: Held) -> Reply:
         """Returns the reply, which for a mistake is one line about it."""
@@ -248,14 +256,9 @@ class Endpoint:
             except TimeoutError:
                 told = f"body: took longer than {self._service.limits.read_s:g} s; send it faster"
                 raise RefusedError(408, told) from None
-            return await self._answer(call)
-        except RefusedError as error:
-            return refused(error)
-        except UserError as error:
-            return refused(RefusedError(400, str(error)))
-        except Exception:
-            _log.exception("a request failed", extra={"request_id": call.id})
-            return json({"error": "the service failed, and its log says why"}, 500)
+            return await self._answers[scope["method"]](call)
+        except Exception as error:
+            return refused(refusal(error, call))
 
     def _check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a request for its headers, before its body is read."""
@@ -266,6 +269,11 @@ class Endpoint:
             raise RefusedError(431, f"headers: more than {limits.header_kb:g} kB; leave out what is not needed")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RefusedError(415, "Content-Encoding: bodies are not unpacked here; send it as it is")
+        place = f"{scope['method']} {scope['path']!r}"
+        if not self._answers:
+            raise RefusedError(404, f"{place}: nothing is there; see docs/serving.md")
+        if scope["method"] not in self._answers:
+            raise RefusedError(405, f"{place}: send {min(self._answers)}", ", ".join(self._answers))
 
 
 class Held:
@@ -310,6 +318,27 @@ class Held:
         self._bytes = 0
 
 
+def count(service: Host, route: str, call: Call, status: str) -> None:
+    """Count an answer, and log it where that is wanted."""
+    service.metrics.requests.labels(route, status).inc()
+    if logs.access.isEnabledFor(logging.INFO):
+        ms = round(1e3 * (time.perf_counter() - call.begun), 3)
+        told = {"route": route, "status": status, "ms": ms, "bytes": len(call.body), "request_id": call.id}
+        if trace := logs.trace_id(call.headers.get(b"traceparent")):
+            told["trace_id"] = trace
+        logs.access.info("request", extra=told | call.told)
+
+
+def refusal(error: Exception, call: Call) -> RefusedError:
+    """Returns what the caller is told of an error. One of the service itself is told to its log."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, UserError):
+        return RefusedError(400, str(error))
+    _log.error("a request failed", exc_info=error, extra={"request_id": call.id})
+    return RefusedError(500, FAILED)
+
+
 def refused(error: RefusedError) -> Reply:
     """Returns the answer that says why there are no scores."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -317,6 +346,8 @@ def refused(error: RefusedError) -> Reply:
         headers = ((b"retry-after", b"%d" % error.retry_s),)
     elif error.status == 401:
         headers = ((b"www-authenticate", b"Bearer"),)
+    elif error.allow:
+        headers = ((b"allow", error.allow.encode()),)
     return json({"error": str(error)}, error.status, headers)
 
 
@@ -338,8 +369,8 @@ def app(service: Service) -> Router:
     of_version = model + "/versions/{version}"
     routes: Routes = [
         ("GET", "/", service.page),
-        ("GET", "/example/{row:int}", service.example),
-        ("POST", "/explain/{candidate:int}", service.explain),
+        ("GET", "/example/{row:index}", service.example),
+        ("POST", "/explain/{candidate:index}", service.explain),
         ("POST", "/rank", service.rank),
         *((("POST", path + "/infer", service.infer)) for path in (model, of_version)),
         *((("GET", path, service.model)) for path in (model, of_version)),
@@ -370,16 +401,13 @@ def app(service: Service) -> Router:
     return made(service, routes, lifespan)
 
 
-Routes = list[tuple[str, str, Callable[[Call], Awaitable[Reply]]]]  # method, path, and what answers
-
-
 def made(service: Host, routes: Routes, lifespan: Callable[[Router], Any] | None = None) -> Router:
-    """Returns an ASGI application with some routes."""
+    """Returns an ASGI application with some routes, of which none has the path of another.
 
-    async def absent(scope: Scope, receive: Receive, send: Send) -> None:
-        service.metrics.requests.labels("other", "404").inc()
-        told = f"{scope.get('method')} {scope['path']!r}: nothing is there; see docs/serving.md"
-        await _sent(send, json({"error": told}, 404))
-
-    found = [Route(path, Endpoint(service, path, answer), methods=[method]) for method, path, answer in routes]
-    return Router(found, lifespan=lifespan, default=absent)  # without Starlette's layers for errors: ours are answered
+    What Starlette would answer itself is not used: errors, methods of no route, and redirections.
+    """
+    found = []
+    for method, path, answer in routes:
+        methods = ("GET", "HEAD") if method == "GET" else (method,)
+        found.append(Route(path, Endpoint(service, path, dict.fromkeys(methods, answer))))
+    return Router(found, redirect_slashes=False, lifespan=lifespan, default=Endpoint(service, "other", {}))

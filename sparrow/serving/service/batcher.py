@@ -24,6 +24,7 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
 
 _SPARE = 0.5  # of the time that is left is for what is not predicted: sockets, the event loop, a busy machine
+FAILED = "the service failed, and its log says why"
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +184,7 @@ class Batcher:
         late, left, count, end = [], [], 0, math.inf
         for one in self._queue:
             size = one.asked.count
-            if one.is_gone:
+            if one.is_gone or one.future.done():  # who waited for it has gone
                 continue
             if one.is_late(now, version.cost(size)):
                 late.append(one)
@@ -225,7 +226,7 @@ class Batcher:
                 _tell(batch[0], RefusedError(400, " ".join(str(error).split())))
             else:
                 _log.exception("a request failed", extra={"request_id": batch[0].id})
-                _tell(batch[0], RefusedError(500, "the service failed, and its log says why"))
+                _tell(batch[0], RefusedError(500, FAILED))
             return
         version.cost.seen(sum(one.count for one in asked), scored - begun)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sparrow.serving.service.limits import RETRY_S, Limits
+from sparrow.serving.service.limits import GONE, RETRY_S, Limits
 
 _UNREAD = 4096  # bytes of an answer that may wait before a clock runs: headers and body then leave in one packet
 _TOLD = b'{"error":"connections: as many are open as are allowed; try again later"}'
@@ -36,6 +36,9 @@ class _Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         self.resume_writing()
+        gone: Any = None if self.cycle is None else self.cycle.scope.get(GONE)
+        if gone is not None:
+            gone()
         super().connection_lost(exc)
 
     # -- what arrives ------------------------------------------------------------------------------------------------
@@ -64,6 +67,9 @@ class _Connection(HttpToolsProtocol):
             self._refuse(b"431 Request Header Fields Too Large")
         elif self._is_idle and self.timeout_keep_alive_task is None and self._clock is None:
             self._start()  # these bytes belong to no request, or to one that was refused
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: a request to speak WebSocket is answered as HTTP."""
 
     @property
     def _is_idle(self) -> bool:

@@ -9,17 +9,24 @@ from typing import Any, Literal
 from sparrow.core.errors import UserError, require
 
 PYTHON = 33  # bytes of Python values that a byte of JSON may become: `{"":[]},` is eight, and its dict and list are 254
+GONE = "sparrow.gone"  # in the scope of a request: to be called when its client has gone
 RETRY_S = 1  # what a client is told to wait when the service is full
 _LONGEST = 500  # characters of an error, which may name what the client has sent
 
 
 class RefusedError(Exception):
-    """An answer that is no score. status: of HTTP. remedy: one line that names place, value and remedy."""
+    """An answer that is no score.
 
-    def __init__(self, status: int, remedy: str) -> None:
+    Args:
+        status: of HTTP.
+        remedy: one line that names place, value and remedy.
+        allow: the methods of HTTP that are answered, where another one was asked for.
+    """
+
+    def __init__(self, status: int, remedy: str, allow: str = "") -> None:
         remedy = " ".join(remedy.split())
         super().__init__(remedy if len(remedy) <= _LONGEST else remedy[:_LONGEST] + " ...")
-        self.status = status
+        self.status, self.allow = status, allow
 
     @property
     def retry_s(self) -> int | None:

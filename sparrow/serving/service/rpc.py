@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.serving.service import logs, token
-from sparrow.serving.service.app import Call, Held, Service
+from sparrow.serving.service.app import REQUEST_ID, Call, Held, Service, count, refusal
 from sparrow.serving.service.limits import RefusedError
 from sparrow.serving.service.protocols import v2
 from sparrow.serving.service.versions import Version
@@ -99,7 +99,9 @@ class Methods:
         service, route, request = self._service, f"/{NAME}/{name}", getattr(messages, f"{name}Request")
 
         async def handle(stream: AsyncIterator[bytes], context: Any) -> Any:
-            held, call, status, is_done = Held(service), Call(b"", {}, {}, time.perf_counter()), "cut", False
+            given = context.invocation_metadata()
+            headers = {key.encode(): one.encode() if isinstance(one, str) else one for key, one in given}
+            held, call, status, is_done = Held(service), Call(b"", headers, {}, time.perf_counter()), "cut", False
 
             def done(_: Any = None) -> None:  # the answer has been written, or never will be
                 nonlocal is_done
@@ -108,13 +110,14 @@ class Methods:
                     held.give_back()
                     for work in call.after:
                         work()
-                    service.metrics.requests.labels(route, status).inc()
+                    count(service, route, call, status)
 
             context.add_done_callback(done)
             try:
                 if name not in _HEALTH:
-                    given = dict(context.invocation_metadata()).get("authorization", "")
-                    token.check(given.encode() if isinstance(given, str) else given, service.token)
+                    token.check(headers.get(b"authorization", b""), service.token)
+                if name == "ModelInfer":
+                    service.batcher.check(call.begun)
                 call.body = await self._read(stream, name)
                 held.take(len(call.body))
                 left_s = context.time_remaining()
@@ -122,20 +125,22 @@ class Methods:
                 told, status = await self._answered(request.FromString(call.body), call), "200"
                 asyncio.get_running_loop().call_later(service.limits.write_s, done)  # who does not read holds nothing
                 return told
-            except RefusedError as error:
-                refused = error
-            except (UserError, DecodeError) as error:
+            except DecodeError as error:
                 refused = RefusedError(400, str(error))
+            except Exception as error:
+                refused = refusal(error, call)
             status = str(refused.status)
-            retry = () if refused.retry_s is None else (("grpc-retry-pushback-ms", str(1000 * refused.retry_s)),)
-            await context.abort(_CODES.get(refused.status, grpc.StatusCode.INTERNAL), str(refused), retry)
+            told = (("x-request-id", call.id),)
+            if refused.retry_s is not None:
+                told += (("grpc-retry-pushback-ms", str(1000 * refused.retry_s)),)
+            await context.abort(_CODES.get(refused.status, grpc.StatusCode.INTERNAL), str(refused), told)
 
         return handle
 
     async def _read(self, stream: AsyncIterator[bytes], name: str) -> bytes:
         read_s = self._service.limits.read_s
         try:
-            async with contextlib.nullcontext() if name in _HEALTH else self._reading, asyncio.timeout(read_s):
+            async with asyncio.timeout(read_s), contextlib.nullcontext() if name in _HEALTH else self._reading:
                 return await anext(stream)
         except TimeoutError:
             raise RefusedError(408, f"message: took longer than {read_s:g} s; send it faster") from None
@@ -166,7 +171,7 @@ class Methods:
         parameters = {key: getattr(message.parameters[key], kind) for key, kind in kinds.items() if kind}
         tensors, contents = _tensors(message)
         asked = v2.asked_of(tensors, contents, parameters, service.sources(), service.limits, call.left_ms)
-        call.id = logs.request_id(message.id.encode())
+        call.id = logs.request_id(call.headers.get(REQUEST_ID), message.id.encode())
         answer = await service.scored(call, asked)
         self._named(message.model_name, message.model_version, call, answer.version)
         told = messages.ModelInferResponse(model_name=name, model_version=answer.version.name, id=message.id)

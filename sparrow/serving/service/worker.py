@@ -100,21 +100,23 @@ async def _answer(
         if not writer.is_closing():  # else the supervisor has gone
             writer.write(what)
 
-    async def obey(order: dict[str, Any]) -> None:
-        told: dict[str, Any] = {}
-        if "listen" not in order:
-            changing = asyncio.ensure_future(_changed(service, order))
-            while not (await asyncio.wait([changing], timeout=_BEAT_S))[0]:
-                tell(BEAT)
-            told = changing.result()
-        else:
-            if grpc is not None:
-                from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
+    async def listen() -> dict[str, Any]:
+        if grpc is not None:
+            from sparrow.serving.service.rpc import serve_grpc  # an extra of its own
 
+            try:
                 calls, _ = await serve_grpc(service, *grpc)
-                ending.append(calls.stop(FINISH_S))
-            ending.append(asyncio.ensure_future(server.serve(listening)))
-        tell(line(told))
+            except UserError as error:
+                return {"refused": str(error)}
+            ending.append(calls.stop(FINISH_S))
+        ending.append(asyncio.ensure_future(server.serve(listening)))
+        return {}
+
+    async def obey(order: dict[str, Any]) -> None:
+        obeyed = asyncio.ensure_future(listen() if "listen" in order else _changed(service, order))
+        while not (await asyncio.wait([obeyed], timeout=_BEAT_S))[0]:
+            tell(BEAT)
+        tell(line(obeyed.result()))
 
     obeying = None
     while order := await reader.readline():  # it is read while an order is obeyed, so that its end is seen

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import uvicorn
 from prometheus_client import generate_latest
 
+from sparrow.serving.service import admin
+from sparrow.serving.service.admin import Admin
 from sparrow.serving.service.app import Service, app
 from sparrow.serving.service.connections import bounded
 
@@ -49,13 +51,14 @@ async def asked(
     path: str,
     body: bytes | dict[str, Any] | None = None,
     headers: dict[str, Any] | None = None,
+    method: str = "",
 ) -> Got:
-    """The answer to a POST, or without a body to a GET."""
+    """The answer to a POST, or without a body to a GET, unless a method is given."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body or b""
     named = {"content-length": len(data), **(headers or {})}
     scope = {
         "type": "http",
-        "method": "GET" if body is None else "POST",
+        "method": method or ("GET" if body is None else "POST"),
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
@@ -141,17 +144,20 @@ def together(service: Service, requests: list[tuple[str, Any]], taken: list[int]
 
 
 @contextmanager
-def listening(service: Service) -> Iterator[int]:
-    """The port of a service that listens on this machine, as `sparrow serve` has it."""
+def listening(service: Service | Admin) -> Iterator[int]:
+    """The port of a service, or of what operators ask, that listens on this machine, as `sparrow serve` has it."""
+    made = app(service) if isinstance(service, Service) else admin.app(service, Path("absent"))
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as opened:
         http = bounded(service.limits)
         server = uvicorn.Server(
-            uvicorn.Config(app(service), http=http, access_log=False, log_config=None, timeout_keep_alive=1)
+            uvicorn.Config(made, http=http, ws="none", access_log=False, log_config=None, timeout_keep_alive=1)
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield opened.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+        try:
+            yield opened.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,27 @@ def test_it_says_that_it_lives_and_which_model_answers(service: Service, scorer:
 
 
 def test_what_is_not_there(service: Service) -> None:
-    for path, body in (
-        ("/other", None),
-        ("/rank", None),
-        ("/v2/models/other", None),
-        ("/control/swap", {"folders": ["x"]}),
+    """It is told as other errors are, and counted by routes, of which callers make none."""
+    for path, method, status, says in (
+        ("/other", "GET", 404, "GET '/other': nothing is there; see docs/serving.md"),
+        ("/rank/", "POST", 404, "POST '/rank/': nothing is there"),
+        ("/control/swap", "POST", 404, "nothing is there"),
+        ("/example/x", "GET", 404, "nothing is there"),
+        ("/example/" + "9" * 5000, "GET", 404, "nothing is there|9999 ..."),
+        ("/rank", "GET", 405, "GET '/rank': send POST"),
+        ("/rank", "ODD", 405, "ODD '/rank': send POST"),
+        ("/health/live", "POST", 405, "POST '/health/live': send GET"),
+        ("/v2/models/other", "GET", 404, "model 'other'"),
     ):
-        got = ask(service, path, body)
-        assert got.status in (404, 405), path
+        got = ask(service, path, None, {"X-Request-Id": "mine"}, method)
+        assert got.status == status and re.search(says, got.json["error"]), got
+        assert got.headers[b"x-request-id"] == b"mine" and got.headers[b"content-type"] == b"application/json"
+        assert got.headers.get(b"allow") == (None if status == 404 else b"POST" if "/rank" in path else b"GET, HEAD")
+    assert ask(service, "/health/live", method="HEAD").status == 200
+    text = counted(service)
+    for route, status, count in (("other", 404, 5), ("/rank", 405, 2), ("/health/live", 405, 1)):
+        assert f'sparrow_requests_total{{route="{route}",status="{status}"}} {count}.0' in text
+    assert "9999" not in text and "ODD" not in text
     got = ask(service, "/v2/models/other/infer", {"inputs": []})
     assert got.status == 404 and got.json["error"] == "model 'other': does not answer here; 'model' or 'one' does"
     assert ask(service, "/v2/models/model/versions/1").status == 404

@@ -16,7 +16,7 @@ from sparrow.serving import Scorer
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
 from tests.serving.service.asking import Got, listening
-from tests.serving.service.test_batcher import assert_scored, request
+from tests.serving.service.test_batcher import assert_scored, held, request
 
 HASTY = Limits(deadline_ms=60_000, read_s=0.5, write_s=0.5, header_kb=4, connections=3)
 
@@ -84,6 +84,52 @@ def test_what_comes_too_slowly_or_is_too_much(
         assert time.monotonic() - begun < 5
         assert_scored(post(port, one := request(rows, [0, 1])), scorer, one)
     assert service.held == 0
+
+
+def test_who_has_gone_is_not_scored(
+    serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three requests to a busy scorer the second one's client leaves, and then that of the one being scored."""
+    service, one = serve(HASTY), request(rows, [0, 1])
+    go, sizes = held(service, monkeypatch)
+    body = json.dumps(one).encode()
+    whole = b"POST /rank HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+    def until(count: float) -> None:
+        gone, end = service.metrics.requests.labels("/rank", "499")._value, time.monotonic() + 30
+        while len(service.batcher._queue) + gone.get() < count or not sizes:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    with listening(service) as port:
+        first = opened(port, whole)
+        until(0)
+        second = opened(port, whole)
+        until(1)
+        second.close()
+        until(2)  # it is gone, and is taken from the queue by whoever comes next
+        third = opened(port, whole)
+        until(3)
+        first.close()
+        until(4)
+        go.set()
+        assert rest(third).startswith(b"HTTP/1.1 200")
+    assert sum(sizes) == 2 and service.held == 0 and service.version.held == 0
+
+
+def test_who_wants_a_websocket_is_answered_as_http(
+    serve: Callable[..., Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = b"host: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    upgrade += b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    with listening(serve(HASTY)) as port:
+        for path, status in ((b"/rank", b"405"), (b"/absent", b"404"), (b"/health/live", b"200")):
+            one = opened(port, b"GET %s HTTP/1.1\r\n" % path + upgrade)
+            one.sendall(b"\x81\x85\0\0\0\0hello")  # as if it had been accepted
+            begun, got = time.monotonic(), rest(one)
+            assert got.startswith(b"HTTP/1.1 " + status) and b"application/json" in got, got
+            assert time.monotonic() < begun + 5
+    assert not [record for record in caplog.records if record.levelname == "ERROR" or "pip install" in record.message]
 
 
 @pytest.mark.parametrize("trailer", [b"x: y\r\n" * 1000, b"x: " + b"y" * 1000])

@@ -43,7 +43,9 @@ def test_an_answer_is_a_line(lines: io.StringIO, service: Service, rows: list[di
     given = {"X-Request-Id": "mine-1", "traceparent": f"00-{TRACE}-{PARENT}-01"}
     got = ask(service, "/rank", request(rows, [0, 1]), given)
     bad = ask(service, "/rank", b'{"a\nb": 1}', {"X-Request-Id": "x\ny", "traceparent": "no"})
-    first, second = events(lines)
+    ask(service, "/absent", None, {"X-Request-Id": "mine-2"})
+    first, second, third = events(lines)
+    assert third.items() >= {"route": "other", "status": "404", "request_id": "mine-2"}.items()
     assert got.headers[b"x-request-id"] == b"mine-1"
     assert first.items() >= {
         "level": "info", "logger": "sparrow.access", "event": "request", "route": "/rank", "status": "200",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,15 @@ def test_the_public_client_works_as_it_is(
     until(lambda: service.held == 0 and service.version.held == 0)
 
 
+def test_a_request_without_candidates_has_no_scores(address: str, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
+    arrays = tensors(scorer, rows[:1], USER)
+    keep = {*USER, *(f"{name}:lengths" for name in USER)}
+    for of_user in (keep, set()):
+        some = {name: array if name in of_user else array[:0] for name, array in arrays.items()}
+        for message in (typed(some), in_bytes(some)):
+            assert len(scores_of(call(address, message))) == 0
+
+
 def test_a_tensor_of_one_row_is_of_the_user(address: str, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
     some = [rows[0] | {n: row[n] for n in row if n not in USER} | {n: row[n] or "" for n in TEXTS} for row in rows[:9]]
     with triton.InferenceServerClient(address) as client:
@@ -253,6 +263,57 @@ def test_the_deadline_of_the_client_counts(
         assert len(scores_of(messages.ModelInferResponse.FromString(first.result()))) == 5
     assert sizes == [1]
     until(lambda: service.version.held == 0)
+
+
+def test_who_would_wait_too_long_is_refused_before_the_message_is_read(
+    address: str, service: Service, scorer: Scorer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sizes = held(service, monkeypatch)
+    service.version.cost.fixed_s, service.version.cost.candidate_s = 1e-6, 10.0  # half of a minute is spared
+    monkeypatch.setattr(service.version.cost, "seen", lambda n, seconds: None)
+    with grpc.insecure_channel(address) as channel:
+        infer, body = channel.unary_unary(f"/{NAME}/ModelInfer"), typed(tensors(scorer, rows[:5])).SerializeToString()
+        first = infer.future(body, timeout=60)
+        until(lambda: sizes)
+        gone = infer.future(body, timeout=60)
+        until(lambda: service.batcher._queue)
+        code, told, after = refused(address, b"\xff\xff", metadata=(("x-request-id", "mine"),))
+        assert code is grpc.StatusCode.UNAVAILABLE and "requests wait, which take 50000 ms" in told
+        assert after["x-request-id"] == "mine" and after["grpc-retry-pushback-ms"] == "1000"
+        gone.cancel()
+        until(lambda: f'{{route="/{NAME}/ModelInfer",status="cut"}} 1.0' in counted(service))
+        go.set()
+        first.result()
+    assert sizes == [1]  # who has gone is not scored
+
+
+def test_a_call_is_a_line_of_the_access_log(
+    address: str,
+    service: Service,
+    scorer: Scorer,
+    rows: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message, trace = typed(tensors(scorer, rows[:5]), id="of the message"), "4bf92f3577b34da6a3ce929d0e0e4736"
+    metadata = (("x-request-id", "mine"), ("traceparent", f"00-{trace}-00f067aa0ba902b7-01"))
+    with caplog.at_level(logging.INFO, "sparrow.access"):
+        call(address, message)
+        call(address, message, metadata=metadata)
+        refused(address, b"\xff\xff")
+        with monkeypatch.context() as broken:
+            broken.setattr(service.batcher, "put", lambda *_: 1 / 0)
+            code, told, after = refused(address, message)
+        assert code is grpc.StatusCode.INTERNAL and told == "the service failed, and its log says why"
+        until(lambda: len([one for one in caplog.records if one.name == "sparrow.access"]) == 4)
+    lines = [vars(one) for one in caplog.records if one.name == "sparrow.access"]
+    assert {line["route"] for line in lines} == {f"/{NAME}/ModelInfer"}
+    assert [line["status"] for line in lines] == ["200", "200", "400", "500"]
+    assert [line["request_id"] for line in lines[:2]] == ["of the message", "mine"] and lines[1]["trace_id"] == trace
+    for line in lines[:2]:
+        assert line["candidates"] == 5 and line["version"] == service.version.name and line["ms"] > 0 < line["bytes"]
+    (failure,) = (vars(one) for one in caplog.records if one.levelname == "ERROR")
+    assert failure["request_id"] == lines[3]["request_id"] == after["x-request-id"] == "of the message"
 
 
 def test_a_token(address: str, service: Service, scorer: Scorer) -> None:
@@ -405,3 +466,73 @@ def test_who_says_nothing_is_cut_off(
         )
         stop.set()
     assert len(scores_of(call(address, typed(tensors(scorer, rows[:5]))))) == 5
+
+
+def test_calls_without_a_message_keep_others_waiting_for_a_moment_only(
+    run: Callable[..., Running], serve: Callable[..., Service], scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """Two messages are read at a time. That many idle calls end together, and not two by two."""
+    service = serve(Limits(deadline_ms=60_000, read_s=2, body_mb=4, held_mb=8))
+    address, stop = run(service).address, threading.Event()
+    with grpc.insecure_channel(address) as channel:
+        start = channel.stream_unary(f"/{NAME}/ModelInfer").future
+        idle = [start(b"" for _ in iter(stop.wait, True)) for _ in range(20)]
+        with triton.InferenceServerClient(address) as client:
+            assert client.is_server_live()
+        time.sleep(1)
+        begun = time.monotonic()
+        assert len(scores_of(call(address, typed(tensors(scorer, rows[:5]))))) == 5
+        assert time.monotonic() < begun + 10
+        assert {one.code() for one in idle} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        stop.set()
+
+
+class Deaf:
+    """A client of HTTP/2 that calls and answers pings, and has no room for an answer."""
+
+    def __init__(self, port: int, message: Any) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        headers = {":method": "POST", ":scheme": "http", ":path": f"/{NAME}/ModelInfer", ":authority": "x"}
+        headers |= {"te": "trailers", "content-type": "application/grpc"}
+        texts = ((name.encode(), value.encode()) for name, value in headers.items())
+        block = b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in texts)  # of HPACK
+        data = message.SerializeToString()
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self._send(4, 0, 0, struct.pack(">HI", 4, 0))  # settings: streams begin with a window of 0 bytes
+        self._send(1, 4, 1, block)
+        self._send(0, 1, 1, struct.pack(">BI", 0, len(data)) + data)
+        self.thread = threading.Thread(target=self._answer_pings)
+        self.thread.start()
+
+    def _send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self._socket.sendall(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload)
+
+    def _answer_pings(self) -> None:
+        with self._socket, self._socket.makefile("rb") as found:
+            while head := found.read(9):
+                payload = found.read(int.from_bytes(head[:3], "big"))
+                if head[3] in (4, 6) and not head[4] & 1:  # settings and pings
+                    self._send(head[3], 1, 0, payload if head[3] == 6 else b"")
+
+
+def test_who_does_not_read_the_answer(
+    run: Callable[..., Running], serve: Callable[..., Service], models: Any, scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """Holds a swap for a moment, and the end for as long as it is given."""
+    service = serve(Limits(deadline_ms=60_000, write_s=1))
+    running, message = run(service), typed(tensors(scorer, rows[:5]))
+    first = Deaf(running.port, message)
+    until(lambda: service.version.held and service.metrics.stages["score"]._sum.get())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(service.versions.flip, Model((str(models / "two"),))).result(20)
+    until(lambda: service.held == 0)
+    assert first.thread.is_alive()  # it is not cut off while it answers pings
+    second = Deaf(running.port, message)
+    until(lambda: service.version.held)
+    begun = time.monotonic()
+    running.do(running.server.stop(1))
+    assert time.monotonic() < begun + 20
+    for deaf in (first, second):
+        deaf.thread.join(20)
+        assert not deaf.thread.is_alive()
+    until(lambda: service.held == service.version.held == 0)

@@ -7,14 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
+from sparrow.core.errors import UserError
 from sparrow.serving.service import supervisor, worker
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.supervisor import Child
 from sparrow.serving.service.versions import Model
 
@@ -61,8 +64,10 @@ def test_to_obey_for_long_is_not_to_hang(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(supervisor, "SILENT_S", 0.5)
     monkeypatch.setattr(worker, "_BEAT_S", 0.05)
 
+    end = threading.Event()
+
     def flip(model: Model) -> Any:
-        time.sleep(1.5)
+        time.sleep(1.5) if model.paths == ("one",) else end.wait(60)
         return SimpleNamespace(told={"version": "new"})
 
     async def steps(child: Child) -> None:
@@ -70,7 +75,29 @@ def test_to_obey_for_long_is_not_to_hang(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await child.ask({"flip": Model(("one",))}) == {"version": "new"}
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(child.ask({"flip": Model(("two",))}), 0.2)
+        end.set()
         child.close()  # the supervisor goes while the worker obeys, which then ends as ever
 
     with obeys(monkeypatch, flip=flip) as child:
         SERVER.loop().run(steps(child))
+
+
+@pytest.mark.multi
+def test_a_port_of_grpc_that_cannot_be_had_is_said_in_a_line(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tritonclient.grpc", reason="needs the extra [grpc]")
+
+    async def start() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as opened:
+            model = Model((str(models / "one"),))
+            child = Child(worker.work, model, [opened], ("192.0.2.1", 1), Limits(), Settings())
+            try:
+                await child.open()
+                with pytest.raises(UserError, match=r"192.0.2.1:1: cannot listen .*; choose another --grpc-port"):
+                    await asyncio.wait_for(child.ask({"listen": True}), 30)
+                child.close()
+                await asyncio.wait_for(child.gone(), 30)
+            finally:
+                child.process.kill()
+
+    asyncio.run(start())
+    assert "Traceback" not in capfd.readouterr().err

@@ -13,6 +13,7 @@ _WHY = {
     400: "The request does not fit",
     401: "No token, or another one",
     404: "No such model, version or route",
+    405: "The route answers another method; see Allow",
     408: "The body came too slowly",
     413: "The request is too large",
     415: "The body is packed",
@@ -44,7 +45,7 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
         "user": {"type": "object", "properties": columns, **of},
         "candidates": {
             "anyOf": [
-                {"type": "array", "items": rows, "minItems": 1, "maxItems": limits.candidates},
+                {"type": "array", "items": rows, "maxItems": limits.candidates},
                 {"type": "object", "properties": lists, **of},
             ]
         },
@@ -62,6 +63,13 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"get": {"responses": _answers({"type": "object"})}} for path in gets}
     paths["/rank"] = _post(_object(rank, ["candidates"]) | of, _object({"scores": label}, ["version", "scores"]))
     paths[model + "/infer"] = _post(_object(infer, ["inputs"]), _object({}, ["model_name", "model_version", "outputs"]))
+    features = {"type": "array", "items": {"type": "object"}}
+    explained = {"candidate": {"type": "integer"}, "scores": {"type": "object"}, "features": features}
+    paths["/explain/{candidate}"] = _post(_object(rank, ["candidates"]) | of, _object(explained, list(explained)))
+    paths["/explain/{candidate}"]["parameters"] = _place("candidate")
+    example = _object({"user": {"type": "object"}, "candidates": {"type": "array"}}, ["user", "candidates"])
+    paths["/example/{row}"] = {"parameters": _place("row"), "get": {"responses": _answers(example)}}
+    paths["/"] = {"get": {"responses": _answers({"type": "string"}, "text/html")}}
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     paths[model + "/infer"]["post"]["responses"]["200"]["content"] |= binary
     info = {"title": f"Sparrow: {scorer.name}", "version": version("sparrow-rec")}
@@ -88,8 +96,13 @@ def _post(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answers of a route: a schema, or an error."""
+def _place(name: str) -> list[dict[str, Any]]:
+    """Returns the part of a path that says which one, from 0 on."""
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}]
+
+
+def _answers(schema: dict[str, Any], of: str = "application/json") -> dict[str, Any]:
+    """Returns the answers of a route: a schema of one type of content, or an error."""
     error = {"application/json": {"schema": _object({"error": {"type": "string"}}, ["error"])}}
-    found: dict[str, Any] = {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}}
+    found: dict[str, Any] = {"200": {"description": "OK", "content": {of: {"schema": schema}}}}
     return found | {str(status): {"description": why, "content": error} for status, why in _WHY.items()}

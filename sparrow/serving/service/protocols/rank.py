@@ -45,6 +45,8 @@ def parsed(body: bytes, sources: Sources, limits: Limits) -> tuple[Asked, int | 
     if made.top is not None and made.top < 1:
         raise UserError(f"top: {made.top}; give 1 or more, or leave it out")
     columns = _turned(made.candidates) if isinstance(made.candidates, list) else made.candidates
+    if made.candidates == []:  # no row says which columns there are
+        columns = {name: [] for name in sources.read - made.user.keys()}
     return checked(made.user, columns, sources, limits, made.deadline_ms), made.top
 
 

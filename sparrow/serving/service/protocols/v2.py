@@ -145,7 +145,8 @@ def asked_of(
             raise UserError(f"input {one.name!r}: is given twice; give it once")
         columns[one.name] = _from_data(one) if data is None else _from_bytes(one, data)
     columns = _with_nulls(_with_lists(columns))
-    count = max(map(len, columns.values()), default=0)
+    lengths = {len(values) for values in columns.values()}
+    count = 0 if 0 in lengths else max(lengths, default=0)
     user = {name: values[0] for name, values in columns.items() if len(values) == 1 != count}
     rest = {name: values for name, values in columns.items() if name not in user}
     timeout = parameters.get("timeout")

@@ -44,17 +44,24 @@ def test_it_allows_what_is_answered(service: Service, scorer: Scorer, rows: list
         ("/rank", in_rows | {"user": {}, "candidates": some}, 200),
         ("/rank", full, 200),
         ("/rank", in_columns, 200),
-        ("/rank", {"candidates": []}, 400),
+        ("/rank", {"candidates": []}, 200),
+        ("/explain/{candidate}", full, 200),
+        ("/explain/{candidate}", {"candidates": []} | full | {"top": 0}, 400),
         ("/rank", full | {"top": 0}, 400),
         ("/rank", {}, 400),
         (INFER, as_json(tensors(scorer, some)), 200),
         (INFER, {"inputs": [{"name": "x"}]}, 400),
     ):
-        told, got = paths[path]["post"], ask(service, path, body)
+        told, got = paths[path]["post"], ask(service, path.replace("{candidate}", "1"), body)
         assert got.status == status, got.json
         check = jsonschema.Draft202012Validator(told["requestBody"]["content"]["application/json"]["schema"])
         assert check.is_valid(body) == (status == 200), body
         jsonschema.validate(got.json, told["responses"][str(status)]["content"]["application/json"]["schema"])
+    example = ask(service, "/example/1").json
+    told = paths["/example/{row}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(example, told)
+    assert ask(service, "/rank", example).status == 200
+    assert "text/html" in paths["/"]["get"]["responses"]["200"]["content"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from sparrow.serving import Scorer
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
 from tests.serving.service.asking import ask
-from tests.serving.service.test_batcher import CLOSE, assert_scored, request
+from tests.serving.service.test_batcher import CLOSE, OF_USER, assert_scored, request
 
 
 def test_rows_columns_and_the_best(service: Service, scorer: Scorer, rows: list[dict[str, Any]]) -> None:
@@ -31,8 +31,15 @@ def test_rows_columns_and_the_best(service: Service, scorer: Scorer, rows: list[
 
 
 def test_a_request_without_candidates_has_no_scores(service: Service, rows: list[dict[str, Any]]) -> None:
-    got = ask(service, "/rank", {"user": {}, "candidates": {name: [] for name in rows[0]}})
-    assert got.status == 200 and got.json["scores"] == {"label": []}
+    user = {name: rows[0][name] for name in OF_USER}
+    empty: dict[str, Any] = {name: [] for name in rows[0] if name not in user}
+    for of, candidates in (({}, {name: [] for name in rows[0]}), (user, empty), (user, []), ({}, [])):
+        got = ask(service, "/rank", {"user": of, "candidates": candidates, "top": 3})
+        assert got.status == 200 and got.json["scores"] == {"label": []} and got.json["candidates"] == []
+    got = ask(service, "/rank", {"user": {"agent": "x"}, "candidates": []})
+    assert got.status == 400 and "column 'agent': the model does not read it" in got.json["error"]
+    got = ask(service, "/explain/0", {"user": user, "candidates": []})
+    assert got.status == 400 and "candidate 0: the request has 0" in got.json["error"]
 
 
 def test_other_columns_are_refused_or_named(serve: Any, scorer: Scorer, rows: list[dict[str, Any]]) -> None:

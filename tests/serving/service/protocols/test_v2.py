@@ -110,6 +110,22 @@ def test_a_tensor_of_one_row_is_of_the_user(service: Service, scorer: Scorer, ro
     assert np.abs(scores_of(ask(service, INFER, body, {LENGTH: length})) - scorer.score(some)[:, 0]).max() <= CLOSE
 
 
+@pytest.mark.parametrize("of_user", [(), USER])
+def test_a_request_without_candidates_has_no_scores(
+    of_user: tuple[str, ...], service: Service, scorer: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    """Also beside the columns of a user, who has one row."""
+    row = rows[0] | {"num_1": 0.5}
+    arrays = tensors(scorer, [row], of_user)
+    keep = {*of_user, *(name + v2.LENGTHS for name in of_user)}
+    arrays = {name: a if name in keep else a[:0] for name, a in arrays.items()}
+    (output,) = ask(service, INFER, as_json(arrays)).json["outputs"]
+    assert output["shape"] == [0] and output["data"] == []
+    body, length = with_bytes(arrays)
+    got = ask(service, INFER, body, {LENGTH: length})
+    assert len(scores_of(got)) == 0 and b'"shape":[0]' in got.body
+
+
 @pytest.fixture
 def address(service: Service) -> Iterator[str]:
     """The service behind a socket of this machine."""
