@@ -33,6 +33,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,55 +41,21 @@ import numpy as np
 import torch
 from _peers.rank_requests import PROTOCOLS, asked
 from _peers.rank_service import LEAST, Server, SkippedError, fastest, point, runner, sparrow
-from _peers.rank_work import CLOSE, CLOSE_INT8, FORMATS, KINDS, MODELS, SIZES, Work, alone_ms, checker
+from _peers.rank_work import CLOSE, FORMATS, KINDS, MODELS, SIZES, Work, alone_ms, checker
 from open_loop import Load, Outcome, drive, poisson
 from row_formats import processor
-from serve_lookups import IDS, items, redis
+from serve_curves import curves
+from serve_lookups import redis
 from serve_peers import CLOSE as CLOSE_TO_PEERS
 from serve_peers import PEERS, bundle, started, versions
 from serve_swaps import reloads, swaps
 
 from sparrow.serving import Scorer
 
-SHARES, DEADLINE_MS = (0.2, 0.4, 0.6, 0.8, 0.9), 100.0
+DEADLINE_MS = 100.0
 
 
-# -- curves, batching -------------------------------------------------------------------------------------------------
-
-
-def curves(work: Work) -> None:
-    """Latency over load, and the largest rate within the model's limit."""
-    for name in work.models:
-        for format in work.formats:
-            scorer, rows, _ = work.model(name, format)
-            for protocol in work.protocols:
-                try:
-                    of_items = items(work, name) if protocol == "ids" else {}
-                    with sparrow(scorer.folder.path, work.log, **work.options, **of_items) as server:
-                        for size in work.sizes:
-                            what = f"{name} {format} 1 x {size} {protocol}"
-                            curve(work, server, what, (scorer, rows, size, name), protocol)
-                except SkippedError as error:
-                    print(f"SKIPPED {name} {format} {protocol}: {error}", flush=True)
-
-
-def curve(work: Work, server: Server, what: str, of: tuple[Scorer, Any, int, str], protocol: str) -> float:
-    """One curve. Returns candidates a second within the limit."""
-    scorer, rows, size, name = of
-    limit_ms, some = work.limit(name), asked(scorer, rows, size, KINDS)
-    ms = alone_ms(scorer, some)
-    checked = checker(some, "json" if protocol == "ids" else protocol, CLOSE_INT8 if scorer.is_rounded else CLOSE)
-    run = runner(server.port, some, (PROTOCOLS | {"ids": IDS})[protocol], checked)
-    stated = protocol == "json" and not scorer.is_rounded
-    rate, best = fastest(run, limit_ms, 500 / ms, work.count(100_000 if stated else 10_000), work.probe_s)
-    if not rate:
-        print(point(f"{what}: no rate holds {limit_ms:g} ms, scorer alone {ms:.2f} ms; at {LEAST:g}/s", size, best))
-        return 0.0
-    print(f"{what}: scorer alone {ms:.2f} ms; holds p99 < {limit_ms:g} ms at {rate:,.0f} requests/s")
-    print(point("    at that rate", size, best), flush=True)
-    for share in SHARES if protocol == "json" else ():
-        print(point(f"    at {share:.0%} of it", size, run(share * rate, work.count())), flush=True)
-    return rate * size
+# -- batching ---------------------------------------------------------------------------------------------------------
 
 
 def batching(work: Work) -> None:
@@ -282,6 +249,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--protocols", nargs="+", choices=[*PROTOCOLS, "ids"])
     parser.add_argument("--limit-ms", type=float, help="of p99, in the place of that of each model")
+    parser.add_argument("--seconds", type=float, help="of a point of a curve, at most; 300 requests at least")
     parser.add_argument("--minutes", type=float, default=5.0, help="of swaps")
     parser.add_argument("--gb", type=float, help="of the tables that are swapped")
     parser.add_argument("--serve", nargs="+", default=[], metavar="NAME=VALUE", help="options of sparrow serve")
@@ -298,16 +266,20 @@ def main() -> None:
             formats=tuple(given.formats or (("fp32",) if quick else FORMATS)),
             protocols=tuple(given.protocols or (("json", "ids") if quick else (*PROTOCOLS, "ids"))),
             limit_ms=given.limit_ms, minutes=0.2 if quick else given.minutes, gb=given.gb or (0.1 if quick else 1.0),
-            peer_workers=tuple(given.peer_workers[: 1 if quick else None]),
+            peer_workers=tuple(given.peer_workers[: 1 if quick else None]), point_s=given.seconds or math.inf,
         )  # fmt: skip
         work.place.mkdir(exist_ok=True, parents=True)
         print(f"{processor()}, {os.cpu_count()} cores; torch {torch.__version__}; sparrow serve {options or ''}")
         for case in given.cases:
             print(f"\n{case}", flush=True)
+            begun = time.perf_counter()
             try:
                 CASES[case](work)
             except SkippedError as error:
                 print(f"SKIPPED {case}: {error}", flush=True)
+            except (AssertionError, RuntimeError) as error:  # the other cases are measured still
+                print(f"FAILED {case}: {error}", flush=True)
+            print(f"{case} took {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
