@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py --peers PEERS                   # hours, on a machine that is quiet
     python benchmarks/serve.py --cases swaps --minutes 5 --serve workers=2 queue=32
-    python benchmarks/serve.py --cases curves --models dcnv2 --sizes 500 --protocols json
+    python benchmarks/serve.py --cases curves --seconds 2       # some twenty minutes, with fewer requests
     python benchmarks/serve.py --quick                         # small models and few points, two minutes
 
 Two models of generated logs, trained for some steps: a DLRM of the demo's size, and a DCNv2 of the size of

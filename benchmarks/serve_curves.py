@@ -68,7 +68,7 @@ def curves(work: Work) -> None:
                                 except AssertionError as error:
                                     print(f"FAILED {name} {format} 1 x {size} {protocol}: {error}", flush=True)
     tell(work, found)
-    if any(one.best for one in found):
+    if not work.is_quick and any(one.best and one.protocol == "json" for one in found):
         print(f"drawn: {draw(work, found, RESULTS / f'{datetime.date.today()}-serve_curves.png').name}", flush=True)
 
 

@@ -186,11 +186,14 @@ def same(port: int, asked: Sequence[Asked], protocol: Protocol, rate: float = 40
         How far scores lie apart at most, and what became of the requests.
 
     Raises:
-        AssertionError: when a request is not answered with 200.
+        AssertionError: when a request is not answered with 200, five times: a busy machine may refuse some.
     """
     requests = [protocol.request(number, one) for number, one in enumerate(asked)]
     due_s, which = np.arange(len(asked)) / rate, np.arange(len(asked))
-    outcome = drive(Load(port=port, requests=requests, due_s=due_s, which=which))
+    for _ in range(5):
+        outcome = drive(Load(port=port, requests=requests, due_s=due_s, which=which))
+        if not outcome.counts():
+            break
     assert not outcome.counts(), f"before the load: {outcome.counts()}"
     return max(apart(asked[number], protocol.told(body)) for number, body in outcome.answers), outcome
 

@@ -71,8 +71,8 @@ class Work:
         return max(target // 40, 300) if self.is_quick else target
 
     def counts(self, target: int) -> Callable[[float], int]:
-        """Returns a rate -> requests of a point of a curve, which are 300 at least: p99 needs them."""
-        return lambda rate: round(min(max(rate * self.point_s, 300), self.count(target)))
+        """Returns a rate -> requests of a point: at least 300, which p99 needs, and those of half a second."""
+        return lambda rate: round(max(min(max(rate * self.point_s, 300), self.count(target)), rate / 2))
 
     def limit(self, name: str) -> float:
         """What p99 of a model's requests is to keep to, in milliseconds."""
@@ -81,7 +81,7 @@ class Work:
     @property
     def probe_s(self) -> float:
         """Seconds of a load that only looks for a rate."""
-        return min(0.5 if self.is_quick else 3.0, self.point_s / 4)
+        return max(min(0.5 if self.is_quick else 3.0, self.point_s / 4), 0.5)
 
     @property
     def log(self) -> Path:
