@@ -116,7 +116,8 @@ def redis(work: Work) -> None:
                 for percent in (50, 99):
                     one, two = ([np.percentile(o.ms, percent) for o in outcomes] for outcomes in found.values())
                     print(f"a look-up adds {np.median(np.subtract(two, one)):.2f} ms to p{percent}", flush=True)
-                stalled(work, (other.port, pid), (some, absent), rate)
+                for is_stopped in (False, True):  # the stopped one does not come again
+                    stalled(work, (other.port, pid), (some, absent), rate, is_stopped)
 
 
 def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
@@ -130,20 +131,24 @@ def without(outcome: Outcome, some: list[Asked], absent: list[Asked]) -> float:
     return float(np.array(is_absent)[outcome.answer[outcome.answer >= 0]].mean())
 
 
-def stalled(work: Work, service: tuple[int, int], asked: tuple[list[Asked], list[Asked]], rate: float) -> None:
-    """Stop Redis for some seconds."""
+def stalled(
+    work: Work, service: tuple[int, int], asked: tuple[list[Asked], list[Asked]], rate: float, is_stopped: bool
+) -> None:
+    """Have Redis answer nothing for some seconds, or end it."""
     (port, pid), seconds, shares = service, 2.0 if work.is_quick else STALL_S, list[float]()
 
     def stop() -> None:
         time.sleep(seconds / 2)
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL if is_stopped else signal.SIGSTOP)
+        if not is_stopped:
+            time.sleep(seconds)
+            os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=stop)
     thread.start()
     run = runner(port, asked[0], _USERS, lambda outcome: shares.append(without(outcome, *asked)))
     outcome = run(rate, round(rate * seconds * 2))
     thread.join()
-    told = f"Redis stalls for {seconds:g} of {2 * seconds:g} s, {shares[0]:.0%} answered without the user's columns"
+    told = f"is stopped after {seconds / 2:g} s" if is_stopped else f"stalls for {seconds:g} s"
+    told = f"Redis {told} of {2 * seconds:g} s, {shares[0]:.0%} answered without the user's columns"
     print(point(told, SIZE, outcome), flush=True)

@@ -156,13 +156,19 @@ def swaps(work: Work) -> None:
 
 
 def quiet(server: Server, run: Run, rate: float, of: tuple[float, float, float]) -> tuple[float, Outcome]:
-    """Returns a rate that holds a limit for as long as is asked, and its outcome. It is lowered while it does not."""
+    """Returns a rate that holds a limit for as long as is asked, and its outcome. It is lowered while it does not.
+
+    Half a minute comes first, so that a rate that is too high does not take minutes.
+    """
     limit_ms, seconds, every_s = of
-    for _ in range(5):
-        outcome = Beside(server, None, every_s).during(lambda rate=rate: run(rate, round(rate * seconds)))
-        if meets(outcome, limit_ms):
+    for _ in range(6):
+        for some in (30.0, seconds) if seconds > 60 else (seconds,):
+            outcome = Beside(server, None, every_s).during(lambda rate=rate, some=some: run(rate, round(rate * some)))
+            if not meets(outcome, limit_ms):
+                break
+        else:
             return rate, outcome
-        print(point(f"{rate:,.0f} requests/s do not hold it", SIZE, outcome), flush=True)
+        print(point(f"{rate:,.0f} requests/s do not hold it for {some:.0f} s", SIZE, outcome), flush=True)
         rate *= 0.85
     raise SkippedError(f"no rate holds {limit_ms:g} ms for {seconds:.0f} s")
 

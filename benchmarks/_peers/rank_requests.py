@@ -113,6 +113,11 @@ PROTOCOLS = {
 }
 
 
+def apart(one: Asked, got: Told) -> float:
+    """Returns how far the scores of an answer lie from those that are wanted, at most; infinite for another number."""
+    return float(np.abs(got.scores_N - one.want_N).max()) if got.scores_N.shape == one.want_N.shape else np.inf
+
+
 def check(outcome: Outcome, wants: Mapping[str, Sequence[Asked]], told: Callable[[bytes], Told], close: float) -> None:
     """Compare every score. An answer's scores are to be those of the version that it names.
 
@@ -126,7 +131,6 @@ def check(outcome: Outcome, wants: Mapping[str, Sequence[Asked]], told: Callable
         AssertionError: when one is wrong.
     """
     for which, body in outcome.answers:
-        version, scores_N = told(body)
-        want_N = (wants[""] if "" in wants else wants[version])[which].want_N
-        apart = np.abs(scores_N - want_N).max() if scores_N.shape == want_N.shape else np.inf
-        assert apart <= close, f"request {which}: scores lie {apart} apart ({version=})"
+        got = told(body)
+        far = apart((wants[""] if "" in wants else wants[got.version])[which], got)
+        assert far <= close, f"request {which}: scores lie {far} apart (version={got.version!r})"

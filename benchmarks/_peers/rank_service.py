@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from _peers.process import _bytes_pss, descendants
-from _peers.rank_requests import Asked, Protocol
+from _peers.rank_requests import Asked, Protocol, apart
 from open_loop import Load, Outcome, drive, poisson
 
 from sparrow.cli.serve import serve
@@ -179,50 +179,80 @@ def runner(
     return run
 
 
+def same(port: int, asked: Sequence[Asked], protocol: Protocol, rate: float = 40.0) -> tuple[float, Outcome]:
+    """Send each request once, so slowly that most are scored alone.
+
+    Returns:
+        How far scores lie apart at most, and what became of the requests.
+
+    Raises:
+        AssertionError: when a request is not answered with 200, five times: a busy machine may refuse some.
+    """
+    requests = [protocol.request(number, one) for number, one in enumerate(asked)]
+    due_s, which = np.arange(len(asked)) / rate, np.arange(len(asked))
+    for _ in range(5):
+        outcome = drive(Load(port=port, requests=requests, due_s=due_s, which=which))
+        if not outcome.counts():
+            break
+    assert not outcome.counts(), f"before the load: {outcome.counts()}"
+    return max(apart(asked[number], protocol.told(body)) for number, body in outcome.answers), outcome
+
+
 def meets(outcome: Outcome, limit_ms: float) -> bool:
     """Whether 99 of 100 requests were answered with 200 within a limit."""
-    return bool(np.percentile(outcome.all_ms, 99) <= limit_ms)
+    return bool(np.percentile(outcome.all_ms, 99, method="higher") <= limit_ms)
 
 
-def fastest(run: Run, limit_ms: float, first: float, count: int, probe_s: float = 2.0) -> tuple[float, Outcome]:
+def fastest(
+    run: Run,
+    limit_ms: float,
+    first: float,
+    count: int | Callable[[float], int],
+    probe_s: float = 2.0,
+    step: float = 2.0,
+    light: Outcome | None = None,
+) -> tuple[float, Outcome]:
     """Returns the largest rate at which p99 is within a limit, and its outcome; 0 and that of a light load for none.
 
-    It is looked for with short loads, by doubling and halving, and then by halving the step four times. Because other
-    programs disturb a short load, one that fails is tried again. Then `count` requests are sent at that rate, for four
-    times as long at least: what is a little too much shows late. While these take longer, the rate is lowered by 7 %.
+    It is looked for with short loads, upwards or downwards in steps, which are halved then until they are below 5 %.
+    Because other programs disturb a short load, one that fails is tried again. Then `count` requests are sent at that
+    rate: what is a little too much shows late. While these take longer, the rate is lowered by 7 %.
 
     Args:
         run: sends a load.
         limit_ms: of p99.
         first: the rate to begin with.
-        count: requests of the last load.
+        count: requests of the last load; a number takes four times as long as a short load at least.
         probe_s: seconds of a short load.
+        step: from a rate to the next one, as their ratio.
+        light: of a light load, if there was one.
     """
+    many = count if callable(count) else lambda rate: max(count, round(rate * 4 * probe_s))
 
     def short(rate: float) -> bool:
-        return any(meets(run(rate, max(100, round(rate * probe_s))), limit_ms) for _ in range(2))
+        return any(meets(run(rate, max(50, round(rate * probe_s))), limit_ms) for _ in range(2))
 
-    light = run(LEAST, 30)
+    light = light or run(LEAST, 10)
     if np.median(light.all_ms) > limit_ms:
-        return 0.0, light
-    rate, step = max(first, LEAST), 2.0
+        return 0.0, run(LEAST, 100)
+    rate = max(first, LEAST)
     if short(rate):
         while short(rate * step):
             rate *= step
     else:
         while not short(rate := rate / step):
             if rate < LEAST:
-                return 0.0, light
-    for _ in range(4):
+                return 0.0, run(LEAST, 100)
+    while step > 1.05:
         step **= 0.5
         if short(rate * step):
             rate *= step
     for _ in range(16):
-        outcome = run(rate, max(count, round(rate * 4 * probe_s)))
+        outcome = run(rate, many(rate))
         if meets(outcome, limit_ms):
             return rate, outcome
         rate *= 0.93
-    return 0.0, light
+    return 0.0, run(LEAST, 100)
 
 
 def point(what: str, size: int, outcome: Outcome) -> str:

@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[Any, dict[str, int], float]] = {  # settings, the log's,
 SIZES, FORMATS = (1, 20, 100, 500), ("fp32", "int8")
 GB_ROWS = 15_600_000  # of 16 numbers in fp32
 KINDS = 40  # different requests
-CLOSE, CLOSE_INT8 = 1e-6, 2e-2
+CLOSE, CLOSE_INT8 = 1e-6, 2e-2  # of int8, see sparrow.serving.scorer.CLOSE_ROUNDED
 
 
 @dataclass(kw_only=True)
@@ -49,6 +49,7 @@ class Work:
         minutes: of swaps.
         gb: of tables that are swapped.
         peer_workers: what is tried for each peer; the best is taken.
+        point_s: seconds that a point of a curve takes at most.
     """
 
     place: Path
@@ -63,10 +64,15 @@ class Work:
     minutes: float = 5.0
     gb: float = 1.0
     peer_workers: tuple[int, ...] = (1, 2)
+    point_s: float = math.inf
 
     def count(self, target: int = 10_000) -> int:
         """Requests of a load."""
         return max(target // 40, 300) if self.is_quick else target
+
+    def counts(self, target: int) -> Callable[[float], int]:
+        """Returns a rate -> requests of a point: at least 300, which p99 needs, and those of half a second."""
+        return lambda rate: round(max(min(max(rate * self.point_s, 300), self.count(target)), rate / 2))
 
     def limit(self, name: str) -> float:
         """What p99 of a model's requests is to keep to, in milliseconds."""
@@ -75,7 +81,7 @@ class Work:
     @property
     def probe_s(self) -> float:
         """Seconds of a load that only looks for a rate."""
-        return 0.5 if self.is_quick else 3.0
+        return max(min(0.5 if self.is_quick else 3.0, self.point_s / 4), 0.5)
 
     @property
     def log(self) -> Path:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from sparrow.analysis.bits.quantize import quantize
+from sparrow.models import dcnv2, wukong
 from sparrow.serving import Scorer, load
 from sparrow.serving.export import export
 from sparrow.trained.run import Loop
@@ -39,6 +42,22 @@ def models(prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def scorer(models: Path) -> Scorer:
     return load(models / "one")
+
+
+@pytest.fixture(scope="session", params=["dcnv2", "wukong", "int8", "bf16"])
+def other(
+    request: pytest.FixtureRequest, models: Path, prepared: Path, log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Scorer:
+    """A scorer of another model in fp32, or of one with products in few bits."""
+    name, place = request.param, tmp_path_factory.mktemp(request.param)
+    if name in ("int8", "bf16"):
+        few = quantize(models / "one", place / name, prepared, budget=math.inf, products=name, rows=600)
+        assert {part["format"] for part in few.parts if part["kind"] == "product"} == {name}
+        return few.scorer
+    model = dcnv2.Config(dim=4, deep=(8,)) if name == "dcnv2" else wukong.Config(dim=4, bottom=(8,), mlp=(8,), top=(8,))
+    train(small_run(prepared, place / "run", model=model, loop=Loop(max_steps=3)))
+    export(place / "run", place / name, [log])
+    return load(place / name)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from sparrow.serving.service.rpc import NAME, serve_grpc
 from sparrow.serving.service.versions import Model
 from tests.serving.service.asking import ask, counted
 from tests.serving.service.protocols.test_protocols import cut
-from tests.serving.service.protocols.test_v2 import INFER, USER, as_json, tensors, type_of
+from tests.serving.service.protocols.test_v2 import INFER, USER, as_json, shared, tensors, type_of
 from tests.serving.service.test_batcher import CLOSE, held
 
 TEXTS = ("cat_0", "cat_1", "cat_2")
@@ -129,6 +129,16 @@ def call(address: str, message: Any, method: str = "ModelInfer", **named: Any) -
 def scores_of(told: Any) -> Any:
     assert [one.shape for one in told.outputs] == [[len(told.raw_output_contents[0]) // 4]]
     return np.frombuffer(told.raw_output_contents[0], "<f4")
+
+
+def test_other_models_and_few_bits(
+    run: Callable[..., Running], serve: Callable[..., Service], other: Scorer, rows: list[dict[str, Any]]
+) -> None:
+    some = shared(rows[:9])
+    user = {name: some[0][name] for name in USER}
+    candidates = [{name: value for name, value in row.items() if name not in USER} for row in some]
+    got = scores_of(call(run(serve(of=other)).address, in_bytes(tensors(other, some, USER))))
+    assert np.abs(got - other.rank(user, candidates)[:, 0]).max() <= CLOSE
 
 
 def test_the_public_client_works_as_it_is(
