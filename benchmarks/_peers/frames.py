@@ -12,7 +12,7 @@ Frame = pd.DataFrame
 def parts(spec: dict[str, Any]) -> list[Frame]:
     """Train, valid and test without the dropped columns; of each time there is the hour and the day of the week.
 
-    Categorical values are text, missing ones are NaN, and lists are lists.
+    Text among numbers is NaN, as missing values are.
     """
     return [_part(spec["files"][name], spec) for name in ("train", "valid", "test")]
 
@@ -31,4 +31,6 @@ def _part(file: str, spec: dict[str, Any]) -> Frame:
         column = frame.pop(name)
         time = pd.to_datetime(column, unit="s" if pd.api.types.is_numeric_dtype(column) else None, utc=True)
         frame[f"{name}_hour"], frame[f"{name}_weekday"] = time.dt.hour, time.dt.dayofweek
+    for name in frame.columns.difference([*spec["categorical"], *spec["lists"], *spec["dropped"]]):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce")
     return frame.drop(columns=spec["dropped"])

