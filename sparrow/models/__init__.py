@@ -1,6 +1,7 @@
 """One file per architecture, written for one device. File `x.py` is the model named "x" in a run's `[model]`.
 
-A model is a Module whose `forward(batch)` returns logits [B, T], one for each label. Training sees nothing else of it.
+A model is a Module whose `forward(batch)` returns logits [B, T], one for each label. Training sees nothing else of it,
+but of one that is `Fitted`.
 `Offset` wraps it, so that first predictions lie at the base rate.
 """
 
@@ -13,7 +14,7 @@ from torch import nn
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.models._inputs import History
-from sparrow.models._offset import Offset
+from sparrow.models._offset import Fitted, Offset
 
 
 class ModelConfig(Protocol):
@@ -32,4 +33,4 @@ class ModelConfig(Protocol):
         ...
 
 
-__all__ = ["History", "ModelConfig", "Offset"]
+__all__ = ["Fitted", "History", "ModelConfig", "Offset"]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,29 @@ from torch import Tensor, nn
 from sparrow.core import Batch, KeyedJagged
 from sparrow.features.schema import Schema
 from sparrow.models._inputs import tasks
+
+
+@runtime_checkable
+class Fitted(Protocol):
+    """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps."""
+
+    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+        """Fit what does not learn by steps.
+
+        Args:
+            examples: part of the log -> its rows.
+            offset_T: what is added to the logits.
+            seed: of what is drawn.
+        """
+        ...
+
+    def parts(self, batch: Batch) -> Tensor:
+        """Returns the logits of the parts, [B, P, T]."""
+        ...
+
+    def settle(self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor) -> None:
+        """Choose the weights of the parts, by rows that are not trained on."""
+        ...
 
 
 class Offset(nn.Module):
@@ -27,8 +50,8 @@ class Offset(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits [B, T], fp32."""
-        logits: Tensor = self.model(batch).float() + self.offset_T
-        return logits
+        logits: Tensor = self.model(batch).float()
+        return logits + (self.offset_T if logits.dim() < 3 else self.offset_T[:, None])
 
     @torch.no_grad()
     def begin(self, log_odds: Sequence[float]) -> None:
@@ -44,3 +67,17 @@ class Offset(nn.Module):
         was = self.training
         logits_T = self.eval().model(nothing)[0].float()  # it is no batch of training
         self.train(was).offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - logits_T)
+
+    def fit(self, examples: Callable[[str], Batch], seed: int) -> None:
+        """See `Fitted.fit`. Of another model nothing changes."""
+        if isinstance(self.model, Fitted):
+            self.model.fit(examples, self.offset_T, seed)
+
+    @torch.no_grad()
+    def settle(self, batches: Iterable[Batch]) -> None:
+        """See `Fitted.settle`. Of another model nothing changes."""
+        if isinstance(self.model, Fitted):
+            found = [(self.model.parts(b), b.labels_BT, b.weights_B) for b in batches]
+            parts, labels, weights = zip(*found, strict=True)
+            weights_N = None if weights[0] is None else torch.cat(weights)
+            self.model.settle(torch.cat(parts), torch.cat(labels), weights_N, self.offset_T)

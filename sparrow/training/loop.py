@@ -42,6 +42,7 @@ from sparrow.training.turnover import in_time
 from sparrow.training.warm import earlier, warm_start
 
 PATIENCE_NONFINITE = 100
+_WHOLE = 1_000_000  # rows, for what is fitted whole
 _STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -125,6 +126,8 @@ class Trainer:
         self.device = torch.device(run.device)
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
+        if ranks.world.size == 1 and not self.saved and not run.init_from:
+            self.model.fit(lambda part: self.dataset.first(_WHOLE, part), run.seed)
         if ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)
@@ -333,6 +336,8 @@ class Trainer:
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
         with self.ranks.world.at("evaluation"):
+            if self.ranks.world.size == 1:
+                self.model.settle(batch.to(self.device) for batch in self._reader("valid"))
             mine = (batch.to(self.device) for batch in self._reader("valid"))
             found = evaluate_labels(self.score, mine, range(len(self.labels)), world=self.ranks.world)
         self.model.train()

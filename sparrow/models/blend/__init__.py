@@ -1,0 +1,166 @@
+"""For logs of up to some million rows: three models of other kinds, and the weights with which they agree best."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparrow.core import Batch, KeyedJagged
+from sparrow.core.batch import Jagged
+from sparrow.core.errors import require
+from sparrow.core.repeated import plain
+from sparrow.embeddings import TableChoices
+from sparrow.features.schema import Schema
+from sparrow.layers import require_sizes, to_compute
+from sparrow.metrics import logloss
+from sparrow.models._inputs import History, Ids, tasks
+from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
+from sparrow.models.blend.forest import WIDEST, Forest, available
+from sparrow.models.blend.logistic import Logistic, together
+
+_CELLS = 1 << 26  # numbers that the logistic regression reads at once: 256 MB; of more rows it takes the last
+
+_PREFERENCE = 6.0  # nats for each unit of the sum of squared weights, which is least where they are equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """dim: the size of an id's vector. number_dim: of a number's. ranges: of a number, see `PiecewiseLinear`.
+
+    deep, members, dropout: see `Members`. logistic: whether a logistic regression is a part. trees: how many, at most,
+    where LightGBM is installed (pip install 'sparrow-rec[trees]'); 0 for none.
+    history: lists that transformers read.
+    """
+
+    dim: int = 16
+    number_dim: int = 8
+    ranges: int = 32
+    deep: tuple[int, ...] = (128, 128)
+    members: int = 8
+    dropout: float = 0.1
+    logistic: bool = True
+    trees: int = 300
+    history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        require_sizes(dim=(self.dim, self.number_dim), deep=self.deep)
+        require(least=1, members=self.members, ranges=self.ranges)
+        require(least=0, trees=self.trees, dropout=self.dropout)
+
+    def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
+        """Returns the model for a log."""
+        return Blend(schema, self, tables)
+
+
+class Blend(nn.Module):
+    """A weighted mean of the logits of three parts. Its weights are those that are best for the valid rows.
+
+    The parts are members that share an MLP (TabM), which learn by steps, a logistic regression, and boosted trees, both
+    of which are fitted whole before. In training `forward` returns the members' logits alone.
+    """
+
+    weights_PT: Tensor
+
+    def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
+        super().__init__()
+        columns, labels = len(schema.dense), tasks(schema)
+        self.config = config
+        self.ids = Ids(schema, config.dim, tables, config.history)
+        self.numbers = PiecewiseLinear(columns, config.ranges, config.number_dim)
+        width = config.dim * self.ids.vectors + self.numbers.out_features + columns
+        self.members = Members(width, config.deep, labels, config.members, config.dropout)
+        encodings = {name: schema.encodings[str(schema.columns[name].table)] for name in schema.sparse}
+        rows = {name: encoding.rows or 0 for name, encoding in encodings.items()}
+        self.logistic = Logistic(list(rows.values()), columns * (config.ranges + 1), labels)
+        self.single = [name for name in schema.sparse if schema.columns[name].kind == "categorical"]
+        orderless = [encodings[name].order != "value" and rows[name] <= WIDEST for name in self.single]
+        self.forest = Forest([columns + i for i, is_set in enumerate(orderless) if is_set], labels)
+        self.register_buffer("weights_PT", torch.tensor([1.0, 0.0, 0.0])[:, None].repeat(1, labels))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns logits [B, T], in training those of members, [B, T, K]."""
+        if self.training:
+            return self._members(batch)
+        return (self.parts(batch) * self.weights_PT).sum(1)
+
+    def parts(self, batch: Batch) -> Tensor:
+        """Returns the logits of members, logistic regression and trees, [B, 3, T]."""
+        ids = batch.ids.expanded()
+        numbers_BX = together(batch.dense_BC, self.numbers.encode(plain(batch.dense_BC)))
+        found = [mean_logit(self._members(batch)), self.logistic(ids, numbers_BX)]
+        return torch.stack([*found, self.forest(self._for_trees(batch.dense_BC, ids))], 1)
+
+    def _members(self, batch: Batch) -> Tensor:
+        dense_BC = plain(batch.dense_BC)
+        inputs = [self.ids(batch), self.numbers(dense_BC), dense_BC]
+        return self.members(torch.cat([to_compute(plain(one)) for one in inputs], 1))
+
+    def _for_trees(self, dense_BC: Tensor, ids: KeyedJagged) -> Tensor:
+        """Returns numbers and ids side by side, [B, X] in float64."""
+        columns = (_first(ids[name])[:, None].double() for name in self.single)
+        return torch.cat([plain(dense_BC).double(), *columns], 1)
+
+    @torch.no_grad()
+    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+        """Fit what does not learn by steps.
+
+        Args:
+            examples: part of the log -> its rows.
+            offset_T: is added to the logits.
+            seed: of what is drawn.
+        """
+        train, valid = (_plain(examples(part)) for part in ("train", "valid"))
+        self.numbers.fit(train.dense_BC)
+        if not valid.batch_size:
+            return
+        if self.config.logistic:
+            most = max(1, _CELLS // max(1, self.logistic.numbers_XT.shape[0]))
+            last = train.part(max(0, train.batch_size - most), train.batch_size)
+            read = [together(b.dense_BC, self.numbers.encode(b.dense_BC)) for b in (last, valid)]
+            self.logistic.fit(last, valid, (read[0], read[1]), offset_T)
+        if self.config.trees and available():
+            read = [self._for_trees(b.dense_BC, b.ids) for b in (train, valid)]
+            self.forest.fit(train, valid, (read[0], read[1]), offset_T, self.config.trees, seed)
+
+    @torch.no_grad()
+    def settle(self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor) -> None:
+        """Choose the parts' weights, multiples of a tenth with the sum 1, by the loss of valid rows.
+
+        Few rows do not tell which weights are best, so equal ones are preferred: see `_PREFERENCE`.
+
+        Args:
+            parts_NPT: what `parts` gave for them.
+            labels_NT: their labels.
+            weights_N: their weights.
+            offset_T: is added to the logits.
+        """
+        there = [True, self.config.logistic, len(self.forest.root_G) > 0]
+        tenths = [
+            c
+            for c in itertools.product(range(11), repeat=3)
+            if sum(c) == 10 and not any(n and not t for n, t in zip(c, there, strict=True))
+        ]
+        for task in range(labels_NT.shape[1]):
+            losses = []
+            mass = float(len(labels_NT) if weights_N is None else weights_N.sum())
+            for choice in torch.tensor(tenths) / 10:
+                logits_N = parts_NPT[:, :, task] @ choice + offset_T[task]
+                loss = logloss(torch.sigmoid(logits_N), labels_NT[:, task], weights_N)
+                losses.append(mass * loss + _PREFERENCE * float((choice**2).sum()))
+            best = min(range(len(tenths)), key=losses.__getitem__)
+            self.weights_PT[:, task] = torch.tensor(tenths[best]) / 10
+
+
+def _plain(batch: Batch) -> Batch:
+    """Returns the batch without rows that samples share."""
+    return replace(batch, ids=batch.ids.expanded(), host=None)
+
+
+def _first(ids: Jagged) -> Tensor:
+    """Returns the first id of each sample, 0 where there is none."""
+    return F.pad(ids.values_N, (0, 1))[ids.offsets_B1[:-1]] * (ids.lengths_B > 0)

@@ -1,0 +1,114 @@
+"""The part of a blend that learns by steps: vectors of ids and numbers, and members that share an MLP's weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparrow.core.repeated import plain
+from sparrow.layers import Product
+
+
+class PiecewiseLinear(nn.Module):
+    """How far a number is through each of K ranges that hold equally many training rows, and a vector made of it.
+
+    Number x gives range k the value (x - a_k) / (a_{k+1} - a_k), cut to 0..1 (Gorishniy et al., "On Embeddings for
+    Numerical Features in Tabular Deep Learning", 2022, section 3.2). A column with at most K values has a range for
+    each, and so every function of it is linear in these.
+
+    knots_CK1: where ranges begin and end. Ranges of no width, at the end, count 0.
+
+    Args:
+        columns: C.
+        ranges: K.
+        dim: D of the vectors.
+    """
+
+    knots_CK1: Tensor
+
+    def __init__(self, columns: int, ranges: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("knots_CK1", torch.linspace(-2, 2, ranges + 1).repeat(columns, 1))
+        self.weight_CKD = nn.Parameter(torch.randn(columns, ranges, dim) * 0.05)
+        self.bias_CD = nn.Parameter(torch.randn(columns, dim) * 0.05)
+        self.out_features = columns * dim
+
+    @torch.no_grad()
+    def fit(self, dense_NC: Tensor) -> None:
+        """Choose the ranges by training rows."""
+        places = torch.linspace(0, 1, self.knots_CK1.shape[1])
+        for knots_K1, x_N in zip(self.knots_CK1, dense_NC.double().t(), strict=True):
+            at = x_N.sort().values[(places * (len(x_N) - 1)).round().long()].unique()
+            knots_K1.copy_(F.pad(at, (0, len(places) - len(at)), value=float(at[-1])))
+
+    def encode(self, dense_BC: Tensor) -> Tensor:
+        """Returns the values of all ranges, [B, C, K]."""
+        widths_CK = self.knots_CK1.diff(dim=1)
+        per_unit_CK = torch.where(widths_CK > 0, 1 / widths_CK, 0.0)
+        return ((dense_BC[:, :, None] - self.knots_CK1[:, :-1]) * per_unit_CK).clamp(0, 1)
+
+    def forward(self, dense_BC: Tensor) -> Tensor:
+        """Returns a vector for each column, side by side, [B, C * D]."""
+        vectors_BCD = torch.einsum("bck,ckd->bcd", self.encode(dense_BC), self.weight_CKD) + self.bias_CD
+        return vectors_BCD.flatten(1)
+
+
+class Members(nn.Module):
+    """K MLPs with one set of weights, [B, in] -> logits [B, T, K] (TabM, arXiv 2410.24210).
+
+    Each member scales inputs and outputs of every layer by vectors of its own (BatchEnsemble, arXiv 2002.06715). Those
+    of the first layer begin as random signs, which makes members differ; the others begin as 1.
+
+    Args:
+        in_features: columns of the input.
+        sizes: of hidden layers.
+        tasks: T.
+        members: K.
+        dropout: the share of hidden numbers that are 0 in training.
+    """
+
+    def __init__(self, in_features: int, sizes: Sequence[int], tasks: int, members: int, dropout: float) -> None:
+        super().__init__()
+        widths = [in_features, *sizes]
+        self.layers = nn.ModuleList(
+            _Layer(*pair, members, signs=i == 0) for i, pair in enumerate(zip(widths, widths[1:], strict=False))
+        )
+        self.head_KXT = nn.Parameter(torch.randn(members, widths[-1], tasks) / math.sqrt(widths[-1]))
+        self.bias_KT = nn.Parameter(torch.zeros(members, tasks))
+        self.dropout = dropout
+
+    def forward(self, x_BX: Tensor) -> Tensor:
+        """Returns logits [B, T, K]."""
+        h_BKX = x_BX[:, None].expand(-1, len(self.bias_KT), -1)
+        for layer in self.layers:
+            h_BKX = F.dropout(torch.relu(layer(h_BKX)), self.dropout, self.training)
+        logits_BKT = torch.einsum("bkx,kxt->bkt", h_BKX.float(), self.head_KXT) + self.bias_KT
+        return logits_BKT.transpose(1, 2)
+
+
+class _Layer(nn.Module):
+    """(x r_k) W^T s_k + b_k for each member k, [B, K, in] -> [B, K, out]."""
+
+    def __init__(self, in_features: int, out_features: int, members: int, signs: bool) -> None:
+        super().__init__()
+        scale = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-scale, scale))
+        first_KX = torch.randint(0, 2, (members, in_features)).float() * 2 - 1
+        self.inputs_KX = nn.Parameter(first_KX if signs else torch.ones(members, in_features))
+        self.outputs_KY = nn.Parameter(torch.ones(members, out_features))
+        self.bias_KY = nn.Parameter(torch.empty(members, out_features).uniform_(-scale, scale))
+        self.product = Product()
+
+    def forward(self, x_BKX: Tensor) -> Tensor:
+        scaled = (x_BKX * self.inputs_KX).flatten(0, 1)
+        return plain(self.product([scaled], self.weight)).unflatten(0, x_BKX.shape[:2]) * self.outputs_KY + self.bias_KY
+
+
+def mean_logit(logits_BTK: Tensor) -> Tensor:
+    """Returns the logit of the mean of the members' probabilities, [B, T]."""
+    yes, no = F.logsigmoid(logits_BTK).logsumexp(2), F.logsigmoid(-logits_BTK).logsumexp(2)
+    return yes - no

@@ -1,0 +1,166 @@
+"""Boosted trees of LightGBM, as tensors that any device evaluates without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import Batch
+
+WIDEST = 1024  # ids of a column that splits may sort into two sets
+_SETTINGS = {"objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 30}
+_SETTINGS |= {"cat_smooth": 20, "verbose": -1, "deterministic": True, "force_row_wise": True}
+_PATIENCE = 20
+
+
+def available() -> bool:
+    """Whether trees can be grown here."""
+    try:
+        import lightgbm  # noqa: F401
+    except (ImportError, OSError):  # OSError: its OpenMP library is missing
+        return False
+    return True
+
+
+class Forest(nn.Module):
+    """logit_t = the sum of the values of the leaves that an example falls into. It begins without trees.
+
+    A node takes the left branch if its input is at most the threshold or, where the input is an id, in the node's set.
+    A leaf is its own branch.
+
+    input_M, threshold_M, left_M, right_M, value_MT: of M nodes. set_M: which of sets_SW a node has, or -1.
+    root_G: of G trees.
+
+    Args:
+        sets: the inputs that are ids below `WIDEST` in no order. All others are numbers, or ids in an order.
+        tasks: T.
+    """
+
+    FIELDS = ("input_M", "threshold_M", "left_M", "right_M", "value_MT", "set_M", "sets_SW", "root_G")
+
+    def __init__(self, sets: Sequence[int], tasks: int) -> None:
+        super().__init__()
+        self.sets = list(sets)
+        self.tasks, self.depth = tasks, 0
+        none = torch.zeros(0, dtype=torch.long)
+        for name in self.FIELDS:
+            self.register_buffer(name, none)
+        self.value_MT = torch.zeros(0, tasks)
+        self.threshold_M = torch.zeros(0, dtype=torch.float64)
+        self.sets_SW = torch.zeros(0, WIDEST, dtype=torch.bool)
+
+    def forward(self, inputs_BX: Tensor) -> Tensor:
+        """Returns logits [B, T]. inputs_BX: float64."""
+        if not len(self.root_G):
+            return inputs_BX.new_zeros(len(inputs_BX), self.tasks, dtype=torch.float32)
+        node_BG = self.root_G.expand(inputs_BX.shape[0], -1)
+        for _ in range(self.depth):
+            x_BG = inputs_BX.gather(1, self.input_M[node_BG])
+            left_BG = x_BG <= self.threshold_M[node_BG]
+            if len(self.sets_SW):
+                set_BG = self.set_M[node_BG]
+                member_BG = self.sets_SW[set_BG.clamp(min=0), x_BG.long().clamp(0, WIDEST - 1)]
+                left_BG = torch.where(set_BG >= 0, member_BG, left_BG)
+            node_BG = torch.where(left_BG, self.left_M[node_BG], self.right_M[node_BG])
+        return self.value_MT[node_BG].sum(1)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes in as many nodes as were saved."""
+        for name in self.FIELDS:
+            if prefix + name in state:
+                setattr(self, name, torch.empty_like(state[prefix + name]))
+        super()._load_from_state_dict(state, prefix, *rest)
+        self.depth = self._deepest()
+
+    def _deepest(self) -> int:
+        depth, at = 0, self.root_G
+        while len(at):
+            below = torch.cat([self.left_M[at], self.right_M[at]])
+            at = below[torch.cat([at, at]) != below]
+            depth += len(at) > 0
+        return depth
+
+    def fit(
+        self, train: Batch, valid: Batch, inputs: tuple[Tensor, Tensor], offset_T: Tensor, trees: int, seed: int
+    ) -> None:
+        """Grow at most so many trees for each label, as many as are best for the valid rows.
+
+        Args:
+            train, valid: have the labels and weights.
+            inputs: [N, X] of each.
+            offset_T: is added to the logits.
+            trees: for a label, at most.
+            seed: of what is drawn.
+        """
+        import lightgbm
+
+        nodes: list[tuple[Any, ...]] = []
+        sets: list[list[int]] = []
+        roots = []
+        for task in range(self.tasks):
+            made = []
+            for part, x in zip((train, valid), inputs, strict=True):
+                assert part.labels_BT is not None
+                weights = None if part.weights_B is None else part.weights_B.numpy()
+                base = np.full(len(x), float(offset_T[task]))
+                labels = part.labels_BT[:, task].numpy()
+                made.append(
+                    lightgbm.Dataset(
+                        x.numpy(),
+                        labels,
+                        weight=weights,
+                        init_score=base,
+                        categorical_feature=self.sets,
+                        reference=made[0] if made else None,
+                    )
+                )
+            booster = lightgbm.train(
+                {**_SETTINGS, "seed": seed, "num_threads": torch.get_num_threads()},
+                made[0],
+                trees,
+                valid_sets=[made[1]],
+                callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+            )
+            for tree in booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]:
+                roots.append(len(nodes))
+                _write(tree["tree_structure"], task, nodes, sets)
+        self._take(nodes, sets, roots)
+
+    def _take(self, nodes: list[tuple[Any, ...]], sets: list[list[int]], roots: list[int]) -> None:
+        """Make tensors of nodes (input, threshold, left, right, set, task, value)."""
+        columns = [list(column) for column in zip(*nodes, strict=True)] or [[]] * 7
+        whole = [torch.tensor(columns[i], dtype=torch.long) for i in (0, 2, 3, 4, 5)]
+        self.input_M, self.left_M, self.right_M, self.set_M, task_M = whole
+        self.threshold_M = torch.tensor(columns[1], dtype=torch.float64)
+        value_M1 = torch.tensor(columns[6], dtype=torch.float32)[:, None]
+        self.value_MT = torch.zeros(len(nodes), self.tasks).scatter_(1, task_M[:, None], value_M1)
+        self.sets_SW = torch.zeros(len(sets), WIDEST, dtype=torch.bool)
+        for row, members in zip(self.sets_SW, sets, strict=True):
+            row[members] = True
+        self.root_G = torch.tensor(roots, dtype=torch.long)
+        self.depth = self._deepest()
+
+
+def _write(node: dict[str, Any], task: int, nodes: list[tuple[Any, ...]], sets: list[list[int]]) -> int:
+    """Appends a node of LightGBM's dump and all below it. Returns its number."""
+    number = len(nodes)
+    nodes.append(())
+    if "split_feature" not in node:
+        nodes[number] = 0, 0.0, number, number, -1, task, node["leaf_value"]
+        return number
+    of, threshold = -1, node["threshold"]
+    if node["decision_type"] == "==":
+        of, threshold = len(sets), 0.0
+        sets.append(list(_members(node["threshold"])))
+    left, right = (_write(node[side], task, nodes, sets) for side in ("left_child", "right_child"))
+    nodes[number] = node["split_feature"], float(threshold), left, right, of, task, 0.0
+    return number
+
+
+def _members(told: str | int) -> Iterator[int]:
+    """Yields the ids of a set, which LightGBM writes as "3||17"."""
+    yield from (int(one) for one in str(told).split("||"))
