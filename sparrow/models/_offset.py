@@ -15,11 +15,11 @@ from sparrow.models._inputs import tasks
 class Fitted(Protocol):
     """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps."""
 
-    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch | None], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
-            examples: part of the log -> its rows.
+            examples: part of the log -> its rows, None where it has none.
             offset_T: what is added to the logits.
             seed: of what is drawn.
         """
@@ -68,7 +68,7 @@ class Offset(nn.Module):
         logits_T = self.eval().model(nothing)[0].float()  # it is no batch of training
         self.train(was).offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - logits_T)
 
-    def fit(self, examples: Callable[[str], Batch], seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch | None], seed: int) -> None:
         """See `Fitted.fit`. Of another model nothing changes."""
         if isinstance(self.model, Fitted):
             self.model.fit(examples, self.offset_T, seed)

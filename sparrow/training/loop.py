@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint, data, kernels
-from sparrow.core import Chunk, UserError
+from sparrow.core import Batch, Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
@@ -126,8 +126,8 @@ class Trainer:
         self.device = torch.device(run.device)
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
-        if ranks.world.size == 1 and not self.saved and not run.init_from:
-            self.model.fit(lambda part: self.dataset.first(_WHOLE, part), run.seed)
+        if not self.saved and not run.init_from:
+            self.model.fit(self._examples, run.seed)
         if ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)
@@ -333,11 +333,12 @@ class Trainer:
     def _evaluate(self) -> None:
         if not self.dataset.rows("valid") or self.last_evaluation.get("step") == self.step:
             return
+        run = self.run
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
         with self.ranks.world.at("evaluation"):
-            if self.ranks.world.size == 1:
-                self.model.settle(batch.to(self.device) for batch in self._reader("valid"))
+            whole = self.dataset.loader(run.data.batch_size, "valid", dedup=run.data.dedup)  # on every rank
+            self.model.settle(batch.to(self.device) for batch in whole)
             mine = (batch.to(self.device) for batch in self._reader("valid"))
             found = evaluate_labels(self.score, mine, range(len(self.labels)), world=self.ranks.world)
         self.model.train()
@@ -352,6 +353,9 @@ class Trainer:
         self._compare(values[self.run.loop.monitor])
         self.clock = time.perf_counter()
         self.clock_examples = self.examples
+
+    def _examples(self, part: str) -> Batch | None:
+        return self.dataset.first(_WHOLE, part).to(self.device) if self.dataset.rows(part) else None
 
     def _diverged(self, what: str) -> UserError:
         remedy = "lower the learning rates and resume from the last checkpoint"

@@ -21,6 +21,7 @@ from sparrow.losses import binary_cross_entropy, judged, probabilities
 from sparrow.models import (
     History,
     autoint,
+    blend,
     dcnv2,
     deepfm,
     din,
@@ -44,6 +45,7 @@ def named(config: object) -> str:
 
 HISTORY = History(lists=("history",), layers=1, longest=3)
 MODELS = [
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0),
     logistic.Config(),
     dlrm.Config(dim=4, bottom=(8,), top=(16,)),
     dlrm.Config(dim=4, bottom=(), top=()),
@@ -136,7 +138,7 @@ def test_learns_a_planted_signal(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_scores_are_the_probabilities_that_loss_judges(config: object) -> None:
-    model, example = build(config), batch()
+    model, example = build(config).eval(), batch()  # in training, each member of a blend is judged by itself
     loss, scores = learn(model, example)
     assert scores.shape == (64, 1) and not scores.requires_grad
     assert ((scores > 0) & (scores < 1)).all()
@@ -186,7 +188,7 @@ def test_the_last_product_is_in_fp32(config: object) -> None:
         bias_T = 0 if head.bias is None else head.bias.double()
         exact_BT = torch.cat(parts, 1).double() @ head.weight.double().T + bias_T
         torch.testing.assert_close(found_BT.double(), exact_BT, rtol=1e-5, atol=1e-5)
-    assert seen or isinstance(config, logistic.Config | fm.Config)  # which end in no product
+    assert seen or isinstance(config, logistic.Config | fm.Config | blend.Config)  # which end in no product, or in many
 
 
 def test_scores_in_bf16_are_as_many_as_rows() -> None:
@@ -247,7 +249,7 @@ def test_a_batch_without_rows(config: object) -> None:
 
 @pytest.mark.parametrize("config", MODELS, ids=named)
 def test_sample_weights(config: object) -> None:
-    model, whole = build(config), batch(64)
+    model, whole = build(config).eval(), batch(64)
     weights_B = torch.zeros(64)
     weights_B[:3] = torch.tensor([1.0, 2.0, 3.0])
     each = F.binary_cross_entropy(score(model, whole), whole.labels_BT, reduction="none")[:3, 0]

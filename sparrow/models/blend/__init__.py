@@ -105,19 +105,20 @@ class Blend(nn.Module):
         columns = (_first(ids[name])[:, None].double() for name in self.single)
         return torch.cat([plain(dense_BC).double(), *columns], 1)
 
-    @torch.no_grad()
-    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch | None], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
-            examples: part of the log -> its rows.
+            examples: part of the log -> its rows, None where it has none.
             offset_T: is added to the logits.
             seed: of what is drawn.
         """
-        train, valid = (_plain(examples(part)) for part in ("train", "valid"))
-        self.numbers.fit(train.dense_BC)
-        if not valid.batch_size:
+        found = [examples(part) for part in ("train", "valid")]
+        if found[0] is not None:
+            self.numbers.fit(found[0].dense_BC)
+        if found[0] is None or found[1] is None:
             return
+        train, valid = (replace(batch, ids=batch.ids.expanded(), host=None) for batch in found)
         if self.config.logistic:
             most = max(1, _CELLS // max(1, self.logistic.numbers_XT.shape[0]))
             last = train.part(max(0, train.batch_size - most), train.batch_size)
@@ -154,11 +155,6 @@ class Blend(nn.Module):
                 losses.append(mass * loss + _PREFERENCE * float((choice**2).sum()))
             best = min(range(len(tenths)), key=losses.__getitem__)
             self.weights_PT[:, task] = torch.tensor(tenths[best]) / 10
-
-
-def _plain(batch: Batch) -> Batch:
-    """Returns the batch without rows that samples share."""
-    return replace(batch, ids=batch.ids.expanded(), host=None)
 
 
 def _first(ids: Jagged) -> Tensor:
