@@ -51,7 +51,7 @@ class Forest(nn.Module):
             self.register_buffer(name, none)
         self.value_MT = torch.zeros(0, tasks)
         self.threshold_M = torch.zeros(0, dtype=torch.float64)
-        self.sets_SW = torch.zeros(0, WIDEST, dtype=torch.bool)
+        self.sets_SW = torch.zeros(0, WIDEST, dtype=torch.uint8)
 
     def forward(self, inputs_BX: Tensor) -> Tensor:
         """Returns logits [B, T]. inputs_BX: float64."""
@@ -63,7 +63,7 @@ class Forest(nn.Module):
             left_BG = x_BG <= self.threshold_M[node_BG]
             if len(self.sets_SW):
                 set_BG = self.set_M[node_BG]
-                member_BG = self.sets_SW[set_BG.clamp(min=0), x_BG.long().clamp(0, WIDEST - 1)]
+                member_BG = self.sets_SW[set_BG.clamp(min=0), x_BG.long().clamp(0, WIDEST - 1)] > 0
                 left_BG = torch.where(set_BG >= 0, member_BG, left_BG)
             node_BG = torch.where(left_BG, self.left_M[node_BG], self.right_M[node_BG])
         return self.value_MT[node_BG].sum(1)
@@ -138,9 +138,9 @@ class Forest(nn.Module):
         self.threshold_M = torch.tensor(columns[1], dtype=torch.float64)
         value_M1 = torch.tensor(columns[6], dtype=torch.float32)[:, None]
         self.value_MT = torch.zeros(len(nodes), self.tasks).scatter_(1, task_M[:, None], value_M1)
-        self.sets_SW = torch.zeros(len(sets), WIDEST, dtype=torch.bool)
+        self.sets_SW = torch.zeros(len(sets), WIDEST, dtype=torch.uint8)
         for row, members in zip(self.sets_SW, sets, strict=True):
-            row[members] = True
+            row[members] = 1
         self.root_G = torch.tensor(roots, dtype=torch.long)
         self.depth = self._deepest()
 

@@ -57,8 +57,10 @@ class Logistic(nn.Module):
             numbers: [N, X] of each.
             offset_T: is added to the logits.
         """
-        designs = [self._design(batch.ids, batch.batch_size) for batch in (train, valid)]
-        back = designs[0].t().to_sparse_csr()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
+            designs = [self._design(batch.ids, batch.batch_size) for batch in (train, valid)]
+            back = designs[0].t().to_sparse_csr()
         point = [nn.Parameter(weights.clone()) for weights in self.buffers()]
 
         def logits_NT(of: int) -> Tensor:
@@ -82,10 +84,8 @@ class Logistic(nn.Module):
         lengths_L = ids.offsets.diff()
         list_N = torch.arange(len(lengths_L)).repeat_interleave(lengths_L)
         places = torch.stack([list_N % max(rows, 1), self._places(ids)])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR")  # torch calls it beta; these products are tested here
-            found = torch.sparse_coo_tensor(places, (1 / lengths_L)[list_N], (rows, len(self.ids_RT)))
-            return found.to_sparse_csr()
+        found = torch.sparse_coo_tensor(places, (1 / lengths_L)[list_N], (rows, len(self.ids_RT)))
+        return found.to_sparse_csr()
 
 
 class _Times(torch.autograd.Function):
