@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import socket
 import sys
@@ -35,9 +36,11 @@ _log = logging.getLogger(__name__)
 def ready_processes() -> None:
     """Have one process import all that workers need. They are forks of it: they start sooner, and share that memory.
 
-    Signals are ignored from here on, as it takes over what is.
+    Signals are ignored from here on, as it takes over what is. It finds modules where this process does, and not first
+    in the folder in which the service was started.
     """
     worker.hear_no_signals()
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     if sys.platform == "linux":  # elsewhere not all libraries survive a fork
         _processes.set_forkserver_preload([worker.__name__])
         forkserver.ensure_running()

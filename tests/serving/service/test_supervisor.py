@@ -308,3 +308,17 @@ def test_what_a_watched_folder_makes_of_stumbles(monkeypatch: pytest.MonkeyPatch
         task.cancel()
 
     asyncio.run(steps())
+
+
+def test_processes_import_nothing_of_the_folder_they_are_started_in(
+    started: Callable[..., Server], models: Path, tmp_path: Path
+) -> None:
+    """As `sparrow` starts from its script: another Sparrow, and files with names of libraries, lie where a user is."""
+    (tmp_path / "place" / "sparrow").mkdir(parents=True)
+    for name in ("sparrow/__init__", "safetensors", "socket"):
+        (tmp_path / "place" / f"{name}.py").write_text("raise EOFError('this is no library')\n")
+    (tmp_path / "start.py").write_text("import sys\n\nfrom sparrow.cli import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    script = ("env", "-C", str(tmp_path / "place"), f"PYTHONPATH={Path(__file__).parents[3]}")
+    server = started(models / "one", under=script, program=(str(tmp_path / "start.py"),))
+    assert server.told
+    assert server.end() == (0, "")
