@@ -225,8 +225,10 @@ class Supervisor:
         return str(copy)
 
     async def end(self) -> None:
-        """Have the workers answer what they have accepted, and end."""
+        """Have the workers answer what they have accepted, and end. Who asks later cannot connect."""
         self._is_ending = True
+        for listener in self._listening:
+            listener.close()
         for child in self._workers | self._starting:
             child.close()
         with contextlib.suppress(TimeoutError):
@@ -285,8 +287,9 @@ class Supervisor:
             self._workers.discard(child)
             child.close()
             mark_process_dead(child.process.pid)
-            if not self._is_ending:
-                _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
+            if self._is_ending:
+                return
+            _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
             if time.monotonic() - child.begun < _SOON_S:
                 await asyncio.sleep(_PAUSE_S)
             while True:

@@ -31,6 +31,7 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
+_LAST_S = 0.2  # for who has just connected to send a request
 LINE = 1 << 24  # bytes of an order: it names all folders of a model
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
 _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall not take disk and cores from requests
@@ -122,6 +123,10 @@ async def _answer(
     obeying = None
     while line := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
         obeying = asyncio.ensure_future(obey(json.loads(line)))
+    if server.started:
+        for listener in (*server.servers, *listening):  # so that nobody connects who is not answered
+            listener.close()
+        await asyncio.sleep(_LAST_S)
     server.should_exit = True
     await asyncio.gather(*ending)
     if obeying is not None:
