@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -31,7 +32,7 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
-_LAST_S = 0.2  # for who has just connected to send a request
+_LAST_S = 0.2  # in which who has just connected may send a request
 LINE = 1 << 24  # bytes of an order: it names all folders of a model
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
 _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall not take disk and cores from requests
@@ -124,9 +125,7 @@ async def _answer(
     while line := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
         obeying = asyncio.ensure_future(obey(json.loads(line)))
     if server.started:
-        for listener in (*server.servers, *listening):  # so that nobody connects who is not answered
-            listener.close()
-        await asyncio.sleep(_LAST_S)
+        await server.take_no_more(listening)
     server.should_exit = True
     await asyncio.gather(*ending)
     if obeying is not None:
@@ -135,6 +134,20 @@ async def _answer(
 
 class Server(uvicorn.Server):
     """One that leaves signals to others."""
+
+    async def take_no_more(self, listening: list[socket.socket]) -> None:
+        """Close the sockets at which it listens. Who has connected before is answered, and later ones are refused."""
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        made = functools.partial(self.config.http_protocol_class, config=self.config, **state)
+        connect, taken = asyncio.get_running_loop().connect_accepted_socket, list[Awaitable[Any]]()
+        for listener in listening:  # what is in its queue when it is closed would be cut off
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken.append(connect(made, listener.accept()[0]))
+        for listener in (*self.servers, *listening):
+            listener.close()
+        await asyncio.gather(*taken)
+        await asyncio.sleep(_LAST_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -75,6 +75,36 @@ def test_what_was_accepted_is_answered_before_the_end(
 
 
 @pytest.mark.multi
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_asks_at_the_end_is_answered_or_refused(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], workers: int
+) -> None:
+    """Nobody connects and waits in vain, or is cut off."""
+    server = started(models / "one", "--deadline-ms", "60000", "--workers", str(workers))
+    one, got, odd = request(rows, [1, 2]), list[Got](), list[Exception]()
+
+    def ask() -> None:
+        while not odd or isinstance(odd[-1], ConnectionRefusedError):
+            try:
+                got.append(server.ask("/rank", one))
+            except Exception as error:
+                odd.append(error)
+                if server.process.poll() is not None:
+                    return
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(got) < 50:
+        time.sleep(0.01)
+    assert server.end() == (0, "")
+    for thread in threads:
+        thread.join()
+    assert {one.status for one in got} == {200} and odd
+    assert [error for error in odd if not isinstance(error, ConnectionRefusedError)] == []
+
+
+@pytest.mark.multi
 def test_what_a_service_writes_down(
     started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
