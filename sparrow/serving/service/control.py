@@ -38,6 +38,8 @@ def swap(control: str | Path, *folders: str | Path, items: str | Path | None = N
     Raises:
         UserError: when the service cannot be reached, or refuses the folder. Then the old model goes on.
     """
+    if not Path(control).is_socket():
+        raise UserError(f"{control}: no socket; give the path of a service's --control first, and then folders")
     connection = _Connection(Path(control))
     try:
         paths = [str(Path(folder).resolve()) for folder in folders]
@@ -46,7 +48,7 @@ def swap(control: str | Path, *folders: str | Path, items: str | Path | None = N
         answer = connection.getresponse()
         told: dict[str, Any] = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UserError(f"{control}: no answer ({error}); give what a `sparrow serve --control` has made") from None
+        raise UserError(f"{control}: no answer ({error}); is its service still there?") from None
     finally:
         connection.close()
     if answer.status != 200:

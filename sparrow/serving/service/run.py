@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from sparrow.core.errors import UserError, require
+from sparrow.core.errors import UserError, listed, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
@@ -24,6 +25,7 @@ from sparrow.serving.service.settings import Settings
 if TYPE_CHECKING:  # it imports prometheus_client
     from sparrow.serving.service.supervisor import Supervisor
 
+_log = logging.getLogger(__name__)
 _FINISH_S = 5  # for what operators have asked
 
 
@@ -134,6 +136,9 @@ async def _run(
 
     loop, server = asyncio.get_running_loop(), Server(config)
     seen = models(watched) if watched else {}
+    if left := [path.name for path in seen if path.resolve() not in {Path(path).resolve() for path in paths}]:
+        told = "--watch %s: %s: there already, and not loaded; put models there later, or start with one of them"
+        _log.info(told, watched, listed(left))
     starting = asyncio.create_task(supervisor.start(paths))
 
     def stop() -> None:
@@ -175,7 +180,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
                 operators[1].bind(str(place.control))
                 operators[1].listen()
             except OSError as error:
-                raise UserError(f"{place.control}: cannot listen ({error}); remove it, or choose another") from None
+                raise UserError(f"{place.control}: cannot listen ({error}); choose another --control") from None
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
@@ -213,9 +218,14 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
 
 def _forget_dead(control: Path) -> None:
     """Remove a socket that a service has left which was killed. Nobody answers there."""
-    if control.is_socket():
-        with socket.socket(socket.AF_UNIX) as asking:
-            try:
-                asking.connect(str(control))
-            except ConnectionRefusedError:
-                control.unlink()
+    if control.exists() and not control.is_socket():
+        raise UserError(f"{control}: is there, and no socket; choose another --control")
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(control))
+        except ConnectionRefusedError:
+            control.unlink()
+        except FileNotFoundError:
+            return
+        else:
+            raise UserError(f"{control}: another service answers there; choose another --control")

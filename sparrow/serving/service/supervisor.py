@@ -147,6 +147,7 @@ class Supervisor:
         self._swapping, self._is_ending = asyncio.Lock(), False
         self.model = Model(())
         self.told: dict[str, Any] = {}  # of the model that answers
+        self._columns = set[str]()  # that it reads
 
     async def start(self, paths: Sequence[str | Path]) -> None:
         """Begin to answer with a model.
@@ -162,6 +163,7 @@ class Supervisor:
             self.told = await self._checked(self.model)
         except UserError as error:
             raise UserError(str(error).replace(str(self.model.items), str(self._settings.lookups.items))) from None
+        self._columns = {*self.told.pop("columns")}
         self.model = self.model._replace(version=self.told["version"])
         try:
             started = await asyncio.gather(*(self._started() for _ in range(self._settings.workers)))
@@ -171,21 +173,37 @@ class Supervisor:
             self._keepers.append(asyncio.create_task(self._keep(first)))
         self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
 
-    async def swap(self, folders: Sequence[str | Path], items: str | Path | None = None) -> dict[str, Any]:
+    async def swap(
+        self, folders: Sequence[str | Path], items: str | Path | None = None, by: str = "sparrow swap"
+    ) -> dict[str, Any]:
         """Answer with another model. Returns what is told of it when no answer is of the old one any more.
+
+        The log gets a line, also when it is refused.
 
         Args:
             folders: a full folder and deltas of it, or deltas of the model that answers, or none for the same model.
             items: a catalogue in the place of the one that there is.
+            by: who asks, for the log.
 
         Raises:
             UserError: when another swap is under way, or when a folder is refused. Then the old model stays.
         """
+        try:
+            told = await self._swapped(folders, items)
+        except BusyError:  # it is tried again, maybe soon
+            raise
+        except UserError as error:
+            _log.warning("%s", error, extra={"by": by})
+            raise
+        _log.info("%s: answers now", told["folder"], extra={"by": by, **told})
+        return told
+
+    async def _swapped(self, folders: Sequence[str | Path], items: str | Path | None) -> dict[str, Any]:
         named = [*folders, *([] if items is None else [items])]
         if not named:
             raise UserError("swap: neither a folder nor items; give one")
         if items is not None and self.model.items is None:
-            raise UserError(f"{items}: the service has no items; start it with --items FILE --key COLUMN")
+            raise UserError(f"items: the service has none; start it with --items FILE --key COLUMN")
         if self._swapping.locked():
             raise BusyError(f"{named[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
@@ -204,13 +222,18 @@ class Supervisor:
                 await self._all({"prepare": before})  # so that no worker keeps what another has refused
                 _remove(kept, before.items)
                 raise UserError(str(error) if items is None else str(error).replace(str(kept), str(items))) from None
-            self.model, self.told = model, told  # from here on it holds for workers that start
+            was, known, columns = self.told, self._columns, {*told.pop("columns")}
+            self.model, self.told, self._columns = model, told, columns  # from here on it holds for workers that start
             with self._metrics.swap_stages["flip"].time():
                 await self._all({"flip": model}, must=True)
             _remove(before.items, kept)
             self._metrics.swaps.labels("done").inc()
             self._scrape.serves(**told, folder=Path(paths[-1]))
-            return told
+            return told | {
+                "folder": paths[-1],
+                "before": {"folder": before.paths[-1], "version": was["version"]},
+                "columns": {"new": sorted(columns - known), "no longer read": sorted(known - columns)},
+            }
 
     def _kept(self, items: Path | None) -> str | None:
         """Returns where a copy of items is, so that workers that start later find the same."""
@@ -289,6 +312,7 @@ class Supervisor:
             mark_process_dead(child.process.pid)
             if self._is_ending:
                 return
+            self._metrics.deaths.inc()
             _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
             if time.monotonic() - child.begun < _SOON_S:
                 await asyncio.sleep(_PAUSE_S)

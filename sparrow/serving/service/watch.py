@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from pathlib import Path
 
 from sparrow.core.errors import UserError
@@ -13,7 +12,6 @@ from sparrow.serving.service.supervisor import BusyError, Supervisor
 from sparrow.serving.service.versions import is_delta
 
 _EVERY_S = 1.0
-_log = logging.getLogger(__name__)
 
 
 async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -> None:
@@ -35,14 +33,12 @@ async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -
         full = [path for path in fresh if not is_delta(path)]
         for path in (*full[-1:], *(path for path in fresh if path not in full)):
             try:
-                told = await supervisor.swap([path])
+                await supervisor.swap([path], by="sparrow serve --watch")
             except BusyError:  # it is tried again
                 continue
-            except UserError as error:
-                _log.warning("%s", error)
+            except UserError:  # the log says so
                 refused |= {path} - {*full}
             else:
-                _log.warning("%s: answers now, version %s", path, told["version"])
                 for other in refused - {path}:
                     seen.pop(other, None)
                 refused.clear()

@@ -49,7 +49,7 @@ class Orders(NamedTuple):
 
 
 def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
-    """In a process: load a model whole, which checks it, say so in a line, and end.
+    """In a process: load a model whole, which checks it, say so and what it reads in a line, and end.
 
     Its items are encoded, which workers then need not do.
     """
@@ -59,7 +59,7 @@ def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
     try:
         scorer = load(model.paths[0], model.paths[1:])
         touch(scorer, _CHECK_BYTES_S)
-        told = Version(scorer, _items(model, lookups)).told
+        told = Version(scorer, _items(model, lookups)).told | {"columns": scorer.encoder.sources}
     except UserError as error:
         told = {"refused": str(error)}
     with contextlib.suppress(OSError):  # the supervisor has gone

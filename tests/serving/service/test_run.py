@@ -47,12 +47,21 @@ def test_a_service_from_its_start_to_its_end(
         [sys.executable, "-m", "sparrow", "swap", str(control), str(models / "two")], capture_output=True, text=True
     )
     two = load(models / "two")
-    assert told.stdout == f"dlrm, step 5, version {two.folder.digest}\n", told.stderr
+    assert told.stdout == (
+        f"dlrm, step 5, version {two.folder.digest}, {models / 'two'}\n"
+        f"before: version {scorer.folder.digest}, {models / 'one'}\n"
+    ), told.stderr
     assert_scored(server.ask("/rank", one), two, one)
     with pytest.raises(UserError, match="three: not a model folder"):
         swap(control, models / "three")
     assert_scored(server.ask("/rank", one), two, one)
-    assert server.end() == (0, "") and not control.exists()
+    code, said = server.end()
+    assert code == 0 and not control.exists()
+    done, refused = map(json.loads, said.splitlines())
+    assert done["event"] == f"{models / 'two'}: answers now" and done["before"]["version"] == scorer.folder.digest
+    assert (done["level"], done["by"], done["version"]) == ("info", "sparrow swap", two.folder.digest)
+    assert (refused["level"], refused["by"]) == ("warning", "sparrow swap")
+    assert refused["event"].startswith(f"{models / 'three'}: not a model folder")
 
 
 @pytest.mark.multi
@@ -126,7 +135,7 @@ def test_what_a_service_writes_down(
 
 def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UserError, match="taken: cannot listen .*; remove it, or choose another"):
+    with pytest.raises(UserError, match="taken: is there, and no socket; choose another --control"):
         serve(models / "one", place=Place(port=0, admin_port=0, control=tmp_path / "taken"))
     assert (tmp_path / "taken").exists()
     refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port")
@@ -137,8 +146,9 @@ def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
         serve(models / "one", place=Place(port=0, admin_port=taken.getsockname()[1]))
     with pytest.raises(UserError, match="port: 70000 is out of range"):
         Place(port=70_000)
-    with pytest.raises(UserError, match="no answer .*; give what a `sparrow serve --control` has made"):
-        swap(tmp_path / "absent", models / "one")
+    for path in (tmp_path / "absent", models / "one", "http://127.0.0.1:8080"):
+        with pytest.raises(UserError, match="no socket; give the path of a service's --control first, and then fold"):
+            swap(path, models / "one")
     assert os.listdir(tmp_path) == ["taken"]
 
 

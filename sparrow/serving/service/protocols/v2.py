@@ -146,6 +146,11 @@ def asked_of(
         columns[one.name] = _from_data(one) if data is None else _from_bytes(one, data)
     columns = _with_nulls(_with_lists(columns))
     count = max(map(len, columns.values()), default=0)
+    for name, values in columns.items():
+        if len(values) not in (1, count):
+            most = max(columns, key=lambda one: len(columns[one]))
+            remedy = f"give as many, or {most + LENGTHS!r} too if that is a list"
+            raise UserError(f"input {name!r}: {len(values)} values where {most!r} has {count}; {remedy}")
     user = {name: values[0] for name, values in columns.items() if len(values) == 1 != count}
     rest = {name: values for name, values in columns.items() if name not in user}
     timeout = parameters.get("timeout")

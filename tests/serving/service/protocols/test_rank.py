@@ -48,7 +48,9 @@ def test_other_columns_are_refused_or_named(serve: Any, scorer: Scorer, rows: li
 DEEP = b'{"candidates": ' + b"[" * 100_000
 MISTAKES = {
     "no JSON": (b"\xff{", "body: "),
-    "nothing": (b"", "body: "),
+    "half of it": (b'{"candidates": [', "body: ends too early; send "),
+    "no UTF-8": (b'{"candidates": {"\xe4": [1]}}', "body: is not UTF-8; send "),
+    "nothing": (b"", "body: is empty; send "),
     "deep": (DEEP, "body: "),
     "deep and closed": (DEEP + b"]" * 100_000 + b"}", "body: "),
     "NaN": (b'{"candidates": [{"item": NaN}]}', "body: "),
