@@ -133,7 +133,9 @@ def open_folder(path: str | Path, *, checksums: bool = True) -> Folder:
     try:
         manifest = json.loads(text)
         if "files" not in manifest and (path / "train").is_dir():
-            raise UserError(f"{path}: a prepared log and no model folder; train on it, and then `sparrow export` the run")
+            raise UserError(
+                f"{path}: a prepared log and no model folder; train on it, and then `sparrow export` the run"
+            )
         known = int(manifest["format"])
         if known > FORMAT:
             raise UserError(f"{path}: format {known}, this Sparrow reads {FORMAT}; install a newer one")

@@ -308,11 +308,13 @@ class Encoder:
         if column.weights or column.lookup.kind == "refused":
             return told
         what = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
-        wanted = f"list of {what}s" if column.is_list else what
+        remedy = {"number": "a number", "integer": "an integer", "id": "text or an integer"}[what]
+        if column.is_list:
+            what, remedy = f"list of {what}s", f"a list of {what}s"
         fact = told.rpartition("; ")[0]
         if f"row {row}:" not in fact:
-            fact = f"column {column.source!r}, row {row}: {value!r} is no {wanted}"
-        return f"{fact}; give a {wanted}, or null".replace(" a i", " an i")
+            fact = f"column {column.source!r}, row {row}: {repr(value)[:100]} is no {what}"
+        return f"{fact}; give {remedy}, or null"
 
     def _transformed(self, c: int, table: pa.Table, row0: int = 0) -> list[Part]:
         """Returns what the transforms make of a column, a part for each row."""

@@ -77,6 +77,10 @@ def test_requests_that_do_not_fit_the_model(service: Service, rows: list[dict[st
     without = [{name: value for name, value in row.items() if name != "item"} for row in one["candidates"]]
     for change, says in (
         ({"candidates": without}, "no column 'item'; give null where there is no value"),
+        (
+            {"candidates": [row | {"itm": 1} for row in without]},
+            "no column 'item'; give null where there is no value; 'itm' is no column of the model: is it meant?",
+        ),
         ({"candidates": [*one["candidates"], without[0]]}, "candidates[2]: 'item' is in one row and not in another"),
         ({"candidates": lists | {"item": [1]}}, "values where"),
         ({"user": one["user"] | {"item": 1}}, "user.item: is a column of the candidates too; give it once"),
