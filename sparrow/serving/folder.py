@@ -142,6 +142,8 @@ def open_folder(path: str | Path, *, checksums: bool = True) -> Folder:
         files = {str(name): (int(of["bytes"]), str(of["sha256"])) for name, of in manifest["files"].items()}
         if text != _text({name: value for name, value in manifest.items() if name != "seal"}):
             raise ValueError("its seal differs")
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path / MANIFEST}: damaged ({error}); {remedy}") from None
     with ThreadPoolExecutor() as pool:

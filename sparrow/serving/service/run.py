@@ -112,11 +112,11 @@ def serve(
         )
 
         def ready() -> None:
-            memory_mb = settings.workers * limits.memory_mb
             where = f"{model} at http://{_address(requests)}, version {supervisor.told['version']}"
             metrics_at = f"metrics at http://{_address(operators[0])}/metrics"
             grpc_at = "" if grpc is None else f"gRPC at {_address(grpc)}; "
-            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
+            memory_mb = f"{settings.workers * limits.memory_mb:,.0f} MB"
+            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb} beside the model (--held-mb)")
 
         running = _run(supervisor, [model, *deltas], config, operators, place.watch, ready)
         asyncio.Runner(loop_factory=config.get_loop_factory()).run(running)
@@ -223,9 +223,7 @@ def _forget_dead(control: Path) -> None:
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.connect(str(control))
-        except ConnectionRefusedError:
-            control.unlink()
-        except FileNotFoundError:
-            return
+        except (ConnectionRefusedError, FileNotFoundError):
+            control.unlink(missing_ok=True)
         else:
             raise UserError(f"{control}: another service answers there; choose another --control")

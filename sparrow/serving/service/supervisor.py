@@ -203,7 +203,7 @@ class Supervisor:
         if not named:
             raise UserError("swap: neither a folder nor items; give one")
         if items is not None and self.model.items is None:
-            raise UserError(f"items: the service has none; start it with --items FILE --key COLUMN")
+            raise UserError("items: the service has none; start it with --items FILE --key COLUMN")
         if self._swapping.locked():
             raise BusyError(f"{named[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
@@ -229,11 +229,8 @@ class Supervisor:
             _remove(before.items, kept)
             self._metrics.swaps.labels("done").inc()
             self._scrape.serves(**told, folder=Path(paths[-1]))
-            return told | {
-                "folder": paths[-1],
-                "before": {"folder": before.paths[-1], "version": was["version"]},
-                "columns": {"new": sorted(columns - known), "no longer read": sorted(known - columns)},
-            }
+            told = told | {"folder": paths[-1], "before": {"folder": before.paths[-1], "version": was["version"]}}
+            return told | {"columns": {"new": sorted(columns - known), "no longer read": sorted(known - columns)}}
 
     def _kept(self, items: Path | None) -> str | None:
         """Returns where a copy of items is, so that workers that start later find the same."""

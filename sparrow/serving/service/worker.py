@@ -137,15 +137,16 @@ class Server(uvicorn.Server):
 
     async def take_no_more(self, listening: list[socket.socket]) -> None:
         """Close the sockets at which it listens. Who has connected before is answered, and later ones are refused."""
-        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        made = functools.partial(self.config.http_protocol_class, config=self.config, **state)
+        http: Any = self.config.http_protocol_class
+        made = functools.partial(http, self.config, self.server_state, self.lifespan.state)
         connect, taken = asyncio.get_running_loop().connect_accepted_socket, list[Awaitable[Any]]()
         for listener in listening:  # what is in its queue when it is closed would be cut off
             with contextlib.suppress(BlockingIOError):
                 while True:
                     taken.append(connect(made, listener.accept()[0]))
-        for listener in (*self.servers, *listening):
-            listener.close()
+        opened: list[Any] = [*self.servers, *listening]
+        for one in opened:
+            one.close()
         await asyncio.gather(*taken)
         await asyncio.sleep(_LAST_S)
 

@@ -37,7 +37,10 @@ def test_a_service_from_its_start_to_its_end(
 ) -> None:
     control, one = tmp_path / "control", request(rows, list(range(20)))
     server = started(models / "one", "--control", str(control), "--deadline-ms", "60000")
-    assert f"version {scorer.folder.digest}" in server.told and "requests take at most 1,088 MB" in server.told
+    assert (
+        f"version {scorer.folder.digest}" in server.told
+        and "take at most 1,088 MB beside the model (--held-mb)" in server.told
+    )
     assert control.stat().st_mode & 0o777 == 0o600
     assert_scored(server.ask("/rank", one), scorer, one)
     assert server.ask("/control/swap", {"folders": ["x"]}).status == 404
