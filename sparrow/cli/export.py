@@ -48,4 +48,6 @@ def export(
     said = json.dumps(str(out))
     if base:
         said = f"{json.dumps(str(base[0]))}, {json.dumps([str(delta) for delta in (*base[1:], out)])}"
+    if not base:
+        _show.out.print(f"over HTTP: sparrow serve {out}", markup=False, soft_wrap=True)
     _show.out.print(f"in Python: sparrow.serving.load({said}).score([{{...}}])", markup=False, soft_wrap=True)

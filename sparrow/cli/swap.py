@@ -24,7 +24,11 @@ def swap(
         items: A Parquet file in the place of that of `sparrow serve --items`.
     """
     from sparrow.cli import _show
+    from sparrow.core.errors import listed
     from sparrow.serving.service.control import swap as ask
 
     told = ask(control, *folders, items=items)
-    _show.out.print(f"{told['model']}, step {told['step']}, version {told['version']}", soft_wrap=True)
+    lines = [f"{told['model']}, step {told['step']}, version {told['version']}, {told['folder']}"]
+    lines += [f"before: version {told['before']['version']}, {told['before']['folder']}"]
+    lines += [f"columns that are {how}: {listed(names)}" for how, names in told["columns"].items() if names]
+    _show.out.print("\n".join(lines), soft_wrap=True)

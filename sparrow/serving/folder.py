@@ -126,17 +126,24 @@ def open_folder(path: str | Path, *, checksums: bool = True) -> Folder:
     try:
         text = (path / MANIFEST).read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: not a model folder (no {MANIFEST}); make one with `sparrow export`") from None
+        how = f" {path} OUT --log LOG`, of this run" if (path / "checkpoints").is_dir() else "`"
+        raise UserError(f"{path}: not a model folder (no {MANIFEST}); make one with `sparrow export{how}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path / MANIFEST}: damaged ({error}); {remedy}") from None
     try:
         manifest = json.loads(text)
+        if "files" not in manifest and (path / "train").is_dir():
+            raise UserError(
+                f"{path}: a prepared log and no model folder; train on it, and then `sparrow export` the run"
+            )
         known = int(manifest["format"])
         if known > FORMAT:
             raise UserError(f"{path}: format {known}, this Sparrow reads {FORMAT}; install a newer one")
         files = {str(name): (int(of["bytes"]), str(of["sha256"])) for name, of in manifest["files"].items()}
         if text != _text({name: value for name, value in manifest.items() if name != "seal"}):
             raise ValueError("its seal differs")
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path / MANIFEST}: damaged ({error}); {remedy}") from None
     with ThreadPoolExecutor() as pool:

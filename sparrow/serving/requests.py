@@ -286,7 +286,10 @@ class Encoder:
                 made = self._transformed(c, pa.table(arrays))
             except UserError:
                 for place, row in enumerate(at):  # to name the row
-                    self._transformed(c, pa.table(arrays).slice(place, 1), row)
+                    try:
+                        self._transformed(c, pa.table(arrays).slice(place, 1), row)
+                    except UserError as error:
+                        raise UserError(self._told(column, row, values[row], str(error))) from None
                 raise
             for place, row in enumerate(at):
                 each[row] = made[place]
@@ -299,6 +302,19 @@ class Encoder:
             np.array([len(one.values) for one in each], np.int64),
             np.concatenate(listed) if listed else None,
         )
+
+    def _told(self, column: Column, row: int, value: Any, told: str) -> str:
+        """Returns an error about a value as who sends requests needs it: transforms advise who prepares a log."""
+        if column.weights or column.lookup.kind == "refused":
+            return told
+        what = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
+        remedy = {"number": "a number", "integer": "an integer", "id": "text or an integer"}[what]
+        if column.is_list:
+            what, remedy = f"list of {what}s", f"a list of {what}s"
+        fact = told.rpartition("; ")[0]
+        if f"row {row}:" not in fact:
+            fact = f"column {column.source!r}, row {row}: {repr(value)[:100]} is no {what}"
+        return f"{fact}; give {remedy}, or null"
 
     def _transformed(self, c: int, table: pa.Table, row0: int = 0) -> list[Part]:
         """Returns what the transforms make of a column, a part for each row."""

@@ -171,6 +171,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
 
 
 def _fitted(schema: Schema) -> dict[str, Any]:
-    whole = to_dict(schema)
+    learned = {name: column for name, column in schema.columns.items() if column.kind != "baseline"}
+    whole = to_dict(replace(schema, columns=learned))
     found = flatten({"columns": whole["columns"], "encodings": whole["encodings"]})
     return {key: value for key, value in found.items() if key.rpartition(".")[2] not in ("note", "distinct")}

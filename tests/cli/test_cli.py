@@ -136,6 +136,20 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     )
 
 
+def test_evaluate_takes_rows_that_have_no_baseline(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that a service has written down. They are all in one part, if that is wanted."""
+    pq.write_table(pq.read_table("log.parquet").drop_columns(["true_p"]), "served.parquet")
+    given = ["prepare", "served.parquet", "--like", str(trained), "--out", "served", "--valid", "0", "--test", "0"]
+    assert main(given) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(trained), "--data", "served", "--split", "train"]) == 0
+    told = capsys.readouterr().out
+    assert f"{pq.read_metadata('log.parquet').num_rows:,}" in told and "true_p" not in told
+    assert main(["evaluate", str(trained)]) == 0 and "true_p" in capsys.readouterr().out
+
+
 def test_predict_needs_no_label(here: Path, trained: Path) -> None:
     pq.write_table(pq.read_table("log.parquet").drop_columns(["label", "true_p"]), "raw.parquet")
     assert main(["predict", str(trained), "raw.parquet", "--out", "scores.parquet"]) == 0

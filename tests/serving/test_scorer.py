@@ -234,6 +234,17 @@ def test_a_flipped_bit_anywhere_is_refused(seed: int, scorer: Scorer, tmp_path: 
 def test_other_folders_are_refused(scorer: Scorer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not a model folder \(no manifest.json\); make one with `sparrow export`"):
         load(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(
+        UserError, match=r"run: not a model folder .* `sparrow export .*run OUT --log LOG`, of this run$"
+    ):
+        load(tmp_path / "run")
+    (tmp_path / "log" / "train").mkdir(parents=True)
+    (tmp_path / "log" / "manifest.json").write_text('{"rows": {}}')
+    with pytest.raises(
+        UserError, match="^[^:]*log: a prepared log and no model folder; train on it, and then `sparrow export`"
+    ):
+        load(tmp_path / "log")
     place = copy(scorer, tmp_path / "model")
     (place / "tables" / "item.safetensors").unlink()
     with pytest.raises(UserError, match="item.safetensors: missing; copy the folder again, or export it again"):

@@ -102,6 +102,8 @@ def prepare(
         logs = _logs(inputs, source or (given.schema.source if given else None), split)
         if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
             raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
+        if given and isinstance(schema, Transforms):
+            given = _measured(given, logs[0])
         given = _complete(given, logs[0], label, split)
         try:
             with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
@@ -243,6 +245,13 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
         logs.append(replace(log, rows=0, repairs=Repairs()))
         first = last
     return logs
+
+
+def _measured(given: Transforms, log: Log) -> Transforms:
+    """Returns transforms without the baselines that a log lacks, as served rows do. No model reads them."""
+    columns = given.schema.columns.items()
+    kept = {name: of for name, of in columns if of.kind != "baseline" or (of.source or name) in log.types}
+    return replace(given, schema=replace(given.schema, columns=kept))
 
 
 def _complete(given: Transforms | None, log: Log, label: str | None, split: Split) -> Transforms:

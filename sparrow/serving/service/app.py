@@ -389,6 +389,8 @@ def app(service: Service) -> Router:
     @asynccontextmanager
     async def lifespan(_: Router) -> AsyncIterator[None]:
         counting = asyncio.create_task(count())
+        if service.users is not None:
+            await service.users.connect()
         yield
         counting.cancel()
         service.batcher.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from sparrow.core.errors import UserError, listed, suggest
+from sparrow.core.errors import UserError, listed
 from sparrow.serving.service.limits import Limits, RefusedError
 
 One = None | bool | int | float | str
@@ -71,7 +72,9 @@ def decoded(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview,
     try:
         return decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"body: {error}; send {like}") from None
+        told = {"Input data was truncated": "ends too early" if body else "is empty"}.get(str(error), error)
+        told = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else told
+        raise UserError(f"body: {told}; send {like}") from None
 
 
 def checked(
@@ -106,11 +109,12 @@ def checked(
     if both := user.keys() & candidates.keys():
         raise UserError(f"user.{min(both)}: is a column of the candidates too; give it once")
     given = user.keys() | candidates.keys()
+    known = sources.read | {sources.key, sources.user_key}
     absent = sources.read - given - (sources.items if sources.key in candidates else frozenset())
     if absent and sources.user_key not in given:
-        told = listed(sorted(map(repr, absent)))
-        raise UserError(f"no column {told}; give null where there is no value{suggest(min(absent), given)}")
-    known = sources.read | {sources.key, sources.user_key}
+        near = difflib.get_close_matches(min(absent)[:100], given - known, n=1)  # it takes long for what is long
+        told = f"; {near[0]!r} is no column of the model: is it meant?" if near else ""
+        raise UserError(f"no column {listed(sorted(map(repr, absent)))}; give null where there is no value{told}")
     ignored = tuple(sorted(given - known))
     if ignored and limits.extra == "refuse":
         told = listed(list(map(repr, ignored)))

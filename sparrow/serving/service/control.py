@@ -27,6 +27,8 @@ def swap(control: str | Path, *folders: str | Path, items: str | Path | None = N
     Raises:
         UserError: when the service cannot be reached, or refuses the folder. Then the old model goes on.
     """
+    if not Path(control).is_socket():
+        raise UserError(f"{control}: no socket; give the path of a service's --control first, and then folders")
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(_TIMEOUT_S)
@@ -38,7 +40,7 @@ def swap(control: str | Path, *folders: str | Path, items: str | Path | None = N
         answer = connection.getresponse()
         told: dict[str, Any] = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UserError(f"{control}: no answer ({error}); give what a `sparrow serve --control` has made") from None
+        raise UserError(f"{control}: no answer ({error}); is its service still there?") from None
     finally:
         connection.close()
     if answer.status != 200:

@@ -64,6 +64,7 @@ def start(logs: Logs) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Lines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("sparrow").setLevel(logging.INFO)
     access.setLevel(logging.INFO if logs.access else logging.WARNING)
 
 

@@ -57,6 +57,7 @@ class Metrics:
         self.lookups = Counter("lookups", "Keys that were looked up, by store and outcome", ("store", "outcome"), **of)
         self.lookup_s = Histogram("lookup_seconds", "Time of a request in a lookup", ("store",), buckets=_SECONDS, **of)
         self.swaps = Counter("swaps", "New models, by outcome", ("outcome",), **of)
+        self.deaths = Counter("worker_deaths", "Workers that have died, and were started again", **of)
         self.served_log = Counter("served_log_rows", "Rows for the served log, by outcome", ("outcome",), **of)
         seconds = Histogram("stage_seconds", "Time of a request in a stage", ("stage",), buckets=_SECONDS, **of)
         self.stages = {stage: seconds.labels(stage) for stage in STAGES}

@@ -76,7 +76,7 @@ class Repository:
         folder = self._folder(call)
         if given := _read(call.body).get("parameters"):
             raise UserError(f"parameters {', '.join(map(repr, given))}: are not taken; export the model with them")
-        await self._supervisor.swap([folder])
+        await self._supervisor.swap([folder], by="a client of --repository")
         return Reply(b"")
 
     async def unload(self, call: Call) -> Reply:

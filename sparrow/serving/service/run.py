@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparrow.core.errors import UserError, require
+from sparrow.core.errors import UserError, listed, require
 from sparrow.serving.service import logs
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.settings import Settings
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # it imports prometheus_client
     from sparrow.serving.service.supervisor import Supervisor
     from sparrow.serving.service.worker import Server
 
+_log = logging.getLogger(__name__)
 _FINISH_S = 5  # for what operators have asked
 _PREFIX, _OWNER = "sparrow-serve-", "owner"  # of a folder, and the file in it that its service has locked
 
@@ -103,11 +105,11 @@ def serve(
         server = Server(app(Admin(supervisor, limits, metrics, scrape), place.repository), limits, _FINISH_S)
 
         def ready() -> None:
-            memory_mb = settings.workers * limits.memory_mb
             where = f"{model} at http://{_address(requests)}, version {supervisor.told['version']}"
             metrics_at = f"metrics at http://{_address(operators[0])}/metrics"
             grpc_at = "" if grpc is None else f"gRPC at {_address(grpc)}; "
-            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb:,.0f} MB beside the model")
+            memory_mb = f"{settings.workers * limits.memory_mb:,.0f} MB"
+            told(f"{where}; {metrics_at}; {grpc_at}requests take at most {memory_mb} beside the model (--held-mb)")
 
         server.loop().run(_run(supervisor, [model, *deltas], server, operators, place.watch, ready))
 
@@ -125,6 +127,9 @@ async def _run(
 
     loop = asyncio.get_running_loop()
     seen = models(watched) if watched else {}
+    if left := [path.name for path in seen if path.resolve() not in {Path(path).resolve() for path in paths}]:
+        told = "--watch %s: %s: there already, and not loaded; put models there later, or start with one of them"
+        _log.info(told, watched, listed(left))
     starting = asyncio.create_task(supervisor.start(paths))
 
     def stop() -> None:
@@ -179,7 +184,7 @@ def _listening(place: Place) -> Iterator[tuple[socket.socket, socket.socket | No
                 operators[1].bind(str(place.control))
                 operators[1].listen()
             except OSError as error:
-                raise UserError(f"{place.control}: cannot listen ({error}); remove it, or choose another") from None
+                raise UserError(f"{place.control}: cannot listen ({error}); choose another --control") from None
             finally:
                 os.umask(before)
             opened.callback(place.control.unlink, missing_ok=True)
@@ -217,9 +222,12 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
 
 def _forget_dead(control: Path) -> None:
     """Remove a socket that a service has left which was killed. Nobody answers there."""
-    if control.is_socket():
-        with socket.socket(socket.AF_UNIX) as asking:
-            try:
-                asking.connect(str(control))
-            except ConnectionRefusedError:
-                control.unlink()
+    if control.exists() and not control.is_socket():
+        raise UserError(f"{control}: is there, and no socket; choose another --control")
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(str(control))
+        except (ConnectionRefusedError, FileNotFoundError):
+            control.unlink(missing_ok=True)
+        else:
+            raise UserError(f"{control}: another service answers there; choose another --control")

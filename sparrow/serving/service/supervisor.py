@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import socket
 import sys
@@ -37,9 +38,11 @@ _log = logging.getLogger(__name__)
 def ready_processes() -> None:
     """Have one process import all that workers need. They are forks of it: they start sooner, and share that memory.
 
-    Signals are ignored from here on, as it takes over what is.
+    Signals are ignored from here on, as it takes over what is. It finds modules where this process does, and not first
+    in the folder in which the service was started.
     """
     worker.hear_no_signals()
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     if sys.platform == "linux":  # elsewhere not all libraries survive a fork
         _processes.set_forkserver_preload([worker.__name__])
         forkserver.ensure_running()
@@ -153,6 +156,7 @@ class Supervisor:
         self._swapping, self._is_ending = asyncio.Lock(), False
         self.model = Model(())
         self.told: dict[str, Any] = {}  # of the model that answers
+        self._columns = set[str]()  # that it reads
 
     async def start(self, paths: Sequence[str | Path]) -> None:
         """Begin to answer with a model.
@@ -168,6 +172,7 @@ class Supervisor:
             self.told = await self._checked(self.model)
         except UserError as error:
             raise UserError(str(error).replace(str(self.model.items), str(self._settings.lookups.items))) from None
+        self._columns = {*self.told.pop("columns")}
         self.model = self.model._replace(version=self.told["version"])
         try:
             started = await asyncio.gather(*(self._started() for _ in range(self._settings.workers)))
@@ -176,21 +181,37 @@ class Supervisor:
         self._keepers = [asyncio.create_task(self._keep(first)) for first in started]
         self._scrape.serves(**self.told, folder=Path(self.model.paths[-1]))
 
-    async def swap(self, folders: Sequence[str | Path], items: str | Path | None = None) -> dict[str, Any]:
+    async def swap(
+        self, folders: Sequence[str | Path], items: str | Path | None = None, by: str = "sparrow swap"
+    ) -> dict[str, Any]:
         """Answer with another model. Returns what is told of it when no answer is of the old one any more.
+
+        The log gets a line, also when it is refused.
 
         Args:
             folders: a full folder and deltas of it, or deltas of the model that answers, or none for the same model.
             items: a catalogue in the place of the one that there is.
+            by: who asks, for the log.
 
         Raises:
             UserError: when another swap is under way, or when a folder is refused. Then the old model stays.
         """
+        try:
+            told = await self._swapped(folders, items)
+        except BusyError:  # it is tried again, maybe soon
+            raise
+        except UserError as error:
+            _log.warning("%s", error, extra={"by": by})
+            raise
+        _log.info("%s: answers now", told["folder"], extra={"by": by, **told})
+        return told
+
+    async def _swapped(self, folders: Sequence[str | Path], items: str | Path | None) -> dict[str, Any]:
         named = [*folders, *([] if items is None else [items])]
         if not named:
             raise UserError("swap: neither a folder nor items; give one")
         if items is not None and self.model.items is None:
-            raise UserError(f"{items}: the service has no items; start it with --items FILE --key COLUMN")
+            raise UserError("items: the service has none; start it with --items FILE --key COLUMN")
         if self._swapping.locked():
             raise BusyError(f"{named[0]}: another model is being loaded; try again when it answers")
         async with self._swapping:
@@ -209,13 +230,15 @@ class Supervisor:
                 await self._all({"prepare": before})  # so that no worker keeps what another has refused
                 _remove(kept, before.items)
                 raise UserError(str(error) if items is None else str(error).replace(str(kept), str(items))) from None
-            self.model, self.told = model, told  # from here on it holds for workers that start
+            was, known, columns = self.told, self._columns, {*told.pop("columns")}
+            self.model, self.told, self._columns = model, told, columns  # from here on it holds for workers that start
             with self._metrics.swap_stages["flip"].time():
                 await self._all({"flip": model}, must=True)
             _remove(before.items, kept)
             self._metrics.swaps.labels("done").inc()
             self._scrape.serves(**told, folder=Path(paths[-1]))
-            return told
+            told = told | {"folder": paths[-1], "before": {"folder": before.paths[-1], "version": was["version"]}}
+            return told | {"columns": {"new": sorted(columns - known), "no longer read": sorted(known - columns)}}
 
     def _kept(self, items: Path | None) -> str | None:
         """Returns where a copy of items is, so that workers that start later find the same."""
@@ -230,8 +253,10 @@ class Supervisor:
         return str(copy)
 
     async def end(self) -> None:
-        """Have the workers answer what they have accepted, and end."""
+        """Have the workers answer what they have accepted, and end. Who asks later cannot connect."""
         self._is_ending = True
+        for listener in self._listening:
+            listener.close()
         for child in self._workers | self._starting:
             child.close()
         with contextlib.suppress(TimeoutError):
@@ -289,8 +314,10 @@ class Supervisor:
             self._workers.discard(child)
             child.close()
             mark_process_dead(child.process.pid)
-            if not self._is_ending:
-                _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
+            if self._is_ending:
+                return
+            self._metrics.deaths.inc()
+            _log.warning("worker %s has died (%s); another one starts", child.process.pid, child.process.exitcode)
             if time.monotonic() - child.begun < _SOON_S:
                 await asyncio.sleep(_PAUSE_S)
             while True:

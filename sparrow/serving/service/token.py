@@ -20,8 +20,8 @@ def read(path: str | Path) -> bytes:
     except OSError as error:
         raise UserError(f"{path}: cannot read the token ({error.strerror}); give a file that holds it") from None
     found = content.removesuffix(b"\n").removesuffix(b"\r")
-    if not found or found != found.strip():
-        raise UserError(f"{path}: holds no token; write it there, with no space around it")
+    if found.split() != [found]:
+        raise UserError(f"{path}: holds no token; write it there, in one line without spaces")
     return found
 
 

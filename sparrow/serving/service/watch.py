@@ -35,15 +35,14 @@ async def watch(place: Path, seen: dict[Path, object], supervisor: Supervisor) -
         full = [path for path in fresh if not is_delta(path)]
         for path in (*full[-1:], *(path for path in fresh if path not in full)):
             try:
-                told = await supervisor.swap([path])
+                await supervisor.swap([path], by="sparrow serve --watch")
             except BusyError:  # it is tried again
                 continue
             except Exception as error:  # one that nobody thought of must not end the watching
-                known = isinstance(error, UserError)
-                _log.warning("%s", error if known else path, exc_info=not known)
+                if not isinstance(error, UserError):  # of which the log says so
+                    _log.warning("%s", path, exc_info=True)
                 refused |= {path} - {*full}
             else:
-                _log.warning("%s: answers now, version %s", path, told["version"])
                 for other in refused - {path}:
                     seen.pop(other, None)
                 refused.clear()

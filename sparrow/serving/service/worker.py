@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -32,6 +33,7 @@ from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, Version, Versions, touch
 
 FINISH_S = 30  # for what was accepted
+_LAST_S = 0.2  # in which who has just connected may send a request
 LINE = 1 << 24  # bytes of an order: it names all folders of a model
 BEAT, _BEAT_S = b"\n", 1.0  # what a worker says, and how often, while it obeys
 _SWITCH_S = 0.001  # how long a thread of Python keeps others waiting: a model that is loaded beside shall not
@@ -40,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
-    """In a process: load a model whole, which checks it, say so in a line, and end.
+    """In a process: load a model whole, which checks it, say so and what it reads in a line, and end.
 
     Its items are encoded, which workers then need not do.
     """
@@ -50,7 +52,7 @@ def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
     try:
         scorer = load(model.paths[0], model.paths[1:])
         touch(scorer, _CHECK_BYTES_S)
-        told = Version(scorer, _items(model, lookups)).told
+        told = Version(scorer, _items(model, lookups)).told | {"columns": scorer.encoder.sources}
     except UserError as error:
         told = {"refused": str(error)}
     with contextlib.suppress(OSError):  # the supervisor has gone
@@ -121,6 +123,8 @@ async def _answer(
     obeying = None
     while order := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
         obeying = asyncio.ensure_future(obey(json.loads(order)))
+    if server.started:
+        await server.take_no_more(listening)
     server.should_exit = True
     await asyncio.gather(*ending)
     if obeying is not None:
@@ -145,6 +149,21 @@ class Server(uvicorn.Server):
     def loop(self) -> asyncio.Runner:
         """Returns what it is to run in."""
         return asyncio.Runner(loop_factory=self.config.get_loop_factory())
+
+    async def take_no_more(self, listening: list[socket.socket]) -> None:
+        """Close the sockets at which it listens. Who has connected before is answered, and later ones are refused."""
+        http: Any = self.config.http_protocol_class
+        made = functools.partial(http, self.config, self.server_state, self.lifespan.state)
+        connect, taken = asyncio.get_running_loop().connect_accepted_socket, list[Awaitable[Any]]()
+        for listener in listening:  # what is in its queue when it is closed would be cut off
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken.append(connect(made, listener.accept()[0]))
+        opened: list[Any] = [*self.servers, *listening]
+        for one in opened:
+            one.close()
+        await asyncio.gather(*taken)
+        await asyncio.sleep(_LAST_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -85,10 +85,12 @@ def ask(*given: Any, **named: Any) -> Got:
 
 
 class Server:
-    """A process of `sparrow serve`, on free ports. under: a command that starts it."""
+    """A process of `sparrow serve`, on free ports. under: a command that starts it. program: what Python runs."""
 
-    def __init__(self, model: Path, *options: str, under: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "sparrow", "serve", str(model), "--port", "0", "--admin-port", "0", *options]
+    def __init__(
+        self, model: Path, *options: str, under: Sequence[str] = (), program: Sequence[str] = ("-m", "sparrow")
+    ) -> None:
+        command = [sys.executable, *program, "serve", str(model), "--port", "0", "--admin-port", "0", *options]
         self.process = subprocess.Popen(
             [*under, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )

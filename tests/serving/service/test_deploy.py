@@ -146,4 +146,5 @@ def test_a_service_within_these_bounds(
     control = Path(f"/proc/{server.process.pid}/root/mnt/tmp/control.sock")
     swap(control, Path("/mnt/models/two"))
     assert_scored(server.ask("/rank", one), load(models / "two"), one)
-    assert server.end() == (0, "")
+    code, said = server.end()
+    assert code == 0 and said.count("\n") == 1 and "answers now" in said

@@ -57,6 +57,7 @@ def test_an_answer_is_a_line(lines: io.StringIO, service: Service, rows: list[di
 
 
 def test_it_is_off_unless_asked_for(capfd: Any, service: Service, rows: list[dict[str, Any]]) -> None:
+    logs.start(logs.Logs())
     assert not logs.access.isEnabledFor(logging.INFO)
     ask(service, "/rank", request(rows, [0]))
     assert capfd.readouterr().err == ""

@@ -33,7 +33,7 @@ class Swapped:
     def folder(self) -> Path:
         return Path(self.model.paths[-1])
 
-    async def swap(self, folders: list[Path]) -> None:
+    async def swap(self, folders: list[Path], by: str) -> None:
         open_folder(folders[0])
         self.model = Model((str(folders[0]),))
 

@@ -37,7 +37,10 @@ def test_a_service_from_its_start_to_its_end(
 ) -> None:
     control, one = tmp_path / "control", request(rows, list(range(20)))
     server = started(models / "one", "--control", str(control), "--deadline-ms", "60000")
-    assert f"version {scorer.folder.digest}" in server.told and "requests take at most 1,088 MB" in server.told
+    assert (
+        f"version {scorer.folder.digest}" in server.told
+        and "take at most 1,088 MB beside the model (--held-mb)" in server.told
+    )
     assert control.stat().st_mode & 0o777 == 0o600
     assert_scored(server.ask("/rank", one), scorer, one)
     assert server.ask("/control/swap", {"folders": ["x"]}).status == 404
@@ -47,12 +50,21 @@ def test_a_service_from_its_start_to_its_end(
         [sys.executable, "-m", "sparrow", "swap", str(control), str(models / "two")], capture_output=True, text=True
     )
     two = load(models / "two")
-    assert told.stdout == f"dlrm, step 5, version {two.folder.digest}\n", told.stderr
+    assert told.stdout == (
+        f"dlrm, step 5, version {two.folder.digest}, {models / 'two'}\n"
+        f"before: version {scorer.folder.digest}, {models / 'one'}\n"
+    ), told.stderr
     assert_scored(server.ask("/rank", one), two, one)
     with pytest.raises(UserError, match="three: not a model folder"):
         swap(control, models / "three")
     assert_scored(server.ask("/rank", one), two, one)
-    assert server.end() == (0, "") and not control.exists()
+    code, said = server.end()
+    assert code == 0 and not control.exists()
+    done, refused = map(json.loads, said.splitlines())
+    assert done["event"] == f"{models / 'two'}: answers now" and done["before"]["version"] == scorer.folder.digest
+    assert (done["level"], done["by"], done["version"]) == ("info", "sparrow swap", two.folder.digest)
+    assert (refused["level"], refused["by"]) == ("warning", "sparrow swap")
+    assert refused["event"].startswith(f"{models / 'three'}: not a model folder")
 
 
 @pytest.mark.multi
@@ -72,6 +84,36 @@ def test_what_was_accepted_is_answered_before_the_end(
     assert len(got) == 8
     for answer in got:
         assert_scored(answer, scorer, one)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_asks_at_the_end_is_answered_or_refused(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], workers: int
+) -> None:
+    """Nobody connects and waits in vain, or is cut off."""
+    server = started(models / "one", "--deadline-ms", "60000", "--workers", str(workers))
+    one, got, odd = request(rows, [1, 2]), list[Got](), list[Exception]()
+
+    def ask() -> None:
+        while not odd or isinstance(odd[-1], ConnectionRefusedError):
+            try:
+                got.append(server.ask("/rank", one))
+            except Exception as error:
+                odd.append(error)
+                if server.process.poll() is not None:
+                    return
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(got) < 50:
+        time.sleep(0.01)
+    assert server.end() == (0, "")
+    for thread in threads:
+        thread.join()
+    assert {one.status for one in got} == {200} and odd
+    assert [error for error in odd if not isinstance(error, ConnectionRefusedError)] == []
 
 
 @pytest.mark.multi
@@ -96,7 +138,7 @@ def test_what_a_service_writes_down(
 
 def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UserError, match="taken: cannot listen .*; remove it, or choose another"):
+    with pytest.raises(UserError, match="taken: is there, and no socket; choose another --control"):
         serve(models / "one", place=Place(port=0, admin_port=0, control=tmp_path / "taken"))
     assert (tmp_path / "taken").exists()
     refused = pytest.raises(UserError, match=r"127.0.0.1:\d+: cannot listen .*; choose another --port")
@@ -107,8 +149,9 @@ def test_places_that_are_taken(models: Path, tmp_path: Path) -> None:
         serve(models / "one", place=Place(port=0, admin_port=taken.getsockname()[1]))
     with pytest.raises(UserError, match="port: 70000 is out of range"):
         Place(port=70_000)
-    with pytest.raises(UserError, match="no answer .*; give what a `sparrow serve --control` has made"):
-        swap(tmp_path / "absent", models / "one")
+    for path in (tmp_path / "absent", models / "one", "http://127.0.0.1:8080"):
+        with pytest.raises(UserError, match="no socket; give the path of a service's --control first, and then fold"):
+            swap(path, models / "one")
     assert os.listdir(tmp_path) == ["taken"]
 
 

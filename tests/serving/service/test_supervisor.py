@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -25,7 +26,11 @@ from sparrow import data
 from sparrow.core.errors import UserError
 from sparrow.serving import Scorer, load
 from sparrow.serving.deltas import compact
+from sparrow.serving.export import export
 from sparrow.serving.service.control import swap
+from sparrow.trained.run import Loop
+from sparrow.training import train
+from tests.runs import small_run
 from tests.serving.service.asking import Server
 from tests.serving.service.test_batcher import CLOSE, OF_USER, assert_scored, request
 from tests.serving.test_deltas import exported, trained
@@ -96,7 +101,8 @@ def test_models_change_while_two_workers_answer(
     text = server.metrics()
     assert 'sparrow_swaps_total{outcome="done"} 7.0' in text and 'sparrow_swaps_total{outcome="refused"} 2.0' in text
     assert f'version="{known[1].folder.digest}"' in text and scorer.folder.digest not in text
-    assert server.end() == (0, "")
+    code, said = server.end()
+    assert code == 0 and len(said.splitlines()) == 9
 
 
 def test_a_worker_that_is_killed_starts_again_with_the_model_of_the_others(
@@ -117,7 +123,8 @@ def test_a_worker_that_is_killed_starts_again_with_the_model_of_the_others(
     eventually(lambda: before[1] not in server.workers())
     for _ in range(5):
         assert_scored(server.ask("/rank", one), two, one)
-    assert "sparrow_candidates_count 35.0" in server.metrics()  # of all workers, dead ones too
+    assert "sparrow_candidates_count 35.0" in (text := server.metrics())  # of all workers, dead ones too
+    assert "sparrow_worker_deaths_total 2.0" in text
     code, said = server.end()
     assert code == 0 and said.count("has died (-9); another one starts") == 2
 
@@ -147,11 +154,26 @@ def test_workers_end_when_their_parent_is_killed(
     assert used != left
     command = [sys.executable, "-m", "sparrow", "serve", str(models / "one"), "--port=0", "--admin-port=0"]
     other = subprocess.run([*command, f"--control={control}"], capture_output=True, text=True)
-    assert other.returncode == 2 and "cannot listen" in other.stderr
+    assert other.returncode == 2 and "another service answers there; choose another --control" in other.stderr
     assert started(models / "one").end() == (0, "") and used.exists()
     assert_scored(again.ask("/rank", one := request(rows, [0])), scorer, one)
-    assert again.end() == (0, "")
+    assert again.end()[0] == 0  # the log has a line of the swap
     assert [path.name for path in place.glob("sparrow-*")] == ["sparrow-serve-mine"]
+
+
+def test_a_swap_says_which_columns_are_others(
+    started: Callable[..., Server], models: Path, log: Path, tmp_path: Path
+) -> None:
+    pq.write_table(pq.read_table(log).rename_columns({"num_2": "other"}), tmp_path / "log.parquet")
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
+    train(small_run(tmp_path / "prepared", tmp_path / "run", loop=Loop(max_steps=2)))
+    export(tmp_path / "run", tmp_path / "narrow", [tmp_path / "log.parquet"])
+    server = started(models / "one", "--control", str(tmp_path / "control"))
+    command = [sys.executable, "-m", "sparrow", "swap", str(tmp_path / "control"), str(tmp_path / "narrow")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[2:] == ["columns that are new: other", "columns that are no longer read: num_2"]
+    (event,) = map(json.loads, server.end()[1].splitlines())
+    assert event["columns"] == {"new": ["other"], "no longer read": ["num_2"]}
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -209,7 +231,9 @@ def test_a_watched_folder(
     two = load(models / "two")
     eventually(lambda: answers() == two.folder.digest)
     eventually(lambda: 'sparrow_swaps_total{outcome="done"} 2.0' in server.metrics())  # it has ended, too
-    swap(control, models / "one")
+    told = swap(control, models / "one")
+    assert told["before"] == {"folder": str(place / "b"), "version": two.folder.digest}
+    assert told["columns"] == {"new": [], "no longer read": []}
     shutil.rmtree(place / "a")
     time.sleep(2.5)
     assert answers() == scorer.folder.digest
@@ -218,6 +242,7 @@ def test_a_watched_folder(
     assert_scored(server.ask("/rank", one), scorer, one)
     code, said = server.end()
     assert code == 0 and f"{place / 'b' / 'dense.safetensors'}: missing" in said
+    assert json.loads(said.splitlines()[0])["event"].startswith(f"--watch {place}: a: there already, and not loaded")
 
 
 def test_items_change_alone_and_stay_when_a_worker_dies(
@@ -273,7 +298,10 @@ def test_grpc_and_the_repository_of_two_workers(
     for client in clients:
         client.close()
     operator.close()
-    assert server.end() == (0, "")
+    code, said = server.end()
+    assert code == 0
+    events = [(one["event"], one["by"]) for one in map(json.loads, said.splitlines())]
+    assert events == [(f"{models / name}: answers now", "a client of --repository") for name in ("two", "one")]
 
 
 def test_a_killed_worker_answers_again_in_two_seconds(
@@ -375,3 +403,18 @@ def test_deltas_that_come_live_give_the_scores_of_one_folder_of_them_all(
         assert live.ask("/rank", one).json["scores"]["label"] == want
         assert first.ask("/rank", one).json["scores"]["label"] == want
         assert base.rank(one["user"], one["candidates"])[:, 0].tolist() != want
+
+
+def test_processes_import_nothing_of_the_folder_they_are_started_in(
+    started: Callable[..., Server], models: Path, tmp_path: Path
+) -> None:
+    """As `sparrow` starts from its script: another Sparrow, and files with names of libraries, lie where a user is."""
+    (tmp_path / "place" / "sparrow").mkdir(parents=True)
+    for name in ("sparrow/__init__", "safetensors", "socket"):
+        (tmp_path / "place" / f"{name}.py").write_text("raise EOFError('this is no library')\n")
+    lines = ("import sys", "from sparrow.cli import main", "if __name__ == '__main__':", "    sys.exit(main())")
+    (tmp_path / "start.py").write_text("\n".join(lines))
+    script = ("env", "-C", str(tmp_path / "place"), f"PYTHONPATH={Path(__file__).parents[3]}")
+    server = started(models / "one", under=script, program=(str(tmp_path / "start.py"),))
+    assert server.told
+    assert server.end() == (0, "")

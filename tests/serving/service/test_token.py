@@ -15,7 +15,7 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
     for content, want in ((b"abc", b"abc"), (b"abc\n", b"abc"), (b"abc\r\n", b"abc"), (b"\xff\xe4", b"\xff\xe4")):
         path.write_bytes(content)
         assert token.read(path) == want
-    for content in (b"", b"\n", b" abc", b"abc\n\n"):
+    for content in (b"", b"\n", b" abc", b"abc\n\n", b"abc\ndef", b"abc def"):
         path.write_bytes(content)
         with pytest.raises(UserError, match="token: holds no token; write it there"):
             token.read(path)

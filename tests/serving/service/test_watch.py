@@ -18,7 +18,7 @@ class Swaps:
         self.asked: list[str] = []
         self.errors: dict[str, Exception] = {}
 
-    async def swap(self, folders: list[Path]) -> dict[str, Any]:
+    async def swap(self, folders: list[Path], by: str) -> dict[str, Any]:
         self.asked.append(folders[0].name)
         if error := self.errors.get(folders[0].name):
             raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from sparrow.serving.service.limits import RefusedError
 from sparrow.serving.service.lookups import Lookup, Lookups, Row
 from sparrow.serving.service.metrics import Metrics
 
+_log = logging.getLogger(__name__)
 FAILURES, REST_S = 5, 1.0  # after so many failures in a row the store is left alone for so long, but for one request
 
 
@@ -41,6 +43,14 @@ class Users:
         from sparrow.serving.service.lookups.redis import Redis  # an extra of its own
 
         return cls(Redis(str(lookups.users), str(lookups.user_key)), lookups, metrics)
+
+    async def connect(self) -> None:
+        """Connect to the store, so that the first request need not wait for that. One that is away may come later."""
+        try:
+            async with asyncio.timeout(REST_S):
+                await self._store.get([""])
+        except OSError as error:  # also of the time
+            _log.warning("--users: no answer (%s)", error or "in time")
 
     async def filled(self, asked: Asked) -> tuple[Asked, str | None]:
         """Returns a request with all columns, and what the store had of its users.
@@ -90,8 +100,10 @@ class Users:
         try:
             async with asyncio.timeout(self._lookups.users_ms / 1e3):
                 found = await self._store.get(keys)
-        except OSError:  # also of the time
+        except OSError as error:  # also of the time
             self._failures, self._again = self._failures + 1, time.perf_counter() + REST_S
+            if self._failures == FAILURES:
+                _log.warning("--users: %d failures in a row; the last one: %s", FAILURES, error or "no answer in time")
             count("users", "failed").inc(len(keys))
             return None
         finally:

@@ -147,6 +147,11 @@ def asked_of(
     columns = _with_nulls(_with_lists(columns))
     lengths = {len(values) for values in columns.values()}
     count = 0 if 0 in lengths else max(lengths, default=0)
+    for name, values in columns.items():
+        if len(values) not in (1, count):
+            most = next(other for other in columns if len(columns[other]) == count)
+            remedy = f"give as many, or {most + LENGTHS!r} too if that is a list"
+            raise UserError(f"input {name!r}: {len(values)} values where {most!r} has {count}; {remedy}")
     user = {name: values[0] for name, values in columns.items() if len(values) == 1 != count}
     rest = {name: values for name, values in columns.items() if name not in user}
     timeout = parameters.get("timeout")

@@ -137,6 +137,25 @@ def test_a_store_that_fails_is_left_alone_for_a_while(state: str, monkeypatch: p
     assert counts(of) == {"failed": FAILURES + 1, "skipped": 7, "found": 3}
 
 
+def test_a_store_is_connected_to_before_the_first_request(caplog: pytest.LogCaptureFixture) -> None:
+    """One that is away does not keep a service from its start. The log says so, and when it fails again and again."""
+    store = Store({})
+    of, store.state = users(store), "down"
+    asyncio.run(of.connect())
+    assert store.asked == 1 and "--users: no answer (down)" in caplog.text
+    assert counts(of) == {}
+    caplog.clear()
+    for _ in range(FAILURES - 1):
+        fill(of, asked())
+    assert caplog.text == ""
+    fill(of, asked())
+    assert "--users: 5 failures in a row; the last one: down" in caplog.text
+    caplog.clear()
+    store.state = "up"
+    asyncio.run(of.connect())
+    assert caplog.text == ""
+
+
 def test_failures_that_are_not_in_a_row_are_borne() -> None:
     store = Store({"7": {}})
     of = users(store)

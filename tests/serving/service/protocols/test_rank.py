@@ -55,7 +55,9 @@ def test_other_columns_are_refused_or_named(serve: Any, scorer: Scorer, rows: li
 DEEP = b'{"candidates": ' + b"[" * 100_000
 MISTAKES = {
     "no JSON": (b"\xff{", "body: "),
-    "nothing": (b"", "body: "),
+    "half of it": (b'{"candidates": [', "body: ends too early; send "),
+    "no UTF-8": (b'{"candidates": {"\xe4": [1]}}', "body: is not UTF-8; send "),
+    "nothing": (b"", "body: is empty; send "),
     "deep": (DEEP, "body: "),
     "deep and closed": (DEEP + b"]" * 100_000 + b"}", "body: "),
     "NaN": (b'{"candidates": [{"item": NaN}]}', "body: "),
@@ -82,6 +84,10 @@ def test_requests_that_do_not_fit_the_model(service: Service, rows: list[dict[st
     without = [{name: value for name, value in row.items() if name != "item"} for row in one["candidates"]]
     for change, says in (
         ({"candidates": without}, "no column 'item'; give null where there is no value"),
+        (
+            {"candidates": [row | {"itm": 1} for row in without]},
+            "no column 'item'; give null where there is no value; 'itm' is no column of the model: is it meant?",
+        ),
         ({"candidates": [*one["candidates"], without[0]]}, "candidates[2]: 'item' is in one row and not in another"),
         ({"candidates": lists | {"item": [1]}}, "values where"),
         ({"user": one["user"] | {"item": 1}}, "user.item: is a column of the candidates too; give it once"),

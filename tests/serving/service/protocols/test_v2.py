@@ -249,6 +249,7 @@ MISTAKES = {
     "bytes that lack": (lambda told, parts: parts.pop(), "bytes are left"),
     "data as well": (put("data", [1] * 5), "input 'user': has data and binary_data_size"),
     "lists that do not add up": (put("shape", [4], 2), "input 'history'"),
+    "a list without its lengths": (lambda told, parts: (told["inputs"].pop(3), parts.pop(3)), "'history:lengths' too"),
     "an unknown output": (lambda told, _: told.update(outputs=[{"name": "x"}]), "output 'x': the model has no such"),
     "a bad timeout": (lambda told, _: told["parameters"].update(timeout="x"), "parameters.timeout: 'x'; give micro"),
     "inputs that are none": (lambda told, parts: told.update(inputs={}), "body: Expected `array`"),
