@@ -48,7 +48,7 @@ from sparrow import data
 from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.core import KeyedJagged
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.logs.inference import infer
+from sparrow.data.meaning.inference import infer
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, LogTable, Numbering, TableSpec
 from sparrow.embeddings.addressing import mixed_dimension, quotient_remainder
 from sparrow.features.schema import Column, Encoding, Schema, Split

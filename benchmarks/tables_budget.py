@@ -45,7 +45,7 @@ from sparrow.analysis.smaller.damage import Rebuilt, by_training, in_floats
 from sparrow.analysis.smaller.learned_hash import fit
 from sparrow.analysis.usage import usage
 from sparrow.core.memory import keep_freed_memory
-from sparrow.data.logs.inference import infer
+from sparrow.data.meaning.inference import infer
 from sparrow.embeddings import Numbering, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema

@@ -74,8 +74,8 @@ def prepare(
     from sparrow.cli import _show
     from sparrow.core.errors import UserError
     from sparrow.data.batches.repeats import repeats
-    from sparrow.data.logs.inference import infer_log
     from sparrow.data.logs.read import open_log
+    from sparrow.data.meaning.inference import infer_log
     from sparrow.features.schema import Schema, Source, Split, clustered_by
     from sparrow.features.transforms import Transforms
 

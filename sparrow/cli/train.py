@@ -9,13 +9,18 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from sparrow.cli._parse import parse
 from sparrow.core.config import flatten, read_toml, to_dict
 from sparrow.core.errors import UserError
+
+if TYPE_CHECKING:  # it takes time to import
+    from rich.table import Table
+
+PARTS = {"members": "members that share an MLP", "logistic": "logistic regression", "trees": "boosted trees"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +48,13 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.trained.labels import by_label, of_first
     from sparrow.trained.run import Run
     from sparrow.training import train
+    from sparrow.training.defaults import defaults
 
     given = overrides(rest)
     if known.run.is_file() and known.run.suffix != ".toml":
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
-    run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
+    run = Run.of(known.run, defaults(known.run, given)) if known.run.is_dir() else Run.load(known.run, given)
     begun, goes_on = Path(run.run_dir) / "run.toml", known.resume and known.run.is_dir()
 
     def look() -> dict[str, Any] | None:
@@ -69,11 +75,13 @@ def main(arguments: Sequence[str]) -> int:
     if rows:
         title = f"progressive validation{of_first(labels)}: each batch predicted, then trained on"
         _show.out.print(_show.metrics_table(rows, title))
-    if valid := results["valid"]:
+    if valid := results["best"] or results["valid"]:
         _show.out.print(_show.metrics_table(by_label(labels, valid), f"held out, after step {valid['step']}"))
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
+    if parts := results["best"].get("parts"):
+        _show.out.print(_parts_table(parts, of_first(labels)))
     told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
     if rates := results["tables"]["hit_rate"]:
         told += f"; rows of batches that were in caches: {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
@@ -92,6 +100,17 @@ def main(arguments: Sequence[str]) -> int:
             f"stopped by {results['stopped_by']} after step {results['step']}; --resume continues from there"
         )
     return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _parts_table(parts: dict[str, dict[str, float]], of: str) -> Table:
+    from sparrow.cli import _show
+
+    table = _show.Table(title=f"the parts of the blend alone{of}, on the same rows", title_justify="left")
+    for name in ("", "weight", "ne"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, part in parts.items():
+        table.add_row(PARTS[name], f"{part['weight']:.1f}", f"{part['ne']:.4f}")
+    return table
 
 
 def _show_profile(run_dir: Path) -> None:
@@ -141,12 +160,17 @@ def _help(arguments: Sequence[str]) -> None:
     from sparrow.cli import _show
     from sparrow.core.config import families
     from sparrow.trained.run import Run
+    from sparrow.training.defaults import defaults
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether this is the value of a flag
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"
-    run = (Run.load if place.endswith(".toml") else Run.of)(place, overrides(flags))
+    given = overrides(flags)
+    if place.endswith(".toml"):
+        run = Run.load(place, given)
+    else:
+        run = Run.of(place, defaults(place, given) if Path(place).is_dir() else given)
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:

@@ -15,11 +15,11 @@ from sparrow.models._inputs import tasks
 class Fitted(Protocol):
     """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps."""
 
-    def fit(self, examples: Callable[[str], Batch | None], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
-            examples: part of the log -> its rows, None where it has none.
+            examples: part of the log -> its rows; a UserError where it has none.
             offset_T: what is added to the logits.
             seed: of what is drawn.
         """
@@ -29,8 +29,10 @@ class Fitted(Protocol):
         """Returns the logits of the parts, [B, P, T]."""
         ...
 
-    def settle(self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor) -> None:
-        """Choose the weights of the parts, by rows that are not trained on."""
+    def settle(
+        self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor
+    ) -> dict[str, dict[str, float]]:
+        """Choose the weights of the parts, by rows that are not trained on. Returns part -> see `Offset.settle`."""
         ...
 
 
@@ -68,16 +70,21 @@ class Offset(nn.Module):
         logits_T = self.eval().model(nothing)[0].float()  # it is no batch of training
         self.train(was).offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - logits_T)
 
-    def fit(self, examples: Callable[[str], Batch | None], seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch], seed: int) -> None:
         """See `Fitted.fit`. Of another model nothing changes."""
         if isinstance(self.model, Fitted):
             self.model.fit(examples, self.offset_T, seed)
 
     @torch.no_grad()
-    def settle(self, batches: Iterable[Batch]) -> None:
-        """See `Fitted.settle`. Of another model nothing changes."""
-        if isinstance(self.model, Fitted):
-            found = [(self.model.parts(b), b.labels_BT, b.weights_B) for b in batches]
-            parts, labels, weights = zip(*found, strict=True)
-            weights_N = None if weights[0] is None else torch.cat(weights)
-            self.model.settle(torch.cat(parts), torch.cat(labels), weights_N, self.offset_T)
+    def settle(self, batches: Iterable[Batch]) -> dict[str, dict[str, float]]:
+        """See `Fitted.settle`. Of another model nothing changes, and there are no parts.
+
+        Returns:
+            Part -> its weight in the logits of the first label, and its normalised entropy (ne) alone on these rows.
+        """
+        if not isinstance(self.model, Fitted):
+            return {}
+        found = [(self.model.parts(b), b.labels_BT, b.weights_B) for b in batches]
+        parts, labels, weights = zip(*found, strict=True)
+        weights_N = None if weights[0] is None else torch.cat(weights)
+        return self.model.settle(torch.cat(parts), torch.cat(labels), weights_N, self.offset_T)

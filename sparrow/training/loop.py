@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint, data, kernels
-from sparrow.core import Batch, Chunk, UserError
+from sparrow.core import Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
@@ -29,7 +29,7 @@ from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
-from sparrow.training.preflight import resolved, threads_given_back, with_threads, within_device
+from sparrow.training.preflight import check_monitor, resolved, threads_given_back, with_threads, within_device
 from sparrow.training.profiling import Profiler
 from sparrow.training.ranks import Ranks
 from sparrow.training.rundir import RunDir
@@ -100,7 +100,7 @@ class Trainer:
         self._build(profile)
         self._read()
         self._count()
-        self._check_monitor()
+        check_monitor(run, self.dataset)
 
     def _settled(self, run: Run, resume: bool, overwrite: bool) -> tuple[Run, checkpoint.Checkpoint | None]:
         """Returns the run with every choice made, the same on all ranks, and the checkpoint from which it continues."""
@@ -127,7 +127,7 @@ class Trainer:
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
         if not self.saved and not run.init_from:
-            self.model.fit(self._examples, run.seed)
+            self.model.fit(lambda part: self.dataset.first(_WHOLE, part).to(self.device), run.seed)
         if ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)
@@ -163,6 +163,7 @@ class Trainer:
         self.best_step: int | None = None
         self.kept: int | None = self.saved.step if self.saved else None  # the step of the last checkpoint
         self.last_evaluation: dict[str, float] = {}
+        self.best_evaluation: dict[str, Any] = {}  # with what the parts of a blend are worth
         self.seen = Seen(self.ranks.world, self.dataset.schema.split.negatives, self.fitted, self.first_epoch)
         self.asked: str | None = None  # the signal that came
         self.stop: str | None = None  # the one that is obeyed
@@ -322,9 +323,8 @@ class Trainer:
         self.clock_examples = self.examples
         for tables in self.tables:
             tables.raise_bad_ids()
-        values: dict[str, float] = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
-        values["lr"] = self.optimizer.param_groups[0]["lr"]
-        values |= self.seen.line() | self.stored.line()
+        values = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
+        values |= {"lr": self.optimizer.param_groups[0]["lr"], **self.seen.line(), **self.stored.line()}
         for text in self.stored.crowded():
             self._say(text)
         self.log.write("train", self.step, values)
@@ -333,12 +333,11 @@ class Trainer:
     def _evaluate(self) -> None:
         if not self.dataset.rows("valid") or self.last_evaluation.get("step") == self.step:
             return
-        run = self.run
         kernels.let_go()  # a step's memory is not evaluation's nor a checkpoint's
         self.model.eval()
         with self.ranks.world.at("evaluation"):
-            whole = self.dataset.loader(run.data.batch_size, "valid", dedup=run.data.dedup)  # on every rank
-            self.model.settle(batch.to(self.device) for batch in whole)
+            whole = self.dataset.loader(self.run.data.batch_size, "valid", dedup=self.run.data.dedup)  # on every rank
+            parts = self.model.settle(batch.to(self.device) for batch in whole)
             mine = (batch.to(self.device) for batch in self._reader("valid"))
             found = evaluate_labels(self.score, mine, range(len(self.labels)), world=self.ranks.world)
         self.model.train()
@@ -350,32 +349,31 @@ class Trainer:
         self.last_evaluation = {"step": self.step, **values}
         self.log.write("valid", self.step, {"trained": self.examples, **values})
         self.listen("evaluation", self.last_evaluation)
-        self._compare(values[self.run.loop.monitor])
+        if self._compare(values[self.run.loop.monitor]):
+            self.best_evaluation = {**self.last_evaluation, "parts": parts}
+            self.save(best=True)
         self.clock = time.perf_counter()
         self.clock_examples = self.examples
 
-    def _examples(self, part: str) -> Batch | None:
-        return self.dataset.first(_WHOLE, part).to(self.device) if self.dataset.rows(part) else None
-
     def _diverged(self, what: str) -> UserError:
-        remedy = "lower the learning rates and resume from the last checkpoint"
-        return UserError(f"step {self.step}: {what} are not finite, the model diverged; {remedy}")
+        told = f"step {self.step}: {what} are not finite, the model diverged; lower the learning rates"
+        return UserError(f"{told} and resume from the last checkpoint")
 
-    def _compare(self, value: float) -> None:
-        """Keep the best; count evaluations without a better one."""
+    def _compare(self, value: float) -> bool:
+        """Keep the best; count evaluations without a better one. Returns whether this is the best."""
         monitor = self.run.loop.monitor
         if math.isnan(value):
             self._say(
                 f"step {self.step}: valid {monitor}{of_first(self.labels)} is undefined (one class); it picks no best"
             )
-            return
+            return False
         value = value if monitor in ("ne", "logloss") else -value
         value = self.ranks.world.told("which is best", value)  # a last bit may hang on a rank's threads
-        if self.best is None or value < self.best:
-            self.best, self.best_step, self.worse = value, self.step, 0
-            self.save(best=True)
-        else:
-            self.worse += 1
+        is_better = self.best is None or value < self.best
+        if is_better:
+            self.best, self.best_step = value, self.step
+        self.worse = 0 if is_better else self.worse + 1
+        return is_better
 
     def _results(self) -> dict[str, Any]:
         results = {
@@ -388,6 +386,7 @@ class Trainer:
             "best_step": self.best_step,
             "labels": self.labels,
             "valid": self.last_evaluation,
+            "best": self.best_evaluation,
             "tables": self.stored.results(),
             **self.seen.results(),
         }
@@ -404,20 +403,6 @@ class Trainer:
 
     # -- stopping and resuming ----------------------------------------------------------------------------------
 
-    def _check_monitor(self) -> None:
-        """Check the monitor, before any work.
-
-        Raises:
-            UserError: when it is impossible.
-        """
-        loop, schema = self.run.loop, self.dataset.schema
-        if loop.monitor == "gauc" and schema.role("group") is None:
-            raise UserError("loop.monitor: 'gauc' needs a column of kind group; declare one, or monitor 'ne'")
-        if loop.patience is not None and not self.dataset.rows("valid"):
-            raise UserError(
-                "loop.patience: nothing to be patient with, the valid part is empty; prepare with --valid 0.1"
-            )
-
     def _on_signal(self, number: int, frame: object) -> None:
         self.asked = signal.Signals(number).name
         if self.ranks.world.size == 1:  # else all stop after the same step
@@ -429,7 +414,7 @@ class Trainer:
             tables.raise_bad_ids()  # what they changed is never saved
         if self.run.loop.nonfinite != "off" and not all(bool(p.isfinite().all()) for p in self.dense):
             raise self._diverged("dense weights")  # never saved over ones that work
-        state = {name: getattr(self, name) for name in _STATE} | {
+        state = {name: getattr(self, name) for name in (*_STATE, "best_evaluation")} | {
             "loader": self.feed.state_dict(),
             "data": self.dataset.fingerprint,
         }
@@ -479,6 +464,7 @@ class Trainer:
         self.stored.load(saved)
         for name in _STATE:
             setattr(self, name, saved.state[name])
+        self.best_evaluation = saved.state.get("best_evaluation", {})  # earlier checkpoints have none
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step and self.ranks.leads:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.dir.checkpoints, self.step)

@@ -162,6 +162,19 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
+def check_monitor(run: Run, dataset: Dataset) -> None:
+    """Check that the run can judge itself as it is to.
+
+    Raises:
+        UserError: when it cannot.
+    """
+    if run.loop.monitor == "gauc" and dataset.schema.role("group") is None:
+        raise UserError("loop.monitor: 'gauc' needs a column of kind group; declare one, or monitor 'ne'")
+    if run.loop.patience is not None and not dataset.rows("valid"):
+        remedy = "nothing to be patient with, the valid part is empty; prepare with --valid 0.1"
+        raise UserError(f"loop.patience: {remedy}")
+
+
 def resolved(
     run: Run,
     dataset: Dataset,

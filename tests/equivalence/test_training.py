@@ -15,7 +15,7 @@ import torch
 
 from sparrow import data
 from sparrow.analysis.smaller.learned_hash import fit
-from sparrow.data.logs.inference import infer
+from sparrow.data.meaning.inference import infer
 from sparrow.distributed import World
 from sparrow.features.schema import Column, Encoding
 from sparrow.trained.build import tables_of

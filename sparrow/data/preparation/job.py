@@ -17,8 +17,8 @@ from sparrow.core.progress import Progress
 from sparrow.core.workplace import workplace
 from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, pays, sha256
 from sparrow.data.logs.files import find
-from sparrow.data.logs.inference import OUTCOME, infer_log
 from sparrow.data.logs.read import Log, Repairs, open_log
+from sparrow.data.meaning.inference import OUTCOME, infer_log
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
 from sparrow.features.clipped import Clipped

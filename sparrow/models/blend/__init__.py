@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparrow.core import Batch, KeyedJagged
+from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.core.batch import Jagged
 from sparrow.core.errors import require
 from sparrow.core.repeated import plain
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.layers import require_sizes, to_compute
-from sparrow.metrics import logloss
+from sparrow.metrics import logloss_from_logits, ne
 from sparrow.models._inputs import History, Ids, tasks
 from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
 from sparrow.models.blend.forest import WIDEST, Forest, available
@@ -105,20 +105,21 @@ class Blend(nn.Module):
         columns = (_first(ids[name])[:, None].double() for name in self.single)
         return torch.cat([plain(dense_BC).double(), *columns], 1)
 
-    def fit(self, examples: Callable[[str], Batch | None], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
-            examples: part of the log -> its rows, None where it has none.
+            examples: part of the log -> its rows; a UserError where it has none.
             offset_T: is added to the logits.
             seed: of what is drawn.
         """
-        found = [examples(part) for part in ("train", "valid")]
-        if found[0] is not None:
-            self.numbers.fit(found[0].dense_BC)
-        if found[0] is None or found[1] is None:
+        train = replace(examples("train"), host=None)
+        self.numbers.fit(train.dense_BC)
+        try:
+            valid = replace(examples("valid"), host=None)
+        except UserError:  # it has no rows, so nothing says when to stop: the members alone are the model
             return
-        train, valid = (replace(batch, ids=batch.ids.expanded(), host=None) for batch in found)
+        train, valid = (replace(batch, ids=batch.ids.expanded()) for batch in (train, valid))
         if self.config.logistic:
             most = max(1, _CELLS // max(1, self.logistic.numbers_XT.shape[0]))
             last = train.part(max(0, train.batch_size - most), train.batch_size)
@@ -129,32 +130,35 @@ class Blend(nn.Module):
             self.forest.fit(train, valid, (read[0], read[1]), offset_T, self.config.trees, seed)
 
     @torch.no_grad()
-    def settle(self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor) -> None:
+    def settle(
+        self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor
+    ) -> dict[str, dict[str, float]]:
         """Choose the parts' weights, multiples of a tenth with the sum 1, by the loss of valid rows.
 
         Few rows do not tell which weights are best, so equal ones are preferred: see `_PREFERENCE`.
 
         Args:
-            parts_NPT: what `parts` gave for them.
+            parts_NPT: what `parts` gave for the rows.
             labels_NT: their labels.
             weights_N: their weights.
             offset_T: is added to the logits.
+
+        Returns:
+            See `Offset.settle`.
         """
-        there = [True, self.config.logistic, len(self.forest.root_G) > 0]
-        tenths = [
-            c
-            for c in itertools.product(range(11), repeat=3)
-            if sum(c) == 10 and not any(n and not t for n, t in zip(c, there, strict=True))
-        ]
+        there = {"members": True, "logistic": self.config.logistic, "trees": len(self.forest.root_G) > 0}
+        tenths = [range(11) if is_there else range(1) for is_there in there.values()]
+        choices_SP = torch.tensor([choice for choice in itertools.product(*tenths) if sum(choice) == 10]) / 10
+        mass = float(len(labels_NT) if weights_N is None else weights_N.sum())
         for task in range(labels_NT.shape[1]):
-            losses = []
-            mass = float(len(labels_NT) if weights_N is None else weights_N.sum())
-            for choice in torch.tensor(tenths) / 10:
-                logits_N = parts_NPT[:, :, task] @ choice + offset_T[task]
-                loss = logloss(torch.sigmoid(logits_N), labels_NT[:, task], weights_N)
-                losses.append(mass * loss + _PREFERENCE * float((choice**2).sum()))
-            best = min(range(len(tenths)), key=losses.__getitem__)
-            self.weights_PT[:, task] = torch.tensor(tenths[best]) / 10
+            logits_NP, labels_N = parts_NPT[:, :, task] + offset_T[task], labels_NT[:, task]
+            losses = [logloss_from_logits(logits_NP @ choice_P, labels_N, weights_N) for choice_P in choices_SP]
+            costs_S = mass * torch.tensor(losses) + _PREFERENCE * (choices_SP**2).sum(1)
+            self.weights_PT[:, task] = choices_SP[costs_S.argmin()]
+        first_NP = torch.sigmoid(parts_NPT[:, :, 0] + offset_T[0])
+        alone = [ne(p_N, labels_NT[:, 0], weights_N) for p_N in first_NP.unbind(1)]
+        told = zip(there.items(), self.weights_PT[:, 0].tolist(), alone, strict=True)
+        return {name: {"weight": weight, "ne": value} for (name, is_there), weight, value in told if is_there}
 
 
 def _first(ids: Jagged) -> Tensor:

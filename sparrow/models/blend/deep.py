@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -75,7 +76,7 @@ class Members(nn.Module):
         super().__init__()
         widths = [in_features, *sizes]
         self.layers = nn.ModuleList(
-            _Layer(*pair, members, signs=i == 0) for i, pair in enumerate(zip(widths, widths[1:], strict=False))
+            _Layer(*pair, members, signs=i == 0) for i, pair in enumerate(itertools.pairwise(widths))
         )
         self.head_KXT = nn.Parameter(torch.randn(members, widths[-1], tasks) / math.sqrt(widths[-1]))
         self.bias_KT = nn.Parameter(torch.zeros(members, tasks))

@@ -105,12 +105,12 @@ class Forest(nn.Module):
             made = []
             for part, x in zip((train, valid), inputs, strict=True):
                 assert part.labels_BT is not None
-                weights = None if part.weights_B is None else part.weights_B.numpy()
+                weights = None if part.weights_B is None else part.weights_B.cpu().numpy()
                 base = np.full(len(x), float(offset_T[task]))
-                labels = part.labels_BT[:, task].numpy()
+                labels = part.labels_BT[:, task].cpu().numpy()
                 made.append(
                     lightgbm.Dataset(
-                        x.numpy(),
+                        x.cpu().numpy(),
                         labels,
                         weight=weights,
                         init_score=base,

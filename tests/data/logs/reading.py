@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparrow.data.logs.inference import infer
 from sparrow.data.logs.read import Log, open_log
+from sparrow.data.meaning.inference import infer
 from sparrow.features.schema import Schema
 
 

@@ -114,7 +114,7 @@ def test_a_table_is_a_log_too() -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    code = "import sys, sparrow.data.logs.read, sparrow.data.logs.inference; assert 'torch' not in sys.modules"
+    code = "import sys, sparrow.data.logs.read, sparrow.data.meaning.inference; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.data import prepare
-from sparrow.data.logs.inference import infer, infer_log
 from sparrow.data.logs.read import open_log, table_log
+from sparrow.data.meaning.inference import infer, infer_log
 from sparrow.features.schema import Column, Schema, Source
 from tests.data.logs.reading import inferred
-from tests.data.logs.test_looks import RNG, N
+from tests.data.meaning.test_looks import RNG, N
 
 
 def test_kinds(tmp_path: Path) -> None:

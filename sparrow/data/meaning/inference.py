@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.looks import digits_lost, list_of, numbers_in, stands_for_none, time_of
 from sparrow.data.logs.read import Log, open_log
+from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_for_none, tells_apart, time_of
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.features.transforms import labels
 
 LABELS = (
     *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
@@ -117,7 +119,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
         columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
         columns |= {n: Column(kind="categorical", table=n) for n in seen if n[0] == "C"}
     repair = log.source.bad_rows == "repair"
-    columns |= {name: _feature(s, repair) for name, s in seen.items() if name not in columns}
+    clicks = _clicks(columns, seen)
+    columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
@@ -161,9 +164,10 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     if label is not None and label not in seen:
         raise UserError(f"label: no column {label!r}{suggest(label, seen)}")
     wide = [s.name for s in seen.values() if s.called in LABELS[:4]]
-    chosen = label or next(iter([*named, *rated, *wide]), None)
+    candidates = [name for name in two if len(seen[name].distinct) == 2]
+    guessed = _guessed(candidates, seen)
+    chosen = label or next(iter([*named, *rated, *wide, *guessed]), None)
     if chosen is None:
-        candidates = [name for name in two if len(seen[name].distinct) == 2]
         remedy = "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not clicked"
         if candidates:
             remedy = f"with --label NAME name one of the columns of two values: {', '.join(candidates)}"
@@ -171,6 +175,9 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     found = seen[chosen]
     if len(found.distinct) <= 2 and not found.is_list:
         settings: dict[str, Any] = _positive(found)
+        if chosen in guessed and chosen != label:
+            told = "taken for the label, as no column is named like one; if another is, name it with --label"
+            settings["note"] = f"{told}; {settings['note']}" if "note" in settings else told
     elif chosen in rated:
         scale, least = sorted(found.distinct.to_pylist()), _scale(found)
         note = f"a rating of {scale[0]:g} to {scale[-1]:g}: from {least:g} on counts as 1, the upper 40 % of the scale"
@@ -181,6 +188,13 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     note = f"{OUTCOME}, unknown before {chosen}; make it kind 'label' to train both"
     others = {name: Column(kind="ignore", note=note) for name in named if name != chosen}
     return {chosen: Column(kind="label", **settings)} | others
+
+
+def _guessed(candidates: Sequence[str], seen: dict[str, _Seen]) -> list[str]:
+    """Returns the column of two values that is the last one, or else the only one called is_... or has_..., if any."""
+    asked = [name for name in candidates if seen[name].words[:1] in (("is",), ("has",))]
+    last = next(reversed(seen))
+    return [last] if last in candidates else asked if len(asked) == 1 else []
 
 
 def _scale(seen: _Seen) -> float | None:
@@ -236,7 +250,20 @@ def _groups(seen: Iterable[_Seen]) -> list[str]:
     return [named[name] for name in GROUPS if name in named]
 
 
-def _feature(seen: _Seen, repair: bool) -> Column:
+def _measures(seen: _Seen, repair: bool) -> bool:
+    return seen.is_number or _text(seen, repair, None).kind == "numeric"
+
+
+def _clicks(columns: dict[str, Column], seen: dict[str, _Seen]) -> Float64s | None:
+    """Returns the sample's first label, 0 and 1, or None where it cannot be read; the log is refused later."""
+    name = next(name for name, column in columns.items() if column.kind == "label")
+    try:
+        return labels(seen[name].bare, name, columns[name], training=True, row0=0)
+    except UserError:
+        return None
+
+
+def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     name, count = seen.name, len(seen.distinct)
     if name == TRUTH:
         return Column(kind="baseline", note="the probability that the log was drawn from")
@@ -248,12 +275,12 @@ def _feature(seen: _Seen, repair: bool) -> Column:
         return Column(kind="ignore", note="numbers the rows")
     if count == 0 or (count == 1 and len(seen.values) == seen.rows):
         return Column(kind="ignore", note="one value" if count else "no values")
-    if count == seen.rows >= 1000 and (seen.is_id or not (seen.is_number or _text(seen, repair).kind == "numeric")):
+    if count == seen.rows >= 1000 and (seen.is_id or not _measures(seen, repair)):
         return Column(kind="ignore", note="every row has another value")
     if seen.declared == "token":
         return Column(kind="categorical", table=name, note="by its header")
     if not seen.is_number:
-        return _text(seen, repair)
+        return _text(seen, repair, clicks)
     if seen.called in WEIGHTS and pc.min(seen.values).as_py() >= 0 and len(seen.values) == seen.rows:
         return Column(kind="weight", note="by its name, of the sample")
     if seen.words[-1:] in (("id",), ("ids",)) and not pa.types.is_integer(seen.type):
@@ -268,12 +295,19 @@ def _feature(seen: _Seen, repair: bool) -> Column:
             return Column(
                 kind="categorical", table=name, note="an integer, spread as hashes are; numeric if it measures"
             )
+        if clicks is not None and len(seen.values) == seen.rows and tells_apart(_int64(seen.values), clicks):
+            told = "an integer, of which each value tells more than a range of values; numeric if it measures"
+            return Column(kind="categorical", table=name, note=told)
         return _numeric(seen, "an integer; categorical if it is a code")
     if not seen.is_id and _spread(seen.values) >= 2.0**53:
         return _numeric(seen, "beyond 2^53; if these are ids they have lost digits: write them as integers or strings")
     if "propensity" in seen.words:
         return _numeric(seen, "a propensity? ignore it unless it is known when a model is asked")
     return _numeric(seen, "by its name an id; write ids as integers or strings" if seen.is_id else None)
+
+
+def _int64(values: pa.Array) -> Int64s:
+    return values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 def _spread(values: pa.Array) -> float:
@@ -300,7 +334,7 @@ def _list(seen: _Seen) -> Column:
     return Column(kind="list", table=seen.name, separator=separator, weights=weights, note=note)
 
 
-def _text(seen: _Seen, repair: bool) -> Column:
+def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     name, count = seen.name, len(seen.distinct)
     if not (is_text(seen.type) or pa.types.is_boolean(seen.type)):
         return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
@@ -313,7 +347,7 @@ def _text(seen: _Seen, repair: bool) -> Column:
             other = odd[0].as_py()
             return Column(kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing")
         if share and not seen.is_id and stands_for_none(odd, seen.values):
-            column = _spelled(seen, odd, numbers)
+            column = _spelled(seen, odd, numbers, clicks)
             if column.kind == "numeric":
                 return column
         if lost := digits_lost(seen.values):
@@ -325,12 +359,12 @@ def _text(seen: _Seen, repair: bool) -> Column:
     return Column(kind="categorical", table=name, note=note)
 
 
-def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array) -> Column:
+def _spelled(seen: _Seen, odd: pa.Array, numbers: pa.Array, clicks: Float64s | None) -> Column:
     """Returns what a column of text would be as numbers, with its odd texts missing."""
     if not len(odd) and pa.types.is_integer(numbers.type):
         return Column(kind="ignore")  # somebody made text of them: they are names
     of_numbers = replace(seen, type=numbers.type, values=numbers, distinct=numbers.unique(), bare=numbers)
-    column, missing = _feature(of_numbers, repair=False), tuple(odd.to_pylist())
+    column, missing = _feature(of_numbers, False, clicks), tuple(odd.to_pylist())
     if not missing or column.kind != "numeric":
         return column
     cells = f"{len(seen.values) - len(numbers):,} of {seen.rows:,} cells"

@@ -1,0 +1,1 @@
+"""What the columns of a stranger's log mean: a first schema, guessed from its beginning."""

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.features.schema import Split
+from sparrow.models import blend
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+from sparrow.training import train
+from sparrow.training.defaults import defaults
+from tests.models.test_models import SCHEMA, build
+
+ROWS = 6000
+
+
+def log(place: Path, signal: float, rows: int = ROWS) -> Path:
+    """Ids with an effect each, a number whose effect is no line, and both together."""
+    random = np.random.default_rng(0)
+    item, x = random.integers(0, 50, rows), random.normal(size=rows)
+    effect = random.normal(size=50)[item] + np.where(np.abs(x) > 0.7, 1.0, -1.0) * np.where(item % 2, 1, -1)
+    click = random.random(rows) < 1 / (1 + np.exp(-signal * effect))
+    made = {"item": [f"i{i}" for i in item], "x": x, "label": click.astype(int)}
+    pq.write_table(pa.table(made), place / "log.parquet")
+    data.prepare([place / "log.parquet"], place / "prepared")
+    return place / "prepared"
+
+
+def run(place: Path, prepared: Path, **changes: Any) -> dict[str, Any]:
+    given = {"run_dir": str(place / "run"), "log.tensorboard": False, "loop.epochs": 3, **changes}
+    return train(Run.of(prepared, defaults(prepared, given)))
+
+
+def test_a_small_log_with_all_defaults(tmp_path: Path) -> None:
+    results = run(tmp_path, log(tmp_path, signal=1.5))
+    parts, best = results["best"]["parts"], results["best"]["ne"]
+    assert best < 0.8 and best <= min(part["ne"] for part in parts.values()) + 0.005
+    assert sum(part["weight"] for part in parts.values()) == pytest.approx(1, abs=1e-6)
+    assert parts["logistic"]["ne"] > parts["members"]["ne"]  # it knows no pairs
+    assert ("trees" in parts) == blend.available()
+    restored = restore(tmp_path / "run")
+    assert restored.name == "blend"
+    rows = pq.read_table(tmp_path / "log.parquet").slice(0, 200)
+    twice = [restored.score_rows(rows, batch_size=size) for size in (200, 7)]
+    np.testing.assert_allclose(*twice, atol=1e-6)
+
+
+def test_a_coin_is_not_learned(tmp_path: Path) -> None:
+    results = run(tmp_path, log(tmp_path, signal=0.0))
+    run_dir = restore(tmp_path / "run")
+    test = data.open(tmp_path / "prepared").first(ROWS, "test")
+    scores = run_dir.scores(test)[:, 0]
+    assert results["best"]["ne"] < 1.02 and float(scores.std()) < 0.08
+
+
+def test_without_valid_rows_the_members_are_the_model(tmp_path: Path) -> None:
+    log(tmp_path, signal=1.5, rows=600)
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "all", split=Split(valid=0.0))
+    results = run(tmp_path, tmp_path / "all", **{"model.name": "blend", "loop.max_steps": 5})
+    assert (results["best"], results["valid"]) == ({}, {})
+    assert restore(tmp_path / "run").model.model.weights_PT[:, 0].tolist() == [1, 0, 0]
+
+
+def test_parts_get_the_weights_that_are_best() -> None:
+    """With many rows the best part gets all, with few all get nearly as much."""
+    model: Any = build(blend.Config(dim=4, number_dim=3, ranges=4, deep=(8,), members=2), SCHEMA)
+    random, weights = torch.Generator().manual_seed(0), {}
+    for rows in (20, 200_000):
+        logit_N = torch.randn(rows, generator=random) * 2
+        label_N1 = (torch.rand(rows, generator=random) < torch.sigmoid(logit_N)).float()[:, None]
+        parts_NPT = torch.stack([logit_N + 3, logit_N, torch.zeros(rows)], 1)[:, :, None]
+        told = model.settle(parts_NPT, label_N1, None, torch.zeros(1))
+        assert list(told) == ["members", "logistic"]  # there are no trees
+        weights[rows] = told["logistic"]["weight"]
+        assert model.weights_PT[2, 0] == 0
+    assert weights[200_000] == 1 and 0.5 <= weights[20] < 1
+    told = model.settle(parts_NPT.flip(1)[:, [0, 2, 1]], label_N1, torch.rand(rows, generator=random), torch.zeros(1))
+    assert told["members"]["weight"] < 0.5

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
+
+
+def test_a_number_is_so_far_through_each_range() -> None:
+    numbers = PiecewiseLinear(1, 4, 2)
+    numbers.knots_CK1[0] = torch.tensor([0.0, 1.0, 3.0, 4.0, 4.0])  # the last range has no width
+    x_B1 = torch.tensor([[-5.0], [0.0], [0.5], [2.0], [4.0], [9.0]])
+    want_BK = [[0, 0, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0], [1, 0.5, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert numbers.encode(x_B1)[:, 0].tolist() == want_BK
+    vectors_BD = numbers(x_B1)
+    assert vectors_BD.shape == (6, 2)
+    by_hand = torch.tensor(want_BK, dtype=torch.float) @ numbers.weight_CKD[0] + numbers.bias_CD[0]
+    torch.testing.assert_close(vectors_BD, by_hand)
+
+
+def test_ranges_hold_equally_many_rows() -> None:
+    numbers, x_N = PiecewiseLinear(2, 8, 3), torch.randn(4001, generator=torch.Generator().manual_seed(0)).exp()
+    numbers.fit(torch.stack([x_N, torch.zeros(4001)], 1))
+    (counts,) = torch.histogram(x_N, numbers.knots_CK1[0])[:1]
+    assert counts.tolist() == pytest.approx([500] * 8, abs=2)
+    assert numbers.encode(torch.zeros(3, 2))[:, 1].tolist() == [[0.0] * 8] * 3  # a column of one value
+
+
+def test_few_values_have_a_range_each() -> None:
+    """So every function of them is linear in the ranges, however unequal their shares are."""
+    numbers, x_N = PiecewiseLinear(1, 32, 3), torch.tensor([0.0] * 900 + [1.0] * 50 + [5.0] * 30 + [7.0] * 20)
+    numbers.fit(x_N[:, None])
+    values = x_N.unique()[:, None]
+    design = torch.cat([numbers.encode(values)[:, 0], torch.ones(4, 1)], 1)
+    assert torch.linalg.matrix_rank(design) == 4
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_members_are_mlps_with_scaled_weights(tasks: int) -> None:
+    torch.manual_seed(0)
+    model = Members(5, (7, 6), tasks, 3, dropout=0.0)
+    for layer in model.layers:
+        layer.outputs_KY.data.normal_()
+    x = torch.randn(4, 5)
+    logits_BTK = model(x)
+    assert logits_BTK.shape == (4, tasks, 3)
+    for k in range(3):
+        h = x
+        for layer in model.layers:
+            weight = layer.outputs_KY[k][:, None] * layer.weight * layer.inputs_KX[k]
+            h = torch.relu(F.linear(h, weight, layer.bias_KY[k]))
+        torch.testing.assert_close(logits_BTK[:, :, k], h @ model.head_KXT[k] + model.bias_KT[k])
+    assert (logits_BTK[:, :, 0] - logits_BTK[:, :, 1]).abs().max() > 1e-3
+
+
+def test_the_logit_of_the_mean_probability() -> None:
+    logits_BTK = torch.randn(50, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    torch.testing.assert_close(mean_logit(logits_BTK), torch.sigmoid(logits_BTK).mean(2).logit())
+    far = torch.tensor([[[300.0, 300.0], [-300.0, -300.0]]])
+    assert mean_logit(far).tolist() == [[300.0, -300.0]]
