@@ -35,13 +35,14 @@ class Column:
     weights: what a list's ids weigh in its pooling: the log's column with a list of as many numbers, or ":" where the
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
+    part: makes ids of a time, in UTC: its hour, or its day of the week from Monday, 0, on.
     transform: of a numeric column (by default standard): subtract mean, divide by std; "log" takes
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
     missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
-    does. format: of a time that is text, as strptime takes it. note: why it was inferred so.
+    does. format: of a time that is text, also where a part of it is taken, as strptime takes it. note: why it was inferred so.
     """
 
     kind: Literal["label", "numeric", "categorical", "list", "time", "group", "session", "weight", "baseline", "ignore"]
@@ -52,6 +53,7 @@ class Column:
     separator: str | None = None
     weights: str | None = None
     quantiles: int | None = None
+    part: Literal["hour", "weekday"] | None = None
     boundaries: tuple[float, ...] | None = None
     transform: Literal["standard", "log", "none", "missing"] | None = None
     mean: float | None = None
@@ -74,7 +76,8 @@ class Column:
         if self.separator == "":
             raise UserError('separator: empty; give the text between two ids, or "json"')
         allowed = {"separator": "list", "weights": "list", "max_length": "list", "pooling": "list"}
-        allowed |= {"quantiles": "categorical", "threshold": "label", "format": "time"}
+        allowed |= {"quantiles": "categorical", "part": "categorical", "threshold": "label"}
+        allowed |= {} if self.part else {"format": "time"}
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -78,6 +80,18 @@ def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) 
         words = f"no whole number; if these are seconds since 1970, set columns.{name}.format to '%s'"
         _refuse(column, pa.array((x_N != np.round(x_N)) | (np.abs(x_N) >= 2.0**63)), name, row0, words)
         raise
+
+
+def part_of(times_N: Int64s, part: Literal["hour", "weekday"]) -> Int64s:
+    """Returns the hours 0 to 23, or the days of the week from Monday, 0, to Sunday, 6, of times in UTC.
+
+    Args:
+        times_N: seconds, milliseconds or microseconds since 1970, told apart by their size.
+        part: of the time.
+    """
+    size_N = np.abs(times_N)
+    seconds_N = times_N // np.where(size_N < 10**10, 1, np.where(size_N < 10**13, 10**3, 10**6))
+    return seconds_N // 3600 % 24 if part == "hour" else (seconds_N // 86400 + 3) % 7  # 1970 began on a Thursday
 
 
 def time_format(texts: pa.Array) -> str | None:

@@ -27,7 +27,7 @@ from sparrow.features.numeric import as_numbers, without
 from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
-from sparrow.features.times import as_times
+from sparrow.features.times import as_times, part_of
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -290,6 +290,8 @@ def _typed(
         return {name: pa.array(_probabilities(raw, name, row0).astype(np.float32))}
     if column.kind == "time":
         return {name: pa.array(as_times(raw, name, row0, column.format))}
+    if column.part is not None:
+        return {name: _coded(_parts(raw, name, column, row0), name, hashed=False, strict=False)}
     if column.kind in ("group", "session"):
         ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
         ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
@@ -312,6 +314,16 @@ def _typed(
     lists = _typed_lists(column, name, once, hashed, lambda i: row0 + int(first_R[i]))
     run_N = pa.array(np.cumsum(begins_N) - 1)
     return {each: values.take(run_N) for each, values in lists.items()}
+
+
+def _parts(raw: pa.Array, name: str, column: Column, row0: int) -> pa.Array:
+    """Returns a part of each time, an integer; none where the time is missing."""
+    assert column.part is not None
+    there = raw.drop_null()
+    if not len(there):
+        return pa.nulls(len(raw), pa.int64())
+    times_N = as_times(raw.fill_null(there[0]) if raw.null_count else raw, name, row0, column.format)
+    return pa.array(part_of(times_N, column.part), mask=raw.is_null().to_numpy(zero_copy_only=False))
 
 
 def _begins(raw: pa.Array) -> Bools:

@@ -369,7 +369,7 @@ def _column(transforms: Transforms, name: str) -> Column:
         lookup = Lookup("number")
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
-    elif column.weights == ":":
+    elif column.weights == ":" or column.part:
         lookup = Lookup("refused")
     else:
         lookup = kind_of(schema.encodings[str(column.table)]).lookup(transforms.vocabularies.get(str(column.table)))

@@ -3,11 +3,12 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
-from sparrow.features.times import FORMATS, as_times, time_format
+from sparrow.features.times import FORMATS, as_times, part_of, time_format
 
 TEN = int(datetime.datetime(2026, 11, 21, 10, tzinfo=datetime.UTC).timestamp()) * 1_000_000
 DAY = TEN - 10 * 3_600_000_000
@@ -96,3 +97,12 @@ def test_what_is_no_time_is_named_with_its_row(values: list, format: str | None,
 def test_formats_are_found_out(texts: list[str], want: str | None) -> None:
     assert time_format(pa.array(texts, pa.string())) == want
     assert want is None or want in FORMATS
+
+
+@pytest.mark.parametrize("unit", [1, 10**3, 10**6])
+def test_parts_of_times(unit: int) -> None:
+    moments = [datetime.datetime(2026, 11, 21, 10), datetime.datetime(2000, 2, 29, 23, 59), datetime.datetime(1990, 1, 1)]
+    seconds = [int(moment.replace(tzinfo=datetime.UTC).timestamp()) for moment in moments]
+    times_N = np.array(seconds) * unit
+    assert part_of(times_N, "hour").tolist() == [moment.hour for moment in moments]
+    assert part_of(times_N, "weekday").tolist() == [moment.weekday() for moment in moments]

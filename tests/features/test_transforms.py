@@ -211,3 +211,19 @@ def test_an_id_is_hashed_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> 
     transforms = Transforms(schema=schema, vocabularies={"t": Vocabulary(*np.empty((2, 0), np.int64))})
     transforms.transform(pa.table({"x": [["a", "b"], ["b", "a"]] * 50, "y": ["a"] * 99 + ["c"]}), training=False)
     assert asked == hashed == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "format", "hours"),
+    [
+        (["21/11/2026 10:00", None, "22/11/2026 23:59"], "%d/%m/%Y %H:%M", [10, None, 23]),
+        ([1_795_255_200_000, 1_795_262_400_000, None], None, [10, 12, None]),
+        ([None, None], None, [None, None]),
+    ],
+)
+def test_a_part_of_a_time_is_an_id(values: list, format: str | None, hours: list) -> None:
+    encoding = Encoding(kind="range", low=0, high=23, rows=26)
+    column = Column(kind="categorical", source="ts", part="hour", table="hour", format=format)
+    schema = Schema(columns={"hour": column}, encodings={"hour": encoding})
+    made = transform(schema, pa.table({"ts": values}), training=False)
+    assert made["hour"].to_pylist() == [0 if hour is None else hour + 2 for hour in hours]

@@ -19,6 +19,7 @@ from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.features.times import as_times, part_of, ticks_per_second
 from sparrow.features.transforms import labels
 
 LABELS = (
@@ -43,6 +44,7 @@ _ID_WORDS = frozenset(
 )
 _DECLARED = (":token", ":float", ":token_seq", ":float_seq")
 _FEW = 64
+_WEEK_S = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
+    columns |= _parts_of_time(columns, seen)
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
@@ -243,6 +246,27 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         else:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
     return columns
+
+
+def _parts_of_time(columns: dict[str, Column], seen: dict[str, _Seen]) -> dict[str, Column]:
+    """Returns hour and day of the week of the log's time, where the sample is longer than a week."""
+    made: dict[str, Column] = {}
+    for name in [n for n, c in columns.items() if c.kind == "time"]:
+        try:
+            times_N = as_times(seen[name].values, name, 0, columns[name].format)
+        except UserError:
+            continue
+        unit = ticks_per_second(float(np.median(times_N)))
+        if unit is None or np.ptp(times_N) <= _WEEK_S * unit:
+            continue
+        for part in ("hour", "weekday"):
+            of = f"{name}_{part}"
+            if of not in columns and len(np.unique(part_of(times_N, part))) > 1:
+                note = f"of {name}, in UTC: what is to be scored has to have it then"
+                made[of] = Column(
+                    kind="categorical", source=name, part=part, table=of, format=columns[name].format, note=note
+                )
+    return made
 
 
 def _groups(seen: Iterable[_Seen]) -> list[str]:

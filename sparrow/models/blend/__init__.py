@@ -21,9 +21,7 @@ from sparrow.metrics import logloss_from_logits, ne
 from sparrow.models._inputs import History, Ids, tasks
 from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
 from sparrow.models.blend.forest import WIDEST, Forest, available
-from sparrow.models.blend.logistic import Logistic, together
-
-_CELLS = 1 << 26  # numbers that the logistic regression reads at once: 256 MB; of more rows it takes the last
+from sparrow.models.blend.logistic import Logistic
 
 _PREFERENCE = 6.0  # nats for each unit of the sum of squared weights, which is least where they are equal
 
@@ -76,7 +74,7 @@ class Blend(nn.Module):
         self.members = Members(width, config.deep, labels, config.members, config.dropout)
         encodings = {name: schema.encodings[str(schema.columns[name].table)] for name in schema.sparse}
         rows = {name: encoding.rows or 0 for name, encoding in encodings.items()}
-        self.logistic = Logistic(list(rows.values()), columns * (config.ranges + 1), labels)
+        self.logistic = Logistic(list(rows.values()), columns, config.ranges, labels)
         self.single = [name for name in schema.sparse if schema.columns[name].kind == "categorical"]
         orderless = [encodings[name].order != "value" and rows[name] <= WIDEST for name in self.single]
         self.forest = Forest([columns + i for i, is_set in enumerate(orderless) if is_set], labels)
@@ -90,10 +88,9 @@ class Blend(nn.Module):
 
     def parts(self, batch: Batch) -> Tensor:
         """Returns the logits of members, logistic regression and trees, [B, 3, T]."""
-        ids = batch.ids.expanded()
-        numbers_BX = together(batch.dense_BC, self.numbers.encode(plain(batch.dense_BC)))
-        found = [mean_logit(self._members(batch)), self.logistic(ids, numbers_BX)]
-        return torch.stack([*found, self.forest(self._for_trees(batch.dense_BC, ids))], 1)
+        ids, dense_BC = batch.ids.expanded(), plain(batch.dense_BC)
+        found = [mean_logit(self._members(batch)), self.logistic(ids, dense_BC, self.numbers.places(dense_BC))]
+        return torch.stack([*found, self.forest(self._for_trees(dense_BC, ids))], 1)
 
     def _members(self, batch: Batch) -> Tensor:
         dense_BC = plain(batch.dense_BC)
@@ -103,7 +100,7 @@ class Blend(nn.Module):
     def _for_trees(self, dense_BC: Tensor, ids: KeyedJagged) -> Tensor:
         """Returns numbers and ids side by side, [B, X] in float64."""
         columns = (_first(ids[name])[:, None].double() for name in self.single)
-        return torch.cat([plain(dense_BC).double(), *columns], 1)
+        return torch.cat([dense_BC.double(), *columns], 1)
 
     def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
@@ -121,13 +118,11 @@ class Blend(nn.Module):
             return
         train, valid = (replace(batch, ids=batch.ids.expanded()) for batch in (train, valid))
         if self.config.logistic:
-            most = max(1, _CELLS // max(1, self.logistic.numbers_XT.shape[0]))
-            last = train.part(max(0, train.batch_size - most), train.batch_size)
-            read = [together(b.dense_BC, self.numbers.encode(b.dense_BC)) for b in (last, valid)]
-            self.logistic.fit(last, valid, (read[0], read[1]), offset_T)
+            places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
+            self.logistic.fit((train, valid), places, offset_T)
         if self.config.trees and available():
-            read = [self._for_trees(b.dense_BC, b.ids) for b in (train, valid)]
-            self.forest.fit(train, valid, (read[0], read[1]), offset_T, self.config.trees, seed)
+            read = (self._for_trees(train.dense_BC, train.ids), self._for_trees(valid.dense_BC, valid.ids))
+            self.forest.fit(train, valid, read, offset_T, self.config.trees, seed)
 
     @torch.no_grad()
     def settle(

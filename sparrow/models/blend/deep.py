@@ -46,6 +46,14 @@ class PiecewiseLinear(nn.Module):
             at = x_N.sort().values[(places * (len(x_N) - 1)).round().long()].unique()
             knots_K1.copy_(F.pad(at, (0, len(places) - len(at)), value=float(at[-1])))
 
+    def places(self, dense_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns which range each number is in, 0 to K - 1, and how far it is through it, 0 to 1; [B, C] each."""
+        knots_CK1, x_CB = self.knots_CK1, dense_BC.t().contiguous()
+        range_CB = (torch.searchsorted(knots_CK1, x_CB, right=True) - 1).clamp(0, knots_CK1.shape[1] - 2)
+        low_CB, high_CB = knots_CK1.gather(1, range_CB), knots_CK1.gather(1, range_CB + 1)
+        through_CB = torch.where(high_CB > low_CB, (x_CB - low_CB) / (high_CB - low_CB), 0.0)
+        return range_CB.t(), through_CB.clamp(0, 1).t()
+
     def encode(self, dense_BC: Tensor) -> Tensor:
         """Returns the values of all ranges, [B, C, K]."""
         widths_CK = self.knots_CK1.diff(dim=1)

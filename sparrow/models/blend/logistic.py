@@ -11,93 +11,117 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparrow.core import Batch, KeyedJagged
-from sparrow.core.repeated import plain
 from sparrow.losses import binary_cross_entropy
 
 PENALTIES = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # of half the sum of squares, beside the sum of losses
 
+Places = tuple[Tensor, Tensor]
+"""Of each number, which range it is in and how far it is through it, [B, C] each; see `PiecewiseLinear.places`."""
+
 
 class Logistic(nn.Module):
-    """logit_t = b_t + the sum over id columns of the mean of their ids' weights + the weights of the numbers.
+    """logit_t = b_t + the mean weight of each column's ids + a line and a piecewise linear function of each number.
+
+    The function of a number rises in each range by a weight of its own. So its values where ranges meet are sums.
 
     Args:
         rows: of the table of each id column, in the batches' order. Ids are taken modulo them.
-        numbers: X, how many numbers an example has.
+        numbers: C, how many numbers an example has.
+        ranges: K of each number.
         tasks: T.
     """
 
-    def __init__(self, rows: Sequence[int], numbers: int, tasks: int) -> None:
+    def __init__(self, rows: Sequence[int], numbers: int, ranges: int, tasks: int) -> None:
         super().__init__()
         self.rows = tuple(rows)
-        for name, size in (("ids_RT", sum(rows)), ("numbers_XT", numbers), ("bias_1T", 1)):
-            self.register_buffer(name, torch.zeros(size, tasks))
+        sizes = {"ids_RT": (sum(rows),), "lines_CT": (numbers,), "rises_CKT": (numbers, ranges), "bias_T": ()}
+        for name, size in sizes.items():
+            self.register_buffer(name, torch.zeros(*size, tasks))
 
-    def forward(self, ids: KeyedJagged, numbers_BX: Tensor) -> Tensor:
+    def forward(self, ids: KeyedJagged, dense_BC: Tensor, places: Places) -> Tensor:
         """Returns logits [B, T]. ids: of which no sample shares rows with another (`expanded`)."""
-        logits_BT = numbers_BX @ self.numbers_XT + self.bias_1T
+        range_BC, through_BC = places
+        heights_CKT = _heights(self.rises_CKT)
+        column_C = torch.arange(dense_BC.shape[1], device=dense_BC.device)
+        low_BCT, high_BCT = heights_CKT[column_C, range_BC], heights_CKT[column_C, range_BC + 1]
+        of_numbers_BT = torch.lerp(low_BCT, high_BCT, through_BC[:, :, None]).sum(1) + dense_BC @ self.lines_CT
         if not self.rows:
-            return logits_BT
-        found_LT = F.embedding_bag(self._places(ids), self.ids_RT, ids.offsets, mode="mean", include_last_offset=True)
-        return logits_BT + found_LT.unflatten(0, (-1, numbers_BX.shape[0])).sum(0)
+            return of_numbers_BT + self.bias_T
+        found_LT = F.embedding_bag(self._rows(ids), self.ids_RT, ids.offsets, mode="mean", include_last_offset=True)
+        return found_LT.unflatten(0, (-1, dense_BC.shape[0])).sum(0) + of_numbers_BT + self.bias_T
 
-    def _places(self, ids: KeyedJagged) -> Tensor:
+    def _rows(self, ids: KeyedJagged) -> Tensor:
         """Returns the row of weights of each id, [N]."""
         counts = torch.tensor(ids.bounds, device=ids.values_N.device).diff()
         rows = torch.tensor(self.rows, dtype=torch.long, device=counts.device)
         first = rows.cumsum(0) - rows
         return ids.values_N % rows.repeat_interleave(counts) + first.repeat_interleave(counts)
 
-    def fit(self, train: Batch, valid: Batch, numbers: tuple[Tensor, Tensor], offset_T: Tensor) -> None:
+    def fit(self, parts: tuple[Batch, Batch], places: tuple[Places, Places], offset_T: Tensor) -> None:
         """Fit the weights to training rows by L-BFGS, with the penalty of `PENALTIES` that is best for valid ones.
 
         Penalties fall, and each begins where the last ended. The first that is worse for the valid rows ends it.
 
         Args:
-            train, valid: the rows, whose ids no samples share.
-            numbers: [N, X] of each.
+            parts: training rows and valid ones, whose ids no samples share.
+            places: of the numbers of each.
             offset_T: is added to the logits.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
-            designs = [self._design(batch.ids, batch.batch_size) for batch in (train, valid)]
+            designs = [self._design(batch, at) for batch, at in zip(parts, places, strict=True)]
             back = designs[0].t().to_sparse_csr()
         point = [nn.Parameter(weights.clone()) for weights in self.buffers()]
 
-        def logits_NT(of: int) -> Tensor:
-            ids_RT, numbers_XT, bias_1T = point
-            return _Times.apply(ids_RT, designs[of], back) + numbers[of] @ numbers_XT + bias_1T + offset_T
+        def loss(part: int) -> Tensor:
+            ids_RT, lines_CT, rises_CKT, bias_T = point
+            weights_WT = torch.cat([ids_RT, lines_CT, _heights(rises_CKT).flatten(0, 1)])
+            logits_NT = _Times.apply(weights_WT, designs[part], back) + bias_T + offset_T
+            return binary_cross_entropy(logits_NT, parts[part])
 
         best = float("inf")
         for penalty in PENALTIES:
-            rate = penalty / train.batch_size / offset_T.numel()
-            _descend(point, lambda: binary_cross_entropy(logits_NT(0), train), rate)
+            _descend(point, lambda: loss(0), penalty / parts[0].batch_size / offset_T.numel())
             with torch.no_grad():
-                found = float(binary_cross_entropy(logits_NT(1), valid))
+                found = float(loss(1))
                 if not found < best:
                     break
                 best = found
                 for weights, fitted in zip(self.buffers(), point, strict=True):
                     weights.copy_(fitted)
 
-    def _design(self, ids: KeyedJagged, rows: int) -> Tensor:
-        """Returns how much of each id's weight each row has, sparse [N, R]."""
-        lengths_L = ids.offsets.diff()
+    def _design(self, batch: Batch, places: Places) -> Tensor:
+        """Returns how much of each weight each row has, sparse [N, R + C + C (K + 1)]: of ids, lines and heights."""
+        count, (range_NC, through_NC), lengths_L = batch.batch_size, places, batch.ids.offsets.diff()
         list_N = torch.arange(len(lengths_L)).repeat_interleave(lengths_L)
-        places = torch.stack([list_N % max(rows, 1), self._places(ids)])
-        found = torch.sparse_coo_tensor(places, (1 / lengths_L)[list_N], (rows, len(self.ids_RT)))
-        return found.to_sparse_csr()
+        columns, heights = self.lines_CT.shape[0], self.rises_CKT.shape[1] + 1
+        line_C = len(self.ids_RT) + torch.arange(columns)
+        low_NC = len(self.ids_RT) + columns + torch.arange(columns) * heights + range_NC
+        of_numbers = [line_C.expand(count, -1), low_NC, low_NC + 1]
+        shares = [batch.dense_BC, 1 - through_NC, through_NC]
+        row_NC = torch.arange(count)[:, None].expand(-1, columns)
+        rows_P = torch.cat([list_N % max(count, 1), *(row_NC.flatten() for _ in shares)])
+        weights_P = torch.cat([self._rows(batch.ids), *(of.flatten() for of in of_numbers)])
+        shares_P = torch.cat([(1 / lengths_L)[list_N], *(share.flatten() for share in shares)])
+        size = (count, len(self.ids_RT) + columns * (heights + 1))
+        return torch.sparse_coo_tensor(torch.stack([rows_P, weights_P]), shares_P, size).to_sparse_csr()
+
+
+def _heights(rises_CKT: Tensor) -> Tensor:
+    """Returns the values of piecewise linear functions where ranges begin and end, [C, K + 1, T]."""
+    return F.pad(rises_CKT.cumsum(1), (0, 0, 1, 0))
 
 
 class _Times(torch.autograd.Function):
-    """The sparse product of `design` [N, R] and weights [R, T]; `back` is its transpose."""
+    """The sparse product of `design` [N, W] and weights [W, T]; `back` is the transpose of the one that is trained."""
 
     @staticmethod
-    def forward(ctx: Any, weights_RT: Tensor, design: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: Any, weights_WT: Tensor, design: Tensor, back: Tensor) -> Tensor:
         ctx.back = back
-        return design @ weights_RT
+        return design @ weights_WT
 
     @staticmethod
-    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return ctx.back @ grad_NT, None, None
 
 
@@ -107,15 +131,11 @@ def _descend(point: list[nn.Parameter], loss: Callable[[], Tensor], rate: float)
         point, max_iter=60, history_size=10, line_search_fn="strong_wolfe", tolerance_change=1e-7
     )
 
-    def value() -> Tensor:
+    def value() -> float:
         solver.zero_grad()
-        total = loss() + rate / 2 * sum((weights**2).sum() for weights in point[:-1])
+        squares = torch.stack([(weights**2).sum() for weights in point[:-1]])
+        total = loss() + rate / 2 * squares.sum()
         total.backward()
-        return total
+        return float(total)
 
     solver.step(value)
-
-
-def together(dense_BC: Tensor, encoded_BCK: Tensor) -> Tensor:
-    """Returns the numbers that a logistic regression reads: of all ranges, and the columns themselves, [B, C K + C]."""
-    return torch.cat([encoded_BCK.flatten(1), plain(dense_BC)], 1)

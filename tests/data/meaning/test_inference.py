@@ -342,3 +342,42 @@ def test_movielens_style_headers(tmp_path: Path) -> None:
     (tmp_path / "x.inter").write_text("\n".join(["user_id:token\titem_id:token\tlabel:float\ttimestamp:float", *lines]))
     kinds = {name: column.kind for name, column in infer([tmp_path / "x.inter"]).columns.items()}
     assert list(kinds.values()) == ["categorical", "categorical", "label", "time"]
+
+
+def test_whole_numbers_of_which_each_tells_more_than_a_range(tmp_path: Path) -> None:
+    """Students and minutes have the same values. A coin tells of neither."""
+    n, rng = 8000, np.random.default_rng(0)
+    student, minutes = rng.integers(1, 300, (2, n))
+    logit = rng.normal(0, 1.5, 300)[student] + (minutes - 150) / 50
+    columns = {"s": student, "m": minutes, "label": (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(int)}
+    kinds = {name: c.kind for name, c in inferred(tmp_path, columns).columns.items()}
+    assert (kinds["s"], kinds["m"]) == ("categorical", "numeric")
+    kinds = {name: c.kind for name, c in inferred(tmp_path, {**columns, "label": rng.integers(0, 2, n)}).columns.items()}
+    assert (kinds["s"], kinds["m"]) == ("numeric", "numeric")
+
+
+def test_hour_and_weekday_of_a_time_that_is_longer_than_a_week(tmp_path: Path) -> None:
+    label = [0, 1] * 120
+    times = [datetime.datetime(2026, 11, 1) + datetime.timedelta(hours=i) for i in range(240)]
+    schema = inferred(tmp_path, {"when": times, "label": label})
+    hour, weekday = schema.columns["when_hour"], schema.columns["when_weekday"]
+    assert (hour.part, hour.source, hour.kind, weekday.part) == ("hour", "when", "categorical", "weekday")
+    days = [f"{i + 1}/11/2026" for i in range(24) for _ in range(10)]
+    schema = inferred(tmp_path, {"date": days, "label": label})
+    assert "date_hour" not in schema.columns and schema.columns["date_weekday"].format == "%d/%m/%Y"
+    assert list(inferred(tmp_path, {"when": times[:160] * 2, "label": [0, 1] * 160}).columns) == ["when", "label"]
+    assert list(inferred(tmp_path, {"ts": np.arange(240), "label": label}).columns) == ["ts", "label"]  # no clock's
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ({"x": [0.5, 1.5], "churn": ["no", "yes"]}, "churn"),
+        ({"is_fraud": [0, 1], "x": [0.5, 1.5]}, "is_fraud"),
+        ({"has_paid": [0, 1], "is_new": [0, 1], "hasLeft": [True, False]}, "hasLeft"),
+    ],
+)
+def test_a_label_that_only_its_place_or_name_tells(tmp_path: Path, columns: dict, label: str) -> None:
+    schema = inferred(tmp_path, {name: values * 50 for name, values in columns.items()})
+    assert schema.labels == (label,)
+    assert "taken for the label" in str(schema.columns[label].note)

@@ -122,3 +122,10 @@ def test_numbers_with_odd_texts(tmp_path: Path, values: list[str], missing: tupl
     assert column.missing == (missing or None)
     assert not missing or f"{missing[0]!r}" in str(column.note)
     prepare([tmp_path / "log.parquet"], tmp_path / "out")  # what is inferred, prepares
+
+
+def test_dates_stand_close_together(tmp_path: Path) -> None:
+    """Four days, not four months; in no order."""
+    values = ["11/8/2017", "11/6/2017", "11/9/2017", "11/7/2017"] * 25
+    column = inferred(tmp_path, {"date": values, "label": [0, 1] * 50}).columns["date"]
+    assert column.format == "%m/%d/%Y" and "day or month may come first" in str(column.note)

@@ -13,6 +13,8 @@ def test_a_number_is_so_far_through_each_range() -> None:
     x_B1 = torch.tensor([[-5.0], [0.0], [0.5], [2.0], [4.0], [9.0]])
     want_BK = [[0, 0, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0], [1, 0.5, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
     assert numbers.encode(x_B1)[:, 0].tolist() == want_BK
+    range_B1, through_B1 = numbers.places(x_B1)
+    assert (range_B1 + through_B1)[:, 0].tolist() == [0, 0, 0.5, 1.5, 3, 3]
     vectors_BD = numbers(x_B1)
     assert vectors_BD.shape == (6, 2)
     by_hand = torch.tensor(want_BK, dtype=torch.float) @ numbers.weight_CKD[0] + numbers.bias_CD[0]

@@ -7,57 +7,74 @@ import torch
 from sparrow.core import Batch, KeyedJagged
 from sparrow.losses import binary_cross_entropy
 from sparrow.models.blend import logistic
+from sparrow.models.blend.deep import PiecewiseLinear
 from sparrow.models.blend.logistic import Logistic
 
 ROWS = (6, 9)
+KNOTS = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.5, 0.5]])  # two ranges of each number; the last has no width
 
 
-def examples(count: int, seed: int, signal: float = 1.0) -> tuple[Batch, torch.Tensor]:
+def numbers() -> PiecewiseLinear:
+    made = PiecewiseLinear(2, 2, 1)
+    made.knots_CK1 = KNOTS
+    return made
+
+
+def logits(model: Logistic, batch: Batch) -> torch.Tensor:
+    return model(batch.ids, batch.dense_BC, numbers().places(batch.dense_BC))
+
+
+def fit(model: Logistic, train: Batch, valid: Batch, offset: float = 0.0) -> None:
+    places = numbers().places(train.dense_BC), numbers().places(valid.dense_BC)
+    model.fit((train, valid), places, torch.tensor([offset]))
+
+
+def examples(count: int, seed: int, signal: float = 1.0) -> Batch:
     """An id, a list of 0 to 3 ids, and two numbers; and what a label hangs on."""
     random = torch.Generator().manual_seed(seed)
     one_N, lengths_N = torch.randint(0, 6, (count,), generator=random), torch.randint(0, 4, (count,), generator=random)
     values = torch.cat([one_N, torch.randint(0, 9, (int(lengths_N.sum()),), generator=random)])
     ids = KeyedJagged(keys=("one", "some"), values_N=values, lengths=torch.cat([torch.ones_like(one_N), lengths_N]))
     x_N2 = torch.randn(count, 2, generator=random)
-    logit_N = signal * (one_N.float() - 2.5 + x_N2[:, 0])
+    logit_N = signal * (one_N.float() - 2.5 + x_N2[:, 0].abs())
     label_N = (torch.rand(count, generator=random) < torch.sigmoid(logit_N)).float()
-    return Batch(dense_BC=x_N2, ids=ids, labels_BT=label_N[:, None]), x_N2
+    return Batch(dense_BC=x_N2, ids=ids, labels_BT=label_N[:, None])
 
 
 def design(batch: Batch) -> np.ndarray:
-    """Shares of ids and the numbers, by hand."""
-    found = np.zeros((batch.batch_size, sum(ROWS) + 2))
+    """Shares of ids, the numbers, and how far they are through each range, by hand."""
+    found = np.zeros((batch.batch_size, sum(ROWS) + 2 + 4))
     for key, first in (("one", 0), ("some", 6)):
         jagged = batch.ids[key]
         for row, (low, high) in enumerate(zip(jagged.offsets_B1, jagged.offsets_B1[1:], strict=False)):
             for value in jagged.values_N[low:high].tolist():
                 found[row, first + value] += 1 / int(high - low)
-    found[:, -2:] = batch.dense_BC
+    found[:, -6:-4], found[:, -4:] = batch.dense_BC, numbers().encode(batch.dense_BC).flatten(1)
     return found
 
 
 def test_it_is_what_scikit_learn_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     sklearn = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     monkeypatch.setattr(logistic, "PENALTIES", (3.0,))
-    (train, x_train), (valid, x_valid) = examples(1500, 0), examples(400, 1)
-    model = Logistic(ROWS, 2, 1)
-    model.fit(train, valid, (x_train, x_valid), torch.tensor([0.7]))
+    train, valid = examples(1500, 0), examples(400, 1)
+    model = Logistic(ROWS, 2, 2, 1)
+    fit(model, train, valid, 0.7)
     theirs = sklearn.LogisticRegression(C=1 / 3.0, tol=1e-8, max_iter=5000)
     theirs.fit(design(train), train.labels_BT[:, 0])
     want = theirs.decision_function(design(valid))
-    np.testing.assert_allclose(model(valid.ids, x_valid)[:, 0] + 0.7, want, atol=5e-3)
+    np.testing.assert_allclose(logits(model, valid)[:, 0] + 0.7, want, atol=5e-3)
 
 
 def test_weights_of_rows_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of weight 2 is like two rows."""
     monkeypatch.setattr(logistic, "PENALTIES", (3.0,))
-    (train, x), (valid, x_valid) = examples(600, 0), examples(100, 1)
-    twice = Batch(dense_BC=x, ids=train.ids, labels_BT=train.labels_BT, weights_B=torch.ones(600) * 2)
+    train, valid = examples(600, 0), examples(100, 1)
+    twice = Batch(dense_BC=train.dense_BC, ids=train.ids, labels_BT=train.labels_BT, weights_B=torch.ones(600) * 2)
     found = []
     for batch in (train, twice):
-        model = Logistic(ROWS, 2, 1)
-        model.fit(batch, valid, (x, x_valid), torch.zeros(1))
-        found.append(model(valid.ids, x_valid))
+        model = Logistic(ROWS, 2, 2, 1)
+        fit(model, batch, valid)
+        found.append(logits(model, valid))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
@@ -65,17 +82,16 @@ def test_valid_rows_choose_the_penalty() -> None:
     """Where ids say nothing, the largest; where they say much, a smaller one. It is no worse than the first tried."""
     chosen = []
     for signal in (0.0, 2.0):
-        (train, x_train), (valid, x_valid) = examples(400, 0, signal), examples(400, 1, signal)
-        model = Logistic(ROWS, 2, 1)
-        model.fit(train, valid, (x_train, x_valid), torch.zeros(1))
-        with torch.no_grad():
-            chosen.append(float(binary_cross_entropy(model(valid.ids, x_valid), valid)))
+        train, valid = examples(400, 0, signal), examples(400, 1, signal)
+        model = Logistic(ROWS, 2, 2, 1)
+        fit(model, train, valid)
+        chosen.append(float(binary_cross_entropy(logits(model, valid), valid)))
     assert chosen[0] == pytest.approx(0.693, abs=0.01)  # a coin
     assert chosen[1] < 0.4
 
 
 def test_hashes_are_taken_modulo_the_rows() -> None:
-    model = Logistic((5,), 0, 1)
+    model = Logistic((5,), 0, 4, 1)
     model.ids_RT[:, 0] = torch.arange(5.0)
     ids = KeyedJagged(keys=("one",), values_N=torch.tensor([7, 2**62 + 3, 4]), lengths=torch.ones(3, dtype=torch.long))
-    assert model(ids, torch.zeros(3, 0))[:, 0].tolist() == [2.0, float((2**62 + 3) % 5), 4.0]
+    assert model(ids, torch.zeros(3, 0), (torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, 0)))[:, 0].tolist() == [2.0, float((2**62 + 3) % 5), 4.0]
