@@ -42,7 +42,8 @@ class Column:
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
     missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
-    does. format: of a time that is text, also where a part of it is taken, as strptime takes it. note: why it was inferred so.
+    does. format: of a time that is text, as strptime takes it, also where a part of it is taken. note: why it was
+    inferred so.
     """
 
     kind: Literal["label", "numeric", "categorical", "list", "time", "group", "session", "weight", "baseline", "ignore"]

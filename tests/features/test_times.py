@@ -101,7 +101,11 @@ def test_formats_are_found_out(texts: list[str], want: str | None) -> None:
 
 @pytest.mark.parametrize("unit", [1, 10**3, 10**6])
 def test_parts_of_times(unit: int) -> None:
-    moments = [datetime.datetime(2026, 11, 21, 10), datetime.datetime(2000, 2, 29, 23, 59), datetime.datetime(1990, 1, 1)]
+    moments = [
+        datetime.datetime(2026, 11, 21, 10),
+        datetime.datetime(2000, 2, 29, 23, 59),
+        datetime.datetime(1990, 1, 1),
+    ]
     seconds = [int(moment.replace(tzinfo=datetime.UTC).timestamp()) for moment in moments]
     times_N = np.array(seconds) * unit
     assert part_of(times_N, "hour").tolist() == [moment.hour for moment in moments]

@@ -235,8 +235,10 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
 
 def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
     encoding = schema.encodings[column.table] if column.table else None
-    is_open = encoding is None or encoding.kind is None or column.part is not None
-    integers = None if is_open else kind_of(encoding).takes_integers
+    if encoding is None or encoding.kind is None or column.part is not None:
+        integers = None
+    else:
+        integers = kind_of(encoding).takes_integers
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
     if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):

@@ -124,9 +124,9 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
-    columns |= _parts_of_time(columns, seen)
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
+    columns |= _parts_of_time(columns, seen)
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
     return Schema(columns=columns, encodings=tables, source=log.source)
 
@@ -260,7 +260,7 @@ def _parts_of_time(columns: dict[str, Column], seen: dict[str, _Seen]) -> dict[s
         if unit is None or np.ptp(times_N) <= _WEEK_S * unit:
             continue
         for part in ("hour", "weekday"):
-            of = f"{name}_{part}"
+            of = f"{name.rpartition(':')[0] if seen[name].declared else name}_{part}"
             if of not in columns and len(np.unique(part_of(times_N, part))) > 1:
                 note = f"of {name}, in UTC: what is to be scored has to have it then"
                 made[of] = Column(

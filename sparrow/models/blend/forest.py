@@ -42,6 +42,15 @@ class Forest(nn.Module):
 
     FIELDS = ("input_M", "threshold_M", "left_M", "right_M", "value_MT", "set_M", "sets_SW", "root_G")
 
+    input_M: Tensor
+    threshold_M: Tensor
+    left_M: Tensor
+    right_M: Tensor
+    value_MT: Tensor
+    set_M: Tensor
+    sets_SW: Tensor
+    root_G: Tensor
+
     def __init__(self, sets: Sequence[int], tasks: int) -> None:
         super().__init__()
         self.sets = list(sets)
@@ -102,7 +111,7 @@ class Forest(nn.Module):
         sets: list[list[int]] = []
         roots = []
         for task in range(self.tasks):
-            made = []
+            made: list[Any] = []
             for part, x in zip((train, valid), inputs, strict=True):
                 assert part.labels_BT is not None
                 weights = None if part.weights_B is None else part.weights_B.cpu().numpy()

@@ -31,6 +31,11 @@ class Logistic(nn.Module):
         tasks: T.
     """
 
+    ids_RT: Tensor
+    lines_CT: Tensor
+    rises_CKT: Tensor
+    bias_T: Tensor
+
     def __init__(self, rows: Sequence[int], numbers: int, ranges: int, tasks: int) -> None:
         super().__init__()
         self.rows = tuple(rows)
@@ -92,7 +97,8 @@ class Logistic(nn.Module):
 
     def _design(self, batch: Batch, places: Places) -> Tensor:
         """Returns how much of each weight each row has, sparse [N, R + C + C (K + 1)]: of ids, lines and heights."""
-        count, (range_NC, through_NC), lengths_L = batch.batch_size, places, batch.ids.offsets.diff()
+        assert batch.ids.lengths is not None
+        count, (range_NC, through_NC), lengths_L = batch.batch_size, places, batch.ids.lengths
         list_N = torch.arange(len(lengths_L)).repeat_interleave(lengths_L)
         columns, heights = self.lines_CT.shape[0], self.rises_CKT.shape[1] + 1
         line_C = len(self.ids_RT) + torch.arange(columns)
@@ -121,7 +127,7 @@ class _Times(torch.autograd.Function):
         return design @ weights_WT
 
     @staticmethod
-    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.back @ grad_NT, None, None
 
 
@@ -136,6 +142,6 @@ def _descend(point: list[nn.Parameter], loss: Callable[[], Tensor], rate: float)
         squares = torch.stack([(weights**2).sum() for weights in point[:-1]])
         total = loss() + rate / 2 * squares.sum()
         total.backward()
-        return float(total)
+        return total.item()
 
     solver.step(value)

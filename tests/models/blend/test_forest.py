@@ -23,9 +23,9 @@ def examples(count: int, seed: int) -> tuple[Batch, torch.Tensor]:
     return made, torch.tensor(x)
 
 
-def grown(**changes: object) -> Forest:
+def grown() -> Forest:
     model, ((train, x_train), (valid, x_valid)) = Forest([2], 1), (examples(3000, 0), examples(1000, 1))
-    model.fit(train, valid, (x_train, x_valid), torch.tensor([0.4]), trees=30, seed=0)
+    model.fit(train, valid, (x_train, x_valid), torch.tensor([0.4]), trees=300, seed=0)
     return model
 
 

@@ -94,4 +94,6 @@ def test_hashes_are_taken_modulo_the_rows() -> None:
     model = Logistic((5,), 0, 4, 1)
     model.ids_RT[:, 0] = torch.arange(5.0)
     ids = KeyedJagged(keys=("one",), values_N=torch.tensor([7, 2**62 + 3, 4]), lengths=torch.ones(3, dtype=torch.long))
-    assert model(ids, torch.zeros(3, 0), (torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, 0)))[:, 0].tolist() == [2.0, float((2**62 + 3) % 5), 4.0]
+    none = torch.zeros(3, 0)
+    found = model(ids, none, (none.long(), none))
+    assert found[:, 0].tolist() == [2.0, float((2**62 + 3) % 5), 4.0]
