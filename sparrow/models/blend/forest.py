@@ -116,7 +116,7 @@ class Forest(nn.Module):
                 assert part.labels_BT is not None
                 weights = None if part.weights_B is None else part.weights_B.cpu().numpy()
                 base = np.full(len(x), float(offset_T[task]))
-                labels = part.labels_BT[:, task].cpu().numpy()
+                labels = part.labels_BT[:, task].contiguous().cpu().numpy()
                 made.append(
                     lightgbm.Dataset(
                         x.cpu().numpy(),
