@@ -155,6 +155,11 @@ class Maker:
         self._logit_N += [effects[place].sum() for place in places]
         return [[of[i] for i in place] for place in places]
 
+    def per(self, ids: Array, x_N: Array, slope: float = 0.5) -> Array:
+        """Returns of numbers those of the first rows with the same id, with a trend: what an item has, not a row."""
+        _, first, place_N = np.unique(ids, return_index=True, return_inverse=True)
+        return self.trend(x_N[first][place_N], slope)
+
     def gone(self, values: Any, share: float, written: Any = None) -> list[Any]:
         """Returns values of which some are missing, and how that is written."""
         gone_N = self.random.random(self.rows) < share

@@ -106,14 +106,16 @@ def attribution(m: Maker) -> Log:
 def ratings(m: Maker) -> Log:
     """Ratings of films in half steps, by users and films without a word for id in their names' ends."""
     titles = [f"{' '.join(m.random.choice(WORDS, 2)).title()} ({1950 + i % 70})" for i in range(300)]
+    movies = m.ids(700)
     columns = {
         "userId": (m.ids(450), "categorical"),
-        "movieId": (m.ids(700), "categorical"),
+        "movieId": (movies, "categorical"),
         "rating": (Scale([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]), "label"),
         "timestamp": (seconds(m.moments("2009-03-01", 900)), "time"),
         "title": (m.ids(titles), "categorical"),
         "genres": (["|".join(genres) for genres in m.lists(GENRES, 4)], "list |"),
-        "release_year": (m.trend(m.random.integers(1950, 2020, m.rows)), "numeric"),
+        "release_year": (m.per(movies, m.random.integers(1950, 2020, m.rows)), "numeric"),
+        "runtime": (m.per(movies, m.random.normal(104, 18, m.rows).astype(np.int64)), "numeric"),
     }
     return m.log(columns)
 
@@ -241,12 +243,13 @@ def music(m: Maker) -> Log:
     artists = [f"{a.title()} {b.title()}" for a in WORDS[:12] for b in WORDS[12:24]]
     genres = ["465", "958", "1609", "2022", "1259", "921", "139", "786"]
     joined = [t.strftime("%Y%m%d") for t in m.moments("2008-01-01", 3000)]
+    songs = m.hexes(900, 24)
     columns = {
         "msno": (m.hexes(500, 24), "categorical"),
-        "song_id": (m.hexes(900, 24), "categorical"),
+        "song_id": (songs, "categorical"),
         "source_system_tab": (m.ids(["my library", "discover", "search", "radio", "null"], 0.6), "categorical"),
         "source_type": (m.ids(["local-library", "online-playlist", "album", "song-based-playlist"], 0.5), "categorical"),
-        "song_length": (m.random.normal(240_000, 40_000, m.rows).astype(np.int64), "numeric"),
+        "song_length": (m.per(songs, m.random.normal(240_000, 40_000, m.rows).astype(np.int64)), "numeric"),
         "genre_ids": (["|".join(x) for x in m.lists(genres, 3)], "list |"),
         "artist_name": (m.ids(artists), "categorical"),
         "language": (m.gone(m.ids([3.0, 31.0, 52.0, 17.0, 10.0, -1.0]), 0.02), "categorical"),
@@ -319,7 +322,7 @@ def app_clicks(m: Maker) -> Log:
 def installs(m: Maker) -> Log:
     """Installs of an app, with codes of networks and phones and zeros before numbers."""
     columns = {
-        "install": (Outcome(0.1, "False", "True"), "label True"),
+        "install": (Outcome(0.1, "False", "True"), "label"),
         "device_uuid": ([str(x) for x in m.hexes(1500, 32, 0.3)], "categorical"),
         "phone_prefix": (m.ids([f"00{x}" for x in (49151, 49171, 43664, 41791, 33612, 39333)], 0.4), "categorical"),
         "mcc_mnc": (m.ids([26201, 26202, 26203, 23201, 23203, 22801, 20801, 22201], 0.5), "categorical"),
@@ -359,15 +362,16 @@ def mails(m: Maker) -> Log:
 def hotels(m: Maker) -> Log:
     """Hotels in the results of searches, two outcomes, and columns of -1, 0, 1 with gaps."""
     search = np.sort(m.random.integers(0, m.rows // 8, m.rows))
-    moments = m.moments("2013-01-05", 90)
+    moments, hotels = m.moments("2013-01-05", 90), m.codes(700, 1, 140_800)
     columns = {
         "srch_id": (search + 1, "group"),
         "date_time": ([moments[i].strftime("%Y-%m-%d %H:%M:%S") for i in search], "time"),
         "site_id": (m.ids(12, 0.2), "categorical"),
         "visitor_location_country_id": (m.ids(120, 0.2), "categorical"),
-        "prop_id": (m.codes(700, 1, 140_800), "categorical"),
-        "prop_starrating": (m.trend(m.random.integers(0, 6, m.rows)), "numeric"),
-        "prop_review_score": (m.gone(m.trend(m.random.integers(4, 11, m.rows) / 2), 0.1), "numeric"),
+        "prop_id": (hotels, "categorical"),
+        "prop_starrating": (m.per(hotels, m.random.integers(0, 6, m.rows)), "numeric"),
+        "prop_review_score": (m.gone(m.per(hotels, m.random.integers(4, 11, m.rows) / 2), 0.1), "numeric"),
+        "prop_rooms": (m.per(hotels, 5 + m.random.geometric(0.02, m.rows)), "numeric"),
         "prop_brand_bool": (m.ids([0, 1], 0.2), "categorical"),
         "position": (m.trend(m.random.integers(1, 39, m.rows), -0.8), "categorical or numeric"),
         "price_usd": (m.amounts(120.0), "numeric"),

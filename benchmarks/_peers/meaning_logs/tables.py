@@ -397,7 +397,7 @@ def page_views(m: Maker) -> Log:
         "pages_seen": (m.counts(5, 1), "numeric"),
         "scroll_depth": (m.trend(m.random.integers(0, 101, m.rows)), "numeric"),
         "ab_group": (m.ids(["control", "variant"], 0.2), "categorical"),
-        "conversion": (Outcome(0.07, "false", "true"), "label true"),
+        "conversion": (Outcome(0.07, "false", "true"), "label"),
     }
     return m.log(columns)
 
