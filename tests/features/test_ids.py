@@ -39,6 +39,13 @@ def test_kinds_of_ids() -> None:
     assert hash_ids(as_ids(pa.array([], pa.string()), "x", row_of)).tolist() == []
 
 
+def test_white_space_around_text_is_no_part_of_an_id() -> None:
+    ids = as_ids(pa.array(["a", " a", "a\t ", "a b", " ", "", None, "\x1ca\r\n"]), "x", row_of)
+    assert ids.to_pylist() == ["a", "a", "a", "a b", None, None, None, "a"]
+    assert as_ids(pa.array([b" a"]), "x", row_of).to_pylist() == [b" a"]
+    assert as_lists(pa.array([[" a", " "], None]), "x", int, None)[0].to_pylist() == ["a"]
+
+
 LISTS = st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=6)), max_size=12)
 
 

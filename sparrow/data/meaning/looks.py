@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparrow.core.arrays import Float64s
 from sparrow.core.errors import UserError
 from sparrow.features.ids import Int64s, as_lists
 from sparrow.features.times import FORMATS, as_times, time_format
@@ -17,7 +16,7 @@ NONE = (
 )
 _VALUES = 20_000
 _TOKEN = 40  # characters; a longer one is prose
-_PRIOR = 20
+_SIGNED = r"^[-+]?[$€£¥]?\s?(\d{1,3}(,\d{3})+|\d+)([.,]\d+)?\s?[%€$£¥]?$"
 _WEIGHTED = r"^[^:]+:\s*-?\d+(\.\d+)?([eE][-+]?\d+)?$"
 
 
@@ -111,35 +110,12 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
         except UserError:
             return format, None
         in_order = [(np.diff(times) >= 0).all() for times in (rightly, wrongly)]
-        if in_order == [False, True] or (in_order[0] == in_order[1] and 2 * np.ptp(wrongly) < np.ptp(rightly)):
+        near = 2 * np.ptp(wrongly) < np.ptp(rightly)
+        alike = np.ptp(wrongly) == np.ptp(rightly) and format.endswith("%p")  # clocks of 12 hours: the month is first
+        if in_order == [False, True] or (in_order[0] == in_order[1] and (near or alike)):
             format, other = other, format  # a log's rows stand in order, and close together in time
         return format, f"day or month may come first, both fit: {format!r} is taken, not {other!r}"
     return format, None
-
-
-def tells_apart(x_N: Int64s, y_N: Float64s) -> bool:
-    """Returns whether integers are names: each value tells more of the label than a range of values does.
-
-    Two predictions are compared on rows that they have not seen, half by half: the mean label of the rows with the same
-    value, and that of the rows in the same of 32 ranges of equally many rows. Both are drawn to the mean of all, as if
-    by `_PRIOR` rows. A difference of three standard errors counts.
-
-    Args:
-        x_N: the integers.
-        y_N: the label, 0 or 1.
-    """
-    _, value_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
-    range_N = ((np.cumsum(counts) - 1) * 32 // max(len(x_N), 1))[value_N]
-    half_N, mean, gains = np.arange(len(x_N)) % 2, y_N.mean(), []
-    for seen in (0, 1):
-        errors = []
-        for of_N in (value_N, range_N):
-            rows, ones = (np.bincount(of_N[half_N == seen], w, len(counts) + 32) for w in (None, y_N[half_N == seen]))
-            guess = (ones + _PRIOR * mean) / (rows + _PRIOR)
-            errors.append((y_N - guess[of_N])[half_N != seen] ** 2)
-        gains.append(errors[1] - errors[0])
-    gain_N = np.concatenate(gains)
-    return bool(gain_N.mean() > 3 * gain_N.std() / len(gain_N) ** 0.5 > 0)
 
 
 def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
@@ -171,6 +147,17 @@ def digits_lost(values: pa.Array) -> str | None:
         return None
     first = values.filter(rounded)
     return f"{len(first):,} of {len(values):,} are written like {first[0].as_py()!r}"
+
+
+def sign_of_number(texts: pa.Array) -> str | None:
+    """Returns the first of texts that are numbers with a sign of a unit or with commas, such as 13.5%, $1,200 or 0,5.
+
+    It is None where less than nine in ten of them are numbers, or none has a sign.
+    """
+    texts = pc.utf8_trim_whitespace(texts.cast(pa.string()))
+    numbers = texts.filter(pc.match_substring_regex(texts, _SIGNED))
+    signed = numbers.filter(pc.match_substring_regex(numbers, "[%$€£¥,]"))
+    return signed[0].as_py() if len(signed) and len(numbers) >= 0.9 * len(texts) else None
 
 
 def stands_for_none(odd: pa.Array, values: pa.Array) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from benchmarks._peers.meaning_logs import NAMES, made
 from benchmarks._peers.meaning_logs.judge import judged
+from sparrow.data import prepare
 
 
 def test_logs_are_read_as_a_person_would(tmp_path: Path) -> None:
@@ -19,3 +23,15 @@ def test_logs_are_read_as_a_person_would(tmp_path: Path) -> None:
 def test_logs_are_the_same_every_time() -> None:
     assert made("census") == made("census")
     assert made("census").columns["c0"] != made("census_named").columns["age"]
+
+
+def test_blanks_around_cells_are_no_part_of_a_value(tmp_path: Path) -> None:
+    padded = made("census_named")
+    prepared = []
+    for log in (padded, replace(padded, padded=False)):
+        folder = tmp_path / str(log.padded)
+        folder.mkdir()
+        prepare([log.write(folder, "census")], folder / "out")
+        prepared.append(pq.read_table(folder / "out" / "train"))
+    assert prepared[0].equals(prepared[1])
+    assert "workclass" in prepared[0].column_names
