@@ -194,7 +194,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     two = [s.name for s in seen.values() if len(s.distinct) <= 2 and not s.is_list]
     named = [name for word in LABELS for name in two if word in (seen[name].called, _bare_label(seen[name]))]
     scales = [s for s in seen.values() if s.words and _scale(s)]
-    rated = [s.name for s in scales if s.words[-1] in RATINGS[:3] or s.called in LABELS]
+    rated = [s.name for s in scales if s.words[-1] in RATINGS[:3] or s.called == "y"]
     scored = [s.name for s in scales if s.words[-1] in RATINGS[3:]]
     if label is not None and label not in seen:
         raise UserError(f"label: no column {label!r}{suggest(label, seen)}")
@@ -231,14 +231,16 @@ def _bare_label(seen: _Seen) -> str:
 
 
 def _guessed(candidates: Sequence[str], seen: dict[str, _Seen]) -> list[str]:
-    """Returns the column of two values that is the last one, or else the only one of its kind, if any.
+    """Returns the column of two values that is the last one, or else the only one called is_... or has_..., if any.
 
-    The kinds are the columns called is_... or has_..., and those of two values of which one says yes.
+    Else it is the only one of two values, if one of them says yes.
     """
     asked = [name for name in candidates if seen[name].words[:1] in (("is",), ("has",))]
-    answers = [n for n in candidates if any(str(v).lower() in (*YES, "1.0") for v in seen[n].distinct.to_pylist())]
     last = next(reversed(seen))
-    return [last] if last in candidates else next((only for only in (asked, answers) if len(only) == 1), [])
+    if last in candidates or len(asked) == 1:
+        return [last] if last in candidates else asked
+    says_yes = [n for n in candidates if any(str(v).lower() in (*YES, "1.0") for v in seen[n].distinct.to_pylist())]
+    return says_yes if len(candidates) == 1 else []
 
 
 def _scale(seen: _Seen) -> float | None:
@@ -272,7 +274,7 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
         if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
             found[s.name] = (None, None)
-        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", "%Y%m%d", "%Y%m%d%H")):
+        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *_DAYS[:3])):
             found[s.name] = look
         elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
             look = time_of(s.values)
@@ -288,7 +290,7 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         if first is not None:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
         elif gaps[name]:
-            columns[name] = Column(kind="ignore", note=f"a time, but missing in {gaps[name]:,} rows of the first ones")
+            columns[name] = Column(kind="ignore", note=f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it")
         else:
             columns[name] = Column(kind="time", format=format, note=note)
     return columns
@@ -392,7 +394,7 @@ def _tell_measures_of_items(columns: dict[str, Column], seen: dict[str, _Seen]) 
     for name in [n for n, c in columns.items() if _is_told_by_values(c)]:
         x_N = _int64(seen[name].bare.fill_null(0))
         for item in ids:
-            item_N = pc.dictionary_encode(seen[item].bare, null_encoding="encode").indices.to_numpy()
+            item_N = pc.dictionary_encode(seen[item].bare, null_encoding="encode").indices.to_numpy(zero_copy_only=False)
             _, first, place_N = np.unique(item_N, return_index=True, return_inverse=True)
             if len(first) < 0.9 * len(x_N) and (x_N[first][place_N] == x_N).all():
                 if not is_uneven(x_N[first]):

@@ -261,7 +261,7 @@ def test_census(real_data: Path) -> None:
     with pytest.raises(UserError, match="c12, c40, c41"):
         infer([census])
     schema = infer([census], label="c41")
-    assert schema.columns["c41"].positive == " 50000+."
+    assert schema.columns["c41"].positive == "50000+."
     assert schema.dense == ("c0", "c5", "c16", "c17", "c18", "c24")  # age, wage, gains, losses, dividends, weight
     assert not schema.of_kind("list", "ignore", "time", "group")
 
