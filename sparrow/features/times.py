@@ -29,6 +29,7 @@ FORMATS = (
     "%d %b %Y %H:%M:%S",
     "%d-%b-%Y %H:%M:%S",
     "%d-%b-%Y",
+    "%b-%Y",
     "%Y%m%d%H%M%S",
     "%Y%m%d%H",
     "%Y%m%d",

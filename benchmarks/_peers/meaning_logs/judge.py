@@ -27,24 +27,22 @@ class Verdict:
 def judged(name: str, folder: Path) -> list[Verdict]:
     """Writes the log of that name into a folder, infers its schema and returns a verdict for each column.
 
-    A log whose label is refused is tried again with the label told, and its label counts as wrong.
+    A log whose label is refused is tried again with the label told, and its label counts as wrong. If it is refused
+    again, all of it is wrong.
     """
     log = made(name)
     path = log.write(folder, name)
     label = next(column for column, meant in log.meanings.items() if meant.split()[0] == "label" and " or " not in meant)
-    refused = None
+    meanings, told = log.meanings, {}
     try:
         schema = infer([path])
     except UserError as error:
-        refused = str(error)
-        schema = infer([path], label)
-    verdicts = [_verdict(name, column, meant, schema) for column, meant in log.meanings.items()]
-    if refused is None:
-        return verdicts
-    told = Verdict(
-        log=name, column=label, meant=log.meanings[label], found="refused", note=refused, right=False
-    )
-    return [told if verdict.column == label else verdict for verdict in verdicts]
+        told = {label: str(error)}
+        try:
+            schema = infer([path], label)
+        except UserError as again:
+            schema, told = Schema(columns={}), dict.fromkeys(meanings, str(again))
+    return [_verdict(name, column, meant, schema, told.get(column)) for column, meant in meanings.items()]
 
 
 def is_right(meant: str, column: Column) -> bool:
@@ -57,10 +55,11 @@ def is_right(meant: str, column: Column) -> bool:
     return False
 
 
-def _verdict(log: str, name: str, meant: str, schema: Schema) -> Verdict:
+def _verdict(log: str, name: str, meant: str, schema: Schema, refused: str | None) -> Verdict:
     column = schema.columns.get(name)
-    if column is None:
-        return Verdict(log=log, column=name, meant=meant, found="absent", note=None, right=False)
+    if refused is not None or column is None:
+        found = "absent" if refused is None else "refused"
+        return Verdict(log=log, column=name, meant=meant, found=found, note=refused, right=False)
     details = [column.format, column.positive, column.separator]
     found = " ".join([column.kind, *(repr(detail) for detail in details if detail)])
     return Verdict(log=log, column=name, meant=meant, found=found, note=column.note, right=is_right(meant, column))

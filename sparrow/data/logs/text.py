@@ -136,6 +136,19 @@ def text_batches(
         repairs.breaks[str(file)] = spare
 
 
+def codes_of(file: File, source: Source, names: Sequence[str]) -> list[str]:
+    """Returns the columns whose first hundred cells have a number with a zero before it, such as 007, which is a code.
+
+    Args:
+        file: the file.
+        source: how it is written.
+        names: of its columns.
+    """
+    rows = _cells(_head(file, source)[1], source)[int(source.header) :]
+    found = {i for row in rows for i, cell in enumerate(row[: len(names)]) if re.fullmatch(r"\s*0\d+\s*", cell)}
+    return [names[i] for i in sorted(found)]
+
+
 def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
     """Returns row -> the line on which it begins, both counted from 1 with the header.
 

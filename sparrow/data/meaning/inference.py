@@ -43,15 +43,15 @@ _ID_WORDS = frozenset(
         r"\w+",
         "id ids idx index code type category cat class group user item article ad advertiser campaign creative product "
         "sku brand shop seller store site app publisher page channel slot position device os browser model country "
-        "region state city zip zipcode postcode language lang referrer environment gender hour weekday dow month uid uuid "
+        "region state city zip zipcode postcode language lang referrer environment gender hour day weekday dow month uid uuid "
         "hash key ip isbn ean customer visitor member student pupil teacher driver doctor patient host author artist "
         "album track song movie film book game team school hospital bank branch vendor merchant supplier route street "
         "county district dept department industry sector job",
     )
 )
 _AROUND_LABELS = frozenset(("is", "has", "was", "did", "bool", "flag"))
-_FIRST = "n nb num number count total sum mean avg average median min max time days hours minutes seconds years year"
-_MEASURES_FIRST = frozenset(_FIRST.split())
+_COUNTED = frozenset("n nb num number count total sum mean avg average median".split())  # before what is counted
+_JOINTS = frozenset("of in on since per last past between until spent".split())  # such as time_in_shop
 _MEASURES = frozenset(
     re.findall(
         r"\w+",
@@ -90,12 +90,15 @@ class _Seen:
     @property
     def is_id(self) -> bool:
         """Whether its name is one of ids or codes; a number at its end, as in cat_3, does not count."""
-        return next((word for word in reversed(self.words) if not word.isdigit()), "") in _ID_WORDS
+        last = next((word for word in reversed(self.words) if not word.isdigit()), "")
+        return last in ("id", "ids") or (last in _ID_WORDS and not self.is_measure)
 
     @property
     def is_measure(self) -> bool:
         """Whether its name is one of numbers."""
-        return bool(self.words) and (self.words[0] in _MEASURES_FIRST or self.words[-1] in _MEASURES)
+        first, last = self.words[:1], self.words[-1:]
+        joined = not _JOINTS.isdisjoint(self.words[1:-1]) and self.words[0] not in _ID_WORDS  # day_of_week is a code
+        return bool(first) and (joined or last[0] in _MEASURES or (first != last and first[0] in _COUNTED))
 
     @property
     def is_list(self) -> bool:
@@ -454,6 +457,8 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
             note = f"ids of many digits, but {lost}, which has lost them; write ids in full"
         elif share >= 0.9 and len(odd):
             note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
+        elif share and len(odd) and pc.all(pc.match_substring_regex(odd, r"^\d+$")).as_py():
+            note = f"numbers with zeros before them, such as {odd[0].as_py()!r}; numeric if they measure"
         elif not seen.is_id and (signed := sign_of_number(seen.values)):
             note = f"text of numbers such as {signed!r}; to have them measured write them as 1234.5"
         elif count > 100 and count > 0.5 * len(seen.values):

@@ -61,7 +61,8 @@ def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -
     moves, strong = _moves(tokens, offsets, lengths), separator in ("|", "^")
     counts = pc.value_counts(tokens).field("counts").to_numpy(zero_copy_only=False)
     often, rare = counts.mean() >= 2, (counts == 1).mean()
-    if weighted or (whole and (moves or strong)) or (strong and (often or moves)):
+    codes = whole or pc.all(pc.match_substring_regex(kinds, r"^[A-Za-z]+\d+$")).as_py()
+    if weighted or (codes and (moves or strong)) or (strong and (often or moves)):
         return weighted
     few = len(distinct) > len(kinds) and rare <= 0.1 and len(kinds) <= 1000
     return weighted if moves and often and few else None

@@ -63,13 +63,13 @@ def is_uneven(x_N: Int64s) -> bool:
 def is_count(x_N: Int64s) -> bool:
     """Returns whether integers count something: 0 or 1 and the next ones follow each other, each rarer than before.
 
-    The largest, of 1 row in 100, may come as they like. Fewer than four values are too few to tell.
+    The largest ones are few: of 1 row in 20 they may come in any order, and of 1 in 100 with gaps. Fewer than four
+    values are too few to tell.
 
     Args:
         x_N: the integers.
     """
     values, counts = np.unique(x_N, return_counts=True)
-    most = 1 + int(np.searchsorted(np.cumsum(counts), 0.99 * len(x_N)))
-    values, counts = values[:most], counts[:most]
-    falls = len(values) >= 4 and values[0] in (0, 1) and (np.diff(values) == 1).all() and (np.diff(counts) < 0).all()
-    return bool(falls)
+    most, many = (1 + np.searchsorted(np.cumsum(counts), share * len(x_N)) for share in (0.99, 0.95))
+    follows = most >= 4 and values[0] in (0, 1) and (np.diff(values[:most]) == 1).all()
+    return bool(follows and (np.diff(counts[:many]) < 0).all())
