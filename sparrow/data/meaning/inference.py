@@ -25,7 +25,6 @@ from sparrow.features.transforms import labels
 LABELS = (
     *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
     *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like", "booking", "booked", "applied"),
-    *("responded", "churn", "churned", "fraud"),
 )
 RATINGS = ("rating", "ratings", "stars", "score", "rate")
 GROUPS = (
@@ -56,7 +55,7 @@ _MEASURES = frozenset(
     re.findall(
         r"\w+",
         "count counts age ages price prices cost amount amt fee salary income wage balance quantity qty length duration "
-        "distance speed size height width depth weight temperature score stars ratio percent pct total sum mean avg "
+        "distance speed height width depth weight temperature score stars ratio percent pct total sum mean avg "
         "average median min max days weeks months years year hours minutes seconds time runtime tenure attempts visits "
         "views clicks impressions",
     )
@@ -384,6 +383,8 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
         return None if is_count(x_N) else f"an integer of {count} values"
     if _spread(seen.values) >= 2.0**31:
         return f"an integer, spread as hashes are; {_IF}"
+    if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
+        return None  # mostly nought, such as gains: a measure of what seldom happens
     if is_uneven(x_N):
         return f"an integer, of which some come far more often than their neighbours; {_IF}"
     if clicks is not None and len(seen.values) == seen.rows and tells_apart(x_N, clicks):
