@@ -32,7 +32,7 @@ def judged(name: str, folder: Path) -> list[Verdict]:
     """
     log = made(name)
     path = log.write(folder, name)
-    label = next(column for column, meant in log.meanings.items() if meant.split()[0] == "label" and " or " not in meant)
+    label = next(name for name, meant in log.meanings.items() if meant.startswith("label") and " or " not in meant)
     meanings, told = log.meanings, {}
     try:
         schema = infer([path])

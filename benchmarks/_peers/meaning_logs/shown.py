@@ -7,10 +7,11 @@ import pyarrow as pa
 
 from .maker import Log, Made, Maker, Outcome, Scale, seconds, spelled
 
-WORDS = (
-    "red blue small large fast cheap new old city river stone light paper glass market season holiday garden "
-    "winter summer school health travel music film phone shoe dress chair lamp bread coffee sport news bank"
-).split()
+WORDS = [
+    *("red", "blue", "small", "large", "fast", "cheap", "new", "old", "city", "river", "stone", "light", "paper"),
+    *("glass", "market", "season", "holiday", "garden", "winter", "summer", "school", "health", "travel", "music"),
+    *("film", "phone", "shoe", "dress", "chair", "lamp", "bread", "coffee", "sport", "news", "bank"),
+]
 GENRES = ["Drama", "Comedy", "Action", "Thriller", "Romance", "Sci-Fi", "Children's", "Horror", "War", "Film-Noir"]
 COUNTRIES = ["de", "at", "ch", "fr", "it", "es", "nl", "pl", "se"]
 
@@ -248,7 +249,10 @@ def music(m: Maker) -> Log:
         "msno": (m.hexes(500, 24), "categorical"),
         "song_id": (songs, "categorical"),
         "source_system_tab": (m.ids(["my library", "discover", "search", "radio", "null"], 0.6), "categorical"),
-        "source_type": (m.ids(["local-library", "online-playlist", "album", "song-based-playlist"], 0.5), "categorical"),
+        "source_type": (
+            m.ids(["local-library", "online-playlist", "album", "song-based-playlist"], 0.5),
+            "categorical",
+        ),
         "song_length": (m.per(songs, m.random.normal(240_000, 40_000, m.rows).astype(np.int64)), "numeric"),
         "genre_ids": (["|".join(x) for x in m.lists(genres, 3)], "list |"),
         "artist_name": (m.ids(artists), "categorical"),

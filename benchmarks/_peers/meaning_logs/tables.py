@@ -11,7 +11,10 @@ from .maker import Log, Made, Maker, Outcome, Scale, seconds, spelled
 STATES = ["CA", "NY", "TX", "FL", "WA", "OH", "MN", "GA", "IL", "OR"]
 NAMES = ["Ann", "Bob", "Carla", "Dan", "Eve", "Fred", "Gus", "Hana", "Ida", "Jon", "Kim", "Leo", "Mia", "Noa"]
 STREETS = ["Oak St", "Main Ave", "Hill Rd", "Lake Dr", "Park Ln"]
-WORDS = ("customer asked about the account and the late payment but a new card was sent to their home last week").split()
+WORDS = [
+    *("customer", "asked", "about", "the", "account", "and", "late", "payment", "but", "a", "new", "card", "was"),
+    *("sent", "to", "their", "home", "last", "week"),
+]
 YES_NO = ["Yes", "No"]
 
 
@@ -104,7 +107,10 @@ def loans(m: Maker) -> Log:
         "term": (m.ids([" 36 months", " 60 months"], 0.5), "categorical"),
         "int_rate": ([f"{x:.2f}%" for x in m.normal(13, 4, 2)], "numeric"),
         "sub_grade": (m.ids([f"{a}{i}" for a in "ABCDE" for i in range(1, 6)], 0.4), "categorical"),
-        "emp_length": (m.gone(m.ids(["< 1 year", "1 year", "2 years", "5 years", "10+ years"], 0.2), 0.05), "categorical"),
+        "emp_length": (
+            m.gone(m.ids(["< 1 year", "1 year", "2 years", "5 years", "10+ years"], 0.2), 0.05),
+            "categorical",
+        ),
         "home_ownership": (m.ids(["RENT", "OWN", "MORTGAGE"], 0.3), "categorical"),
         "annual_inc": (m.amounts(65_000.0, 0.5), "numeric"),
         "issue_d": (spelled(m.moments("2014-01-01", 700), "%b-%Y"), "time %b-%Y"),
@@ -142,6 +148,7 @@ def drivers(m: Maker) -> Log:
 
 def claims_german(m: Maker) -> Log:
     """A German insurer's export: semicolons, decimal commas, days first, zip codes with a zero before them."""
+
     def comma(x_N: np.ndarray) -> list[str]:
         return [f"{x:.2f}".replace(".", ",") for x in x_N]
 
@@ -266,7 +273,10 @@ def flights(m: Maker) -> Log:
         "FL_NUM": (m.codes(900, 1, 6000, 0.6), "categorical"),
         "ORIGIN": (m.ids(["EWR", "JFK", "LGA"], 0.4), "categorical"),
         "DEST": (m.ids([f"{a}{b}{c}" for a in "ABCD" for b in "LOT" for c in "XYZ"], 0.5), "categorical"),
-        "CRS_DEP_TIME": (m.trend(100 * m.random.integers(5, 24, m.rows) + 5 * m.random.integers(0, 12, m.rows)), "numeric"),
+        "CRS_DEP_TIME": (
+            m.trend(100 * m.random.integers(5, 24, m.rows) + 5 * m.random.integers(0, 12, m.rows)),
+            "numeric",
+        ),
         "DISTANCE": (m.amounts(900.0, 0.6, 0), "numeric"),
         "AIR_TIME": (m.gone(m.normal(150, 60, 0), 0.03, "NA"), "numeric"),
         "temp_c": (m.gone(m.normal(13, 9, 1), 0.05, -999.0), "numeric"),
@@ -382,7 +392,7 @@ def campaigns(m: Maker) -> Log:
 
 
 def page_views(m: Maker) -> Log:
-    """Views of pages: days first, two kinds of ids with words, sizes of screens, addresses, seconds that are numbers."""
+    """Views of pages: days first, sizes of screens, addresses, browsers, seconds with a fraction."""
     agents = [f"Mozilla/5.0 (X11; Linux {i}) Gecko/{20 + i}.0" for i in range(25)]
     columns = {
         "datum": (spelled(m.moments("2020-02-04", 25), "%d/%m/%Y %H:%M"), "time %d/%m/%Y %H:%M"),

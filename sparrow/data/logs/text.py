@@ -100,7 +100,6 @@ def text_batches(
     if source.format == "criteo":
         parse.quote_char = False
     convert = pacsv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
-    wanted = names if types is None else list(types)
     written = dict(zip(names, _cells(_head(file, source)[1], source)[0] if source.header else names, strict=False))
     if types is not None:
         convert.column_types = {written[name]: pa.string() if repair else kind for name, kind in types.items()}
@@ -110,7 +109,7 @@ def text_batches(
     try:
         with pacsv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert) as reader:
             for batch in reader:
-                batch = batch.rename_columns(wanted)
+                batch = batch.rename_columns(list(types or names))
                 if repair and types is not None:
                     batch = _repair(file, batch, types, done, skipped, repairs)
                 done += batch.num_rows

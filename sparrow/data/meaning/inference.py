@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,51 +15,29 @@ from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.read import Log, open_log
 from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none, time_of
+from sparrow.data.meaning.names import (
+    GROUPS,
+    LABELS,
+    RATINGS,
+    TIMES,
+    WEIGHTS,
+    YES,
+    Words,
+    bare_label,
+    is_id,
+    is_measure,
+    tells_time,
+    words_of,
+)
 from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
 from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import labels
 
-LABELS = (
-    *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
-    *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like", "booking", "booked", "applied"),
-)
-RATINGS = ("rating", "ratings", "stars", "score", "rate")
-GROUPS = (
-    *("request_id", "impression_id", "query_id", "search_id", "srch_id", "session_id", "request", "query", "session"),
-    "sess_id",
-)
-TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
-WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
-YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 OUTCOME = "looks like an outcome"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
-_ID_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "id ids idx index code type category cat class group user item article ad advertiser campaign creative product "
-        "sku brand shop seller store site app publisher page channel slot position device os browser model country "
-        "region state city zip zipcode postcode language lang referrer environment gender hour day weekday dow month uid uuid "
-        "hash key ip isbn ean customer visitor member student pupil teacher driver doctor patient host author artist "
-        "album track song movie film book game team school hospital bank branch vendor merchant supplier route street "
-        "county district dept department industry sector job",
-    )
-)
-_AROUND_LABELS = frozenset(("is", "has", "was", "did", "bool", "flag"))
-_COUNTED = frozenset("n nb num number count total sum mean avg average median".split())  # before what is counted
-_JOINTS = frozenset("of in on since per last past between until spent".split())  # such as time_in_shop
-_MEASURES = frozenset(
-    re.findall(
-        r"\w+",
-        "count counts age ages price prices cost amount amt fee salary income wage balance quantity qty length duration "
-        "distance speed height width depth weight temperature score stars ratio percent pct total sum mean avg "
-        "average median min max days weeks months years year hours minutes seconds time runtime tenure attempts visits "
-        "views clicks impressions",
-    )
-)
-_TIME_WORDS = frozenset("ts ms time timestamp datetime date day hour at on epoch unix created updated when".split())
 _DAYS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M%S")
 _IF = "numeric if it measures"  # ends the notes about integers that look like names by their values alone
 _DECLARED = (":token", ":float", ":token_seq", ":float_seq")
@@ -77,7 +54,7 @@ class _Seen:
     """
 
     name: str
-    words: tuple[str, ...]
+    words: Words
     declared: str
     type: pa.DataType
     values: pa.Array
@@ -88,16 +65,7 @@ class _Seen:
 
     @property
     def is_id(self) -> bool:
-        """Whether its name is one of ids or codes; a number at its end, as in cat_3, does not count."""
-        last = next((word for word in reversed(self.words) if not word.isdigit()), "")
-        return last in ("id", "ids") or (last in _ID_WORDS and not self.is_measure)
-
-    @property
-    def is_measure(self) -> bool:
-        """Whether its name is one of numbers."""
-        first, last = self.words[:1], self.words[-1:]
-        joined = not _JOINTS.isdisjoint(self.words[1:-1]) and self.words[0] not in _ID_WORDS  # day_of_week is a code
-        return bool(first) and (joined or last[0] in _MEASURES or (first != last and first[0] in _COUNTED))
+        return is_id(self.words)
 
     @property
     def is_list(self) -> bool:
@@ -163,7 +131,6 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
 
 def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     stem, _, declared = name.rpartition(":") if name.endswith(_DECLARED) else (name, "", "")
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", stem).lower())
     bare = values = column.combine_chunks()
     kind, spelled = values.type, None
     if is_text(kind):
@@ -181,7 +148,7 @@ def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
     distinct = values.unique() if not pa.types.is_nested(values.type) else values
-    return _Seen(name, tuple(words), declared, kind, values, distinct, len(column), bare, spelled)
+    return _Seen(name, words_of(stem), declared, kind, values, distinct, len(column), bare, spelled)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -194,7 +161,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     The latter are ignored, because a model cannot know them before the impression.
     """
     two = [s.name for s in seen.values() if len(s.distinct) <= 2 and not s.is_list]
-    named = [name for word in LABELS for name in two if word in (seen[name].called, _bare_label(seen[name]))]
+    named = [name for word in LABELS for name in two if word in (seen[name].called, bare_label(seen[name].words))]
     scales = [s for s in seen.values() if s.words and _scale(s)]
     rated = [s.name for s in scales if s.words[-1] in RATINGS[:3] or s.called == "y"]
     scored = [s.name for s in scales if s.words[-1] in RATINGS[3:]]
@@ -225,11 +192,6 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     note = f"{OUTCOME}, unknown before {chosen}; make it kind 'label' to train both"
     others = {name: Column(kind="ignore", note=note) for name in named if name != chosen}
     return {chosen: Column(kind="label", **settings)} | others
-
-
-def _bare_label(seen: _Seen) -> str:
-    """Returns what a column is called without the words that only say that it has two values, as in click_bool."""
-    return "_".join(word for word in seen.words if word not in _AROUND_LABELS)
 
 
 def _guessed(candidates: Sequence[str], seen: dict[str, _Seen]) -> list[str]:
@@ -281,7 +243,7 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
             look = time_of(s.values)
             found[s.name] = look if look and look[0] != "%s" else (None, None)
-        elif pa.types.is_integer(s.type) and not _TIME_WORDS.isdisjoint(s.words) and (look := _numbered_time(s.values)):
+        elif pa.types.is_integer(s.type) and tells_time(s.words) and (look := _numbered_time(s.values)):
             found[s.name] = look
         elif pa.types.is_floating(s.type) and named:
             whole = pc.all(pc.equal(s.values, pc.round(s.values))).as_py()
@@ -292,7 +254,8 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         if first is not None:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
         elif gaps[name]:
-            columns[name] = Column(kind="ignore", note=f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it")
+            told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
+            columns[name] = Column(kind="ignore", note=told)
         else:
             columns[name] = Column(kind="time", format=format, note=note)
     return columns
@@ -376,7 +339,7 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
     count = len(seen.distinct)
     if seen.is_id:
         return "an integer, by its name an id or code"
-    if seen.is_measure:
+    if is_measure(seen.words):
         return None
     x_N = _int64(seen.values)
     if count <= min(_FEW, seen.rows // 100):
@@ -398,11 +361,13 @@ def _tell_measures_of_items(columns: dict[str, Column], seen: dict[str, _Seen]) 
     for name in [n for n, c in columns.items() if _is_told_by_values(c)]:
         x_N = _int64(seen[name].bare.fill_null(0))
         for item in ids:
-            item_N = pc.dictionary_encode(seen[item].bare, null_encoding="encode").indices.to_numpy(zero_copy_only=False)
+            coded = pc.dictionary_encode(seen[item].bare, null_encoding="encode")
+            item_N = coded.indices.to_numpy(zero_copy_only=False)
             _, first, place_N = np.unique(item_N, return_index=True, return_inverse=True)
             if len(first) < 0.9 * len(x_N) and (x_N[first][place_N] == x_N).all():
                 if not is_uneven(x_N[first]):
-                    columns[name] = _numeric(seen[name], f"an integer that each {item} has; categorical if it is a code")
+                    told = f"an integer that each {item} has; categorical if it is a code"
+                    columns[name] = _numeric(seen[name], told)
                 break
 
 
