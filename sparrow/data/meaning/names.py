@@ -27,7 +27,7 @@ _IDS = """
     department industry sector job
     """
 _MEASURES = """
-    count counts age ages price prices cost amount amt fee salary income wage balance quantity qty length duration
+    count counts age ages price prices cost amount amt amnt fee salary income wage balance quantity qty length duration
     distance speed height width depth weight temperature score stars ratio percent pct total sum mean avg average median
     min max days weeks months years year hours minutes seconds time runtime tenure attempts visits views clicks
     impressions

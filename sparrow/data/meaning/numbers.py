@@ -58,15 +58,18 @@ def is_uneven(x_N: Int64s) -> bool:
 
 
 def is_count(x_N: Int64s) -> bool:
-    """Returns whether integers count something: 0 or 1 and the next ones follow each other, each rarer than before.
+    """Returns whether integers count something, by how often they come.
 
-    The largest ones are few: of 1 row in 20 they may come in any order, and of 1 in 100 with gaps. Fewer than four
-    values are too few to tell.
+    Counts are 0 or 1 and the next ones. Each of four or more is rarer than the one before, or seven or more rise to one
+    peak and fall from there. Large ones are few: of 1 row in 20 they may come in any order, of 1 in 100 with gaps.
 
     Args:
         x_N: the integers.
     """
     values, counts = np.unique(x_N, return_counts=True)
     most, many = (1 + np.searchsorted(np.cumsum(counts), share * len(x_N)) for share in (0.99, 0.95))
-    follows = most >= 4 and values[0] in (0, 1) and (np.diff(values[:most]) == 1).all()
-    return bool(follows and (np.diff(counts[:many]) < 0).all())
+    if values[0] not in (0, 1) or (np.diff(values[:most]) != 1).any():
+        return False
+    peak = int(counts[:many].argmax())
+    rises, falls = np.diff(counts[: peak + 1]) > 0, np.diff(counts[peak:many]) < 0
+    return bool(rises.all() and falls.all() and (most >= 4 if peak == 0 else many >= 7))

@@ -41,9 +41,11 @@ def test_names_come_unevenly(x_N: np.ndarray, uneven: bool) -> None:
         ([0, 2, 3, 4], [0.6, 0.25, 0.1, 0.05], False),
         ([5, 6, 7, 8], [0.6, 0.25, 0.1, 0.05], False),
         ([0, 1], [0.9, 0.1], False),
+        (list(range(8)), [0.05, 0.1, 0.15, 0.2, 0.17, 0.14, 0.11, 0.08], True),
+        (list(range(8)), [0.05, 0.1, 0.2, 0.15, 0.11, 0.14, 0.17, 0.08], False),
     ],
 )
-def test_counts_fall(values: list[int], shares: list[float], count: bool) -> None:
+def test_counts_have_one_peak(values: list[int], shares: list[float], count: bool) -> None:
     assert is_count(RNG.choice(values, N, p=shares)) == count
 
 
