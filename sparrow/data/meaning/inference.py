@@ -412,19 +412,20 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         note = "by its name a time, but its texts have no format in common; mend them to split by it"
     elif is_text(seen.type):
         share, odd, numbers = numbers_in(seen.values)
+        codes = odd.filter(pc.match_substring_regex(odd, r"^0\d+$"))
         if repair and share >= 0.9 and len(odd):
             other = odd[0].as_py()
             return Column(kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing")
-        if share and not seen.is_id and stands_for_none(odd, seen.values):
+        if share and not seen.is_id and not len(codes) and stands_for_none(odd, seen.values):
             column = _spelled(seen, odd, numbers, clicks)
             if column.kind == "numeric":
                 return column
         if lost := digits_lost(seen.values):
             note = f"ids of many digits, but {lost}, which has lost them; write ids in full"
+        elif len(codes):
+            note = f"numbers with zeros before them, such as {codes[0].as_py()!r}; numeric if they measure"
         elif share >= 0.9 and len(odd):
             note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
-        elif share and len(odd) and pc.all(pc.match_substring_regex(odd, r"^\d+$")).as_py():
-            note = f"numbers with zeros before them, such as {odd[0].as_py()!r}; numeric if they measure"
         elif not seen.is_id and (signed := sign_of_number(seen.values)):
             note = f"text of numbers such as {signed!r}; to have them measured write them as 1234.5"
         elif count > 100 and count > 0.5 * len(seen.values):

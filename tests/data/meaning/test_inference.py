@@ -405,3 +405,14 @@ def test_a_time_with_gaps_is_none(tmp_path: Path) -> None:
 )
 def test_labels_by_words_and_by_what_is_left(tmp_path: Path, columns: dict, label: str) -> None:
     assert inferred(tmp_path, {name: (values * 50)[:100] for name, values in columns.items()}).labels == (label,)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.2, 1.0])
+def test_numbers_with_zeros_before_them_are_codes(tmp_path: Path, share: float) -> None:
+    codes = [f"0{x}" if i < share * N_ROWS else f"1{x}" for i, x in enumerate(RNG.integers(1000, 9999, N_ROWS))]
+    lines = [f"{i % 2},{code},{i % 7}.5" for i, code in enumerate(codes)]
+    (tmp_path / "x.csv").write_text("click,where,x\n" + "\n".join(lines))
+    column = infer([tmp_path / "x.csv"]).columns["where"]
+    assert (column.kind, column.missing) == ("categorical", None)
+    assert "zeros before them, such as '0" in str(column.note)
+    prepare([tmp_path / "x.csv"], tmp_path / "out")
