@@ -20,6 +20,13 @@ def test_logs_are_read_as_a_person_would(tmp_path: Path) -> None:
     assert not [verdict for verdict in wrong if not verdict.note]
 
 
+def test_what_is_inferred_prepares(tmp_path: Path) -> None:
+    for name in NAMES:
+        log = made(name)
+        done = prepare([log.write(tmp_path, name)], tmp_path / name)
+        assert sum(done.rows.values()) == len(next(iter(log.columns.values())))
+
+
 def test_logs_are_the_same_every_time() -> None:
     assert made("census") == made("census")
     assert made("census").columns["c0"] != made("census_named").columns["age"]
