@@ -22,9 +22,9 @@ _JSON_ANY = _JSON.replace("ITEM", r""""(?:[^"\\]|\\.)*\"""")
 def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
     """Returns the ids of an arrow array [N] as int64, string or binary. Missing ones stay null.
 
-    White space around text is no part of an id, and blank text is missing. Booleans become text. Whole floats count as
-    integers (pandas makes 12.0 of 12 where others are missing). Where there are integers of 2^63 and more, all become
-    their decimal text, by which all integers are hashed.
+    White space around text is no part of an id. Booleans become text. Whole floats count as integers (pandas makes 12.0
+    of 12 where others are missing). Where there are integers of 2^63 and more, all become their decimal text, by which
+    all integers are hashed.
 
     Args:
         column: the array.
@@ -113,17 +113,14 @@ def as_lists(
 
 
 def trimmed(texts: pa.Array) -> pa.Array:
-    """Returns text [N] without the white space of ASCII around it. Blank text is missing. Bytes stay as they are."""
+    """Returns text [N] without the white space of ASCII around it. Bytes stay as they are."""
     if not len(texts) or pa.types.is_binary(texts.type) or pa.types.is_large_binary(texts.type):
         return texts
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64 if pa.types.is_large_string(texts.type) else np.int32)
-    bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
-    letters = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
-    if letters.min(initial=255) > ord(" ") and np.count_nonzero(np.diff(bounds)) == len(texts) - texts.null_count:
-        return texts  # the usual case, told fast
-    texts = pc.ascii_trim(texts, _WHITE)
-    return pc.if_else(pc.equal(pc.binary_length(texts), 0), None, texts)
+    first, last = bounds[texts.offset], bounds[texts.offset + len(texts)]
+    has_white = np.frombuffer(data or b"", np.uint8)[first:last].min(initial=255) <= ord(" ")  # told fast
+    return pc.ascii_trim(texts, _WHITE) if has_white else texts
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -253,7 +253,7 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         first = next(iter(columns), None)
         if first is not None:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
-        elif gaps[name]:
+        elif gaps[name] and name not in TIMES:  # what is plainly the time is refused, with a remedy
             told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
             columns[name] = Column(kind="ignore", note=told)
         else:

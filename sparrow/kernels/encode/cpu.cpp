@@ -129,7 +129,6 @@ int64_t row_of_hash(const Column& column, int64_t hash) {
 // Whether a value stands for none. Sets `refused` where only the definition can tell.
 bool is_missing(const Column& column, const Value& value, bool& refused) {
   if (value.tag == Tag::kNone || (value.tag == Tag::kFloat && std::isnan(value.number))) return true;
-  if (value.tag == Tag::kText && trimmed(value.text).empty()) return true;
   if (column.missing.empty()) return false;
   char digits[24];
   std::string_view text;

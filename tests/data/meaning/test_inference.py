@@ -387,11 +387,12 @@ def test_numbers_of_items_are_no_names_because_items_come_again(tmp_path: Path) 
 
 def test_a_time_with_gaps_is_none(tmp_path: Path) -> None:
     times = ["2026-11-21", None] * 50
-    columns = {"click": [0, 1] * 50, "date": times}
-    assert (inferred(tmp_path, columns).columns["date"].kind) == "ignore"
+    columns = {"click": [0, 1] * 50, "reviewed": times}
+    assert "missing in some rows (50)" in str(inferred(tmp_path, columns).columns["reviewed"].note)
     columns["seen"] = ["2026-11-22"] * 100
     found = inferred(tmp_path, columns).columns
-    assert (found["date"].kind, found["seen"].kind) == ("ignore", "time")
+    assert (found["reviewed"].kind, found["seen"].kind) == ("ignore", "time")
+    assert inferred(tmp_path, {"click": [0, 1] * 50, "ts": times}).columns["ts"].kind == "time"
 
 
 @pytest.mark.parametrize(
