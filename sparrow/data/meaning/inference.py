@@ -39,7 +39,7 @@ OUTCOME = "looks like an outcome"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
 _DAYS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M%S")
-_IF = "numeric if it measures"  # ends the notes about integers that look like names by their values alone
+_IF = "numeric if it measures"  # ends the notes about integers that look like names because some values come again
 _DECLARED = (":token", ":float", ":token_seq", ":float_seq")
 _FEW = 64
 _ALL_APART = 200  # rows, of which none can have the id of another by chance alone
@@ -233,8 +233,8 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
     """Returns the time column, with its format, and the other columns that tell times, which are ignored."""
     found: dict[str, tuple[str | None, str | None]] = {}
     listed = [s for s in seen if not s.is_list and len(s.values)]
-    gaps = {s.name: s.rows - len(s.values) for s in listed}
-    for s in sorted(listed, key=lambda s: (gaps[s.name] > 0, s.called not in TIMES)):
+    gaps, plain = {s.name: s.rows - len(s.values) for s in listed}, {s.name for s in listed if s.called in TIMES}
+    for s in sorted(listed, key=lambda s: (s.called not in TIMES, gaps[s.name] > 0)):
         named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
         if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
             found[s.name] = (None, None)
@@ -253,7 +253,7 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         first = next(iter(columns), None)
         if first is not None:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
-        elif gaps[name] and name not in TIMES:  # what is plainly the time is refused, with a remedy
+        elif gaps[name] and name not in plain:  # what is plainly the time is refused, with a remedy
             told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
             columns[name] = Column(kind="ignore", note=told)
         else:
@@ -345,7 +345,7 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
     if count <= min(_FEW, seen.rows // 100):
         return None if is_count(x_N) else f"an integer of {count} values"
     if _spread(seen.values) >= 2.0**31:
-        return f"an integer, spread as hashes are; {_IF}"
+        return "an integer, spread as hashes are; numeric if it is a measure"
     if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
         return None  # mostly nought, such as gains: a measure of what seldom happens
     if is_uneven(x_N):

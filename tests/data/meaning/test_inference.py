@@ -380,8 +380,9 @@ def test_numbers_of_items_are_no_names_because_items_come_again(tmp_path: Path) 
     item = RNG.permutation(np.minimum(RNG.pareto(0.7, N_ROWS) * 30, 899).astype(np.int64))
     runtime, maker = RNG.normal(5000, 900, 900).astype(np.int64), RNG.choice(RNG.integers(1, 10**6, 60), 900)
     columns = {"click": RNG.integers(0, 2, N_ROWS), "item": item, "worth": runtime[item], "maker": maker[item]}
+    columns["hashed"] = RNG.integers(-(2**63), 2**63 - 1, 900)[item]
     found = inferred(tmp_path, columns).columns
-    assert (found["worth"].kind, found["maker"].kind) == ("numeric", "categorical")
+    assert (found["worth"].kind, found["maker"].kind, found["hashed"].kind) == ("numeric", *["categorical"] * 2)
     assert "that each item has" in str(found["worth"].note)
 
 
