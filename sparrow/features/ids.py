@@ -12,6 +12,7 @@ import pyarrow.json as pajson
 from sparrow.core.arrays import Float32s, Int64s
 from sparrow.core.errors import UserError
 
+_WHITE = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _JSON = r"""^\s*\[\s*(?:(?:ITEM)(?:\s*,\s*(?:ITEM))*)?\s*\]\s*$"""
 _BARE = r"""-?[0-9][0-9.eE+-]*|true|false|null|None|nan|NaN"""  # the last three are what Python writes
 _JSON_PLAIN = _JSON.replace("ITEM", _BARE + r"""|"[^",\\]*"|'[^',\\]*'""")
@@ -21,8 +22,9 @@ _JSON_ANY = _JSON.replace("ITEM", r""""(?:[^"\\]|\\.)*\"""")
 def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Array:
     """Returns the ids of an arrow array [N] as int64, string or binary. Missing ones stay null.
 
-    Booleans become text. Whole floats count as integers (pandas makes 12.0 of 12 where others are missing). Where there
-    are integers of 2^63 and more, all become their decimal text, by which all integers are hashed.
+    White space around text is no part of an id. Booleans become text. Whole floats count as integers (pandas makes 12.0
+    of 12 where others are missing). Where there are integers of 2^63 and more, all become their decimal text, by which
+    all integers are hashed.
 
     Args:
         column: the array.
@@ -41,7 +43,7 @@ def as_ids(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Arra
     if pa.types.is_boolean(kind):
         return column.cast(pa.string())
     if is_text(kind):
-        return column
+        return trimmed(column)
     if pa.types.is_floating(kind):
         return _whole(column, name, row_of)
     wide = kind == pa.uint64() or (pa.types.is_decimal(kind) and kind.scale == 0)
@@ -108,6 +110,17 @@ def as_lists(
     kept = np.concatenate([[0], np.cumsum(lengths)])
     index = np.arange(kept[-1]) + np.repeat(offsets[1:] - kept[1:], lengths)
     return values.take(pa.array(index)), kept, None if w_M is None else w_M[index]
+
+
+def trimmed(texts: pa.Array) -> pa.Array:
+    """Returns text [N] without the white space of ASCII around it. Bytes stay as they are."""
+    if not len(texts) or pa.types.is_binary(texts.type) or pa.types.is_large_binary(texts.type):
+        return texts
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64 if pa.types.is_large_string(texts.type) else np.int32)
+    first, last = bounds[texts.offset], bounds[texts.offset + len(texts)]
+    has_white = np.frombuffer(data or b"", np.uint8)[first:last].min(initial=255) <= ord(" ")  # told fast
+    return pc.ascii_trim(texts, _WHITE) if has_white else texts
 
 
 def is_text(kind: pa.DataType) -> bool:

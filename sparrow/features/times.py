@@ -31,9 +31,11 @@ FORMATS = (
     "%d %b %Y %H:%M:%S",
     "%d-%b-%Y %H:%M:%S",
     "%d-%b-%Y",
+    "%b-%Y",
     "%Y%m%d%H%M%S",
     "%Y%m%d%H",
     "%Y%m%d",
+    "%y%m%d%H",
     "%s",
 )
 """What `sparrow prepare` looks for in text, in this order; "%s" is seconds since 1970."""

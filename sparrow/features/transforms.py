@@ -256,7 +256,7 @@ def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: in
         UserError: for a value that is no label, and when training for a missing one.
     """
     if column.positive is not None and not _is_number(raw.type):
-        raw = pc.equal(raw.cast(pa.string()), column.positive)
+        raw = pc.equal(pc.ascii_trim_whitespace(raw.cast(pa.string())), column.positive.strip())
     elif not (_is_number(raw.type) or pa.types.is_boolean(raw.type) or pa.types.is_null(raw.type)):
         remedy = f"set columns.{name}.positive to the value that counts as 1"
         raise UserError(f"label {name!r}: {raw.type} where 0 and 1 are needed; {remedy}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparrow.core import UserError
 from sparrow.features.hashing import hash_ids
-from sparrow.features.ids import as_ids, as_lists
+from sparrow.features.ids import as_ids, as_lists, trimmed
 
 
 def row_of(i: int) -> int:
@@ -37,6 +37,23 @@ def test_kinds_of_ids() -> None:
     assert as_ids(pa.array(["a", None, "a"]).dictionary_encode(), "x", row_of).to_pylist() == ["a", None, "a"]
     assert as_ids(pa.nulls(2, pa.float64()), "x", row_of).to_pylist() == [None, None]
     assert hash_ids(as_ids(pa.array([], pa.string()), "x", row_of)).tolist() == []
+
+
+def test_white_space_around_text_is_no_part_of_an_id() -> None:
+    ids = as_ids(pa.array(["a", " a", "a\t ", "a b", " ", "", None, "\x1ca\r\n"]), "x", row_of)
+    assert ids.to_pylist() == ["a", "a", "a", "a b", "", "", None, "a"]
+    assert as_ids(pa.array([b" a"]), "x", row_of).to_pylist() == [b" a"]
+    assert as_lists(pa.array([[" a"], None]), "x", int, None)[0].to_pylist() == ["a"]
+
+
+WHITE = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
+CELLS = st.lists(st.none() | st.text(st.sampled_from("ab\u00e9\u00a0" + WHITE), max_size=4), max_size=6)
+
+
+@given(CELLS, st.integers(0, 3), st.sampled_from([pa.string(), pa.large_string()]))
+def test_trimmed_text_is_what_python_strips(cells: list[str | None], start: int, kind: pa.DataType) -> None:
+    want = [cell if cell is None else cell.strip(WHITE) for cell in cells[start:]]
+    assert trimmed(pa.array(cells, kind).slice(start)).to_pylist() == want
 
 
 LISTS = st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=6)), max_size=12)

@@ -120,6 +120,14 @@ def test_compiled_is_what_the_transforms_make(rows: list[dict[str, Any]]) -> Non
         assert torch.equal(alone.ids.values_N, beside.ids.values_N)
 
 
+@pytest.mark.parametrize("encoder", [pytest.param(FAST, marks=needs_kernels), DEFINED], ids=["compiled", "defined"])
+def test_white_space_around_an_id_is_no_part_of_it(encoder: Encoder) -> None:
+    none = dict.fromkeys(FAST.sources)
+    padded, bare = {"word": " a\t", "n": " 3", "words": ["b ", "12"]}, {"word": "a", "n": "3", "words": ["b", 12]}
+    assert_same(encoder.batch([none | padded]), encoder.batch([none | bare]))
+    assert_same(encoder.batch([none | {"word": " \x1c"}]), encoder.batch([none | {"word": ""}]))
+
+
 def columns_of(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.table({name: pa.array([row[name] for row in rows]) for name in FAST.sources})
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.files import File, find, first_line
 from sparrow.data.logs.repair import Repairs, Tally, repaired
-from sparrow.data.logs.text import CRITEO, dialect, line_numbers, text_batches
+from sparrow.data.logs.text import CRITEO, codes_of, dialect, line_numbers, text_batches
 from sparrow.features.encodings import kind_of
 from sparrow.features.schema import Column, Schema, Source
 
@@ -269,7 +269,8 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
     """Returns a text file's first rows in the types that they suggest, or None when it has no rows.
 
     Arrow takes integers beyond 2^63 for floats, which would merge ids. One cell such as 1.42e+19 makes floats of a
-    whole column. So a column with cells of more digits than a float keeps is read once more, as text.
+    whole column. So a column with cells of more digits than a float keeps is read once more, as text. So is one with
+    cells such as 007, of which Arrow makes 7.
     """
     try:
         criteo = {name: pa.string() if name[0] == "C" else pa.int64() for name in CRITEO}
@@ -280,10 +281,11 @@ def _beginning(file: File, source: Source, names: tuple[str, ...]) -> pa.Table |
             return None
         table = pa.table(first)
         huge = [f.name for f in first.schema if pa.types.is_floating(f.type) and _is_huge(first[f.name])]
-        if huge:
-            texts = next(text_batches(file, source, names, dict.fromkeys(huge, pa.string()), *few))
-            for name in huge:
-                if pc.any(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d{16,}\s*$")).as_py():
+        coded = [name for name in codes_of(file, source, names) if pa.types.is_integer(first[name].type) and not known]
+        if huge or coded:
+            texts = next(text_batches(file, source, names, dict.fromkeys([*huge, *coded], pa.string()), *few))
+            for name in (*huge, *coded):
+                if name in coded or pc.any(pc.match_substring_regex(texts[name], r"^\s*[-+]?\d{16,}\s*$")).as_py():
                     table = table.set_column(table.column_names.index(name), name, texts[name])
     except UserError:
         file.check()

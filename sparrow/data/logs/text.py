@@ -21,7 +21,8 @@ from sparrow.data.logs.repair import GARBLED, Repairs, Tally, repaired, shorten
 from sparrow.features.schema import Source
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
-MISSING = ["", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None", "\\N"]
+_MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None", "\\N")
+MISSING = [*_MISSING, *(f" {text}" for text in _MISSING)]  # some write a blank behind each comma
 REPAIR = "or prepare with --bad-rows repair"
 
 _HEAD_BYTES = 1 << 20
@@ -49,7 +50,7 @@ def dialect(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
         source = _found(lines, source)
     names = CRITEO if source.format == "criteo" else source.names
     if source.header:
-        names = tuple(_cells(lines, source)[0])
+        names = tuple(name.strip() for name in _cells(lines, source)[0])
     elif not names:
         names = tuple(f"c{i}" for i in range(len(_cells(lines, source)[0])))
         source = replace(source, names=names)
@@ -99,14 +100,16 @@ def text_batches(
     if source.format == "criteo":
         parse.quote_char = False
     convert = pacsv.ConvertOptions(null_values=MISSING, strings_can_be_null=True)
+    written = dict(zip(names, _cells(_head(file, source)[1], source)[0] if source.header else names, strict=False))
     if types is not None:
-        convert.column_types = dict.fromkeys(types, pa.string()) if repair else dict(types)
-        convert.include_columns = list(types)
+        convert.column_types = {written[name]: pa.string() if repair else kind for name, kind in types.items()}
+        convert.include_columns = [written[name] for name in types]
     done = int(source.header)  # rows of the file so far, less those skipped
     reader: pacsv.CSVStreamingReader | None = None
     try:
         with pacsv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert) as reader:
             for batch in reader:
+                batch = batch.rename_columns(list(types or names))
                 if repair and types is not None:
                     batch = _repair(file, batch, types, done, skipped, repairs)
                 done += batch.num_rows
@@ -130,6 +133,19 @@ def text_batches(
             event.wait(1)  # Arrow's thread must be through with it: one that needs Python at its exit never ends
     if (spare := lines - done - len(skipped)) > 0:
         repairs.breaks[str(file)] = spare
+
+
+def codes_of(file: File, source: Source, names: Sequence[str]) -> list[str]:
+    """Returns the columns whose first hundred cells have a number with a zero before it, such as 007, which is a code.
+
+    Args:
+        file: the file.
+        source: how it is written.
+        names: of its columns.
+    """
+    rows = _cells(_head(file, source)[1], source)[int(source.header) :]
+    found = {i for row in rows for i, cell in enumerate(row[: len(names)]) if re.fullmatch(r"\s*0\d+\s*", cell)}
+    return [names[i] for i in sorted(found)]
 
 
 def line_numbers(file: File, source: Source, rows: set[int]) -> dict[int, int]:
@@ -293,7 +309,7 @@ def _is_header(first: list[str], second: list[str]) -> bool:
     first = first[1:] if len(first) > 1 and not first[0].strip() else first  # pandas writes its index without a name
     if any(is_number(cell) or not cell.strip() for cell in first):
         return False
-    names = len(set(first)) == len(first) and all(re.fullmatch(r"[^\W\d][\w .:/-]*", cell) for cell in first)
+    names = len(set(first)) == len(first) and all(re.fullmatch(r"\s*[^\W\d][\w .:/-]*", cell) for cell in first)
     return names or any(map(is_number, second))
 
 

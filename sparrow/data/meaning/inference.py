@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,36 +14,37 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.read import Log, open_log
-from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_for_none, tells_apart, time_of
-from sparrow.features.ids import as_ids, as_lists, is_text
+from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none, time_of
+from sparrow.data.meaning.names import (
+    GROUPS,
+    LABELS,
+    RATINGS,
+    TIMES,
+    WEIGHTS,
+    YES,
+    Words,
+    bare_label,
+    is_id,
+    is_measure,
+    tells_time,
+    words_of,
+)
+from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
+from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.times import as_times, part_of, ticks_per_second
 from sparrow.features.transforms import labels
 
-LABELS = (
-    *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
-    *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like"),
-)
-RATINGS = ("rating", "ratings", "rate", "stars", "score")
-GROUPS = ("request_id", "impression_id", "query_id", "session_id", "request", "query", "session", "sess_id")
-TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
-WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
-YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 OUTCOME = "looks like an outcome"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
-_ID_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "id ids idx index code type category cat class group user item article ad advertiser campaign creative product "
-        "sku brand shop seller store site app publisher page channel slot position device os browser model country "
-        "region state city zip language lang referrer environment gender hour weekday dow month",
-    )
-)
+_DAYS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M%S")
+_IF = "numeric if it measures"  # ends the notes about integers that look like names because some values come again
 _DECLARED = (":token", ":float", ":token_seq", ":float_seq")
 _FEW = 64
 _WEEK_S = 7 * 86400
+_ALL_APART = 200  # rows, of which none can have the id of another by chance alone
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Seen:
     """
 
     name: str
-    words: tuple[str, ...]
+    words: Words
     declared: str
     type: pa.DataType
     values: pa.Array
@@ -67,7 +67,7 @@ class _Seen:
 
     @property
     def is_id(self) -> bool:
-        return bool(self.words) and self.words[-1] in _ID_WORDS
+        return is_id(self.words)
 
     @property
     def is_list(self) -> bool:
@@ -124,6 +124,7 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
+    _tell_measures_of_items(columns, seen)
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
     columns |= _parts_of_time(columns, seen)
@@ -133,9 +134,10 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
 
 def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     stem, _, declared = name.rpartition(":") if name.endswith(_DECLARED) else (name, "", "")
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", stem).lower())
     bare = values = column.combine_chunks()
     kind, spelled = values.type, None
+    if is_text(kind):
+        bare = values = trimmed(values)
     if is_text(kind) and values.null_count < len(values):
         spelled = (None, None) if declared == "token_seq" else list_of(values.drop_null()) if not declared else None
     if spelled is not None:
@@ -149,7 +151,7 @@ def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
     distinct = values.unique() if not pa.types.is_nested(values.type) else values
-    return _Seen(name, tuple(words), declared, kind, values, distinct, len(column), bare, spelled)
+    return _Seen(name, words_of(stem), declared, kind, values, distinct, len(column), bare, spelled)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -162,14 +164,16 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     The latter are ignored, because a model cannot know them before the impression.
     """
     two = [s.name for s in seen.values() if len(s.distinct) <= 2 and not s.is_list]
-    named = [name for word in LABELS for name in two if seen[name].called == word]
-    rated = [s.name for s in seen.values() if s.words[-1:] and s.words[-1] in RATINGS and _scale(s)]
+    named = [name for word in LABELS for name in two if word in (seen[name].called, bare_label(seen[name].words))]
+    scales = [s for s in seen.values() if s.words and _scale(s)]
+    rated = [s.name for s in scales if s.words[-1] in RATINGS[:3] or s.called == "y"]
+    scored = [s.name for s in scales if s.words[-1] in RATINGS[3:]]
     if label is not None and label not in seen:
         raise UserError(f"label: no column {label!r}{suggest(label, seen)}")
     wide = [s.name for s in seen.values() if s.called in LABELS[:4]]
     candidates = [name for name in two if len(seen[name].distinct) == 2]
     guessed = _guessed(candidates, seen)
-    chosen = label or next(iter([*named, *rated, *wide, *guessed]), None)
+    chosen = label or next(iter([*named, *rated, *wide, *guessed, *scored]), None)
     if chosen is None:
         remedy = "a log of clicks alone needs a column of 0 and 1, and rows of what was shown and not clicked"
         if candidates:
@@ -181,7 +185,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
         if chosen in guessed and chosen != label:
             told = "taken for the label, as no column is named like one; if another is, name it with --label"
             settings["note"] = f"{told}; {settings['note']}" if "note" in settings else told
-    elif chosen in rated:
+    elif chosen in (*rated, *scored):
         scale, least = sorted(found.distinct.to_pylist()), _scale(found)
         note = f"a rating of {scale[0]:g} to {scale[-1]:g}: from {least:g} on counts as 1, the upper 40 % of the scale"
         settings = {"threshold": least, "note": note}
@@ -194,10 +198,16 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
 
 
 def _guessed(candidates: Sequence[str], seen: dict[str, _Seen]) -> list[str]:
-    """Returns the column of two values that is the last one, or else the only one called is_... or has_..., if any."""
+    """Returns the column of two values that is the last one, or else the only one called is_... or has_..., if any.
+
+    Else it is the only one of two values, if one of them says yes.
+    """
     asked = [name for name in candidates if seen[name].words[:1] in (("is",), ("has",))]
     last = next(reversed(seen))
-    return [last] if last in candidates else asked if len(asked) == 1 else []
+    if last in candidates or len(asked) == 1:
+        return [last] if last in candidates else asked
+    says_yes = [n for n in candidates if any(str(v).lower() in (*YES, "1.0") for v in seen[n].distinct.to_pylist())]
+    return says_yes if len(candidates) == 1 else []
 
 
 def _scale(seen: _Seen) -> float | None:
@@ -226,25 +236,31 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
     """Returns the time column, with its format, and the other columns that tell times, which are ignored."""
     found: dict[str, tuple[str | None, str | None]] = {}
     listed = [s for s in seen if not s.is_list and len(s.values)]
-    for s in sorted(listed, key=lambda s: s.called not in TIMES):
+    gaps, plain = {s.name: s.rows - len(s.values) for s in listed}, {s.name for s in listed if s.called in TIMES}
+    for s in sorted(listed, key=lambda s: (s.called not in TIMES, gaps[s.name] > 0)):
         named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
         if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
             found[s.name] = (None, None)
-        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", "%Y%m%d", "%Y%m%d%H")):
+        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *_DAYS[:3])):
             found[s.name] = look
         elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
             look = time_of(s.values)
             found[s.name] = look if look and look[0] != "%s" else (None, None)
+        elif pa.types.is_integer(s.type) and tells_time(s.words) and (look := _numbered_time(s.values)):
+            found[s.name] = look
         elif pa.types.is_floating(s.type) and named:
             whole = pc.all(pc.equal(s.values, pc.round(s.values))).as_py()
             found[s.name] = (None, None) if whole else ("%s", "numbers with a fraction, taken for seconds since 1970")
     columns: dict[str, Column] = {}
     for name, (format, note) in found.items():
         first = next(iter(columns), None)
-        if first is None:
-            columns[name] = Column(kind="time", format=format, note=note)
-        else:
+        if first is not None:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
+        elif gaps[name] and name not in plain:  # what is plainly the time is refused, with a remedy
+            told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
+            columns[name] = Column(kind="ignore", note=told)
+        else:
+            columns[name] = Column(kind="time", format=format, note=note)
     return columns
 
 
@@ -269,9 +285,27 @@ def _parts_of_time(columns: dict[str, Column], seen: dict[str, _Seen]) -> dict[s
     return made
 
 
+def _numbered_time(values: pa.Array) -> tuple[str | None, str | None] | None:
+    """Returns format and note of integers that are days, such as 20261121, or units since 1970 of 1998 to 2039."""
+    low, high = (float(x.as_py()) for x in (pc.min(values), pc.max(values)))
+    if any(9e8 * unit <= low and high < 2.2e9 * unit for unit in (1, 10**3, 10**6)):
+        return None, None
+    look = time_of(values)
+    return look if look and look[0] in _DAYS else None
+
+
 def _groups(seen: Iterable[_Seen]) -> list[str]:
-    named = {s.called: s.name for s in seen if not pa.types.is_floating(s.type) and not s.is_list}
-    return [named[name] for name in GROUPS if name in named]
+    """Returns the columns that name requests or sessions; by the end of their names only if they name many."""
+    found: list[tuple[bool, int, str]] = []
+    for s in seen:
+        if pa.types.is_floating(s.type) or s.is_list:
+            continue
+        for place, name in enumerate(GROUPS):
+            ends = s.called.endswith(f"_{name}") and "per" not in s.words and 100 * len(s.distinct) >= s.rows
+            if s.called == name or ends:
+                found.append((s.called != name, place, s.name))
+                break
+    return [name for _, _, name in sorted(found)]
 
 
 def _measures(seen: _Seen, repair: bool) -> bool:
@@ -299,7 +333,7 @@ def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         return Column(kind="ignore", note="numbers the rows")
     if count == 0 or (count == 1 and len(seen.values) == seen.rows):
         return Column(kind="ignore", note="one value" if count else "no values")
-    if count == seen.rows >= 1000 and (seen.is_id or not _measures(seen, repair)):
+    if count == seen.rows >= _ALL_APART and (seen.is_id or not _measures(seen, repair)):
         return Column(kind="ignore", note="every row has another value")
     if seen.declared == "token":
         return Column(kind="categorical", table=name, note="by its header")
@@ -311,23 +345,58 @@ def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         as_ids(seen.bare, name, lambda i: i)  # refuses what lost digits or has a fraction
         return Column(kind="categorical", table=name, note="whole floats, by the name ids")
     if pa.types.is_integer(seen.type) and not seen.declared:
-        if seen.is_id:
-            return Column(kind="categorical", table=name, note="an integer, by its name an id or code")
-        if count <= min(_FEW, seen.rows // 100):
-            return Column(kind="categorical", table=name, note=f"an integer of {count} values")
-        if _spread(seen.values) >= 2.0**31:
-            return Column(
-                kind="categorical", table=name, note="an integer, spread as hashes are; numeric if it measures"
-            )
-        if clicks is not None and len(seen.values) == seen.rows and tells_apart(_int64(seen.values), clicks):
-            told = "an integer, of which each value tells more than a range of values; numeric if it measures"
-            return Column(kind="categorical", table=name, note=told)
-        return _numeric(seen, "an integer; categorical if it is a code")
+        note, told = _names(seen, clicks), "an integer; categorical if it is a code"
+        return Column(kind="categorical", table=name, note=note) if note else _numeric(seen, told)
+    if seen.is_id and seen.is_number and pc.all(pc.equal(seen.values, pc.round(seen.values))).as_py():
+        return Column(kind="categorical", table=name, note="whole floats, by its name an id or code")
     if not seen.is_id and _spread(seen.values) >= 2.0**53:
         return _numeric(seen, "beyond 2^53; if these are ids they have lost digits: write them as integers or strings")
     if "propensity" in seen.words:
         return _numeric(seen, "a propensity? ignore it unless it is known when a model is asked")
+    if seen.words[-1:] == ("weight",):
+        return _numeric(seen, "kind weight if it is the weight of a sample")
     return _numeric(seen, "by its name an id; write ids as integers or strings" if seen.is_id else None)
+
+
+def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
+    """Returns why integers are names, or None where they measure or count."""
+    count = len(seen.distinct)
+    if seen.is_id:
+        return "an integer, by its name an id or code"
+    if is_measure(seen.words):
+        return None
+    x_N = _int64(seen.values)
+    if count <= min(_FEW, seen.rows // 100):
+        return None if is_count(x_N) else f"an integer of {count} values"
+    if _spread(seen.values) >= 2.0**31:
+        return "an integer, spread as hashes are; numeric if it is a measure"
+    if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
+        return None  # mostly nought, such as gains: a measure of what seldom happens
+    if is_uneven(x_N):
+        return f"an integer, of which some come far more often than their neighbours; {_IF}"
+    if clicks is not None and len(seen.values) == seen.rows and tells_apart(x_N, clicks):
+        return f"an integer, of which each value tells more than a range of values; {_IF}"
+    return None
+
+
+def _tell_measures_of_items(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
+    """Makes numbers of integers that look like names only because what they measure, such as a film, comes again."""
+    ids = [n for n, c in columns.items() if c.kind == "categorical" and not _is_told_by_values(c)]
+    for name in [n for n, c in columns.items() if _is_told_by_values(c)]:
+        x_N = _int64(seen[name].bare.fill_null(0))
+        for item in ids:
+            coded = pc.dictionary_encode(seen[item].bare, null_encoding="encode")
+            item_N = coded.indices.to_numpy(zero_copy_only=False)
+            _, first, place_N = np.unique(item_N, return_index=True, return_inverse=True)
+            if len(first) < 0.9 * len(x_N) and (x_N[first][place_N] == x_N).all():
+                if not is_uneven(x_N[first]):
+                    told = f"an integer that each {item} has; categorical if it is a code"
+                    columns[name] = _numeric(seen[name], told)
+                break
+
+
+def _is_told_by_values(column: Column) -> bool:
+    return column.kind == "categorical" and str(column.note).endswith(_IF)
 
 
 def _int64(values: pa.Array) -> Int64s:
@@ -367,17 +436,22 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         note = "by its name a time, but its texts have no format in common; mend them to split by it"
     elif is_text(seen.type):
         share, odd, numbers = numbers_in(seen.values)
+        codes = odd.filter(pc.match_substring_regex(odd, r"^0\d+$"))
         if repair and share >= 0.9 and len(odd):
             other = odd[0].as_py()
             return Column(kind="numeric", note=f"{share:.0%} of the texts are numbers; others, as {other!r}, missing")
-        if share and not seen.is_id and stands_for_none(odd, seen.values):
+        if share and not seen.is_id and not len(codes) and stands_for_none(odd, seen.values):
             column = _spelled(seen, odd, numbers, clicks)
             if column.kind == "numeric":
                 return column
         if lost := digits_lost(seen.values):
             note = f"ids of many digits, but {lost}, which has lost them; write ids in full"
+        elif len(codes):
+            note = f"numbers with zeros before them, such as {codes[0].as_py()!r}; numeric if they measure"
         elif share >= 0.9 and len(odd):
             note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
+        elif not seen.is_id and (signed := sign_of_number(seen.values)):
+            note = f"text of numbers such as {signed!r}; to have them measured write them as 1234.5"
         elif count > 100 and count > 0.5 * len(seen.values):
             note = f"text of {count} values in {len(seen.values)} rows; ignore it if it is prose"
     return Column(kind="categorical", table=name, note=note)

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparrow.core.arrays import Float64s
 from sparrow.core.errors import UserError
 from sparrow.features.ids import Int64s, as_lists
 from sparrow.features.times import FORMATS, as_times, time_format
@@ -17,9 +16,7 @@ NONE = (
 )
 _VALUES = 20_000
 _TOKEN = 40  # characters; a longer one is prose
-_PRIOR = 20
-_SEED = 471_826_055  # one that nobody else draws with
-_FILLED = 0.3  # the share of a range that ids at least fill
+_SIGNED = r"^[-+]?[$€£¥]?\s?(\d{1,3}(,\d{3})+|\d+)([.,]\d+)?\s?[%€$£¥]?$"
 _WEIGHTED = r"^[^:]+:\s*-?\d+(\.\d+)?([eE][-+]?\d+)?$"
 
 
@@ -64,7 +61,8 @@ def _weighted_list(texts: pa.Array, distinct: pa.Array, separator: str | None) -
     moves, strong = _moves(tokens, offsets, lengths), separator in ("|", "^")
     counts = pc.value_counts(tokens).field("counts").to_numpy(zero_copy_only=False)
     often, rare = counts.mean() >= 2, (counts == 1).mean()
-    if weighted or (whole and (moves or strong)) or (strong and (often or moves)):
+    codes = whole or pc.all(pc.match_substring_regex(kinds, r"^[A-Za-z]+\d+$")).as_py()
+    if weighted or (codes and (moves or strong)) or (strong and (often or moves)):
         return weighted
     few = len(distinct) > len(kinds) and rare <= 0.1 and len(kinds) <= 1000
     return weighted if moves and often and few else None
@@ -113,38 +111,12 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
         except UserError:
             return format, None
         in_order = [(np.diff(times) >= 0).all() for times in (rightly, wrongly)]
-        if in_order == [False, True] or (in_order[0] == in_order[1] and 2 * np.ptp(wrongly) < np.ptp(rightly)):
+        near = 2 * np.ptp(wrongly) < np.ptp(rightly)
+        alike = np.ptp(wrongly) == np.ptp(rightly) and format.endswith("%p")  # clocks of 12 hours: the month is first
+        if in_order == [False, True] or (in_order[0] == in_order[1] and (near or alike)):
             format, other = other, format  # a log's rows stand in order, and close together in time
         return format, f"day or month may come first, both fit: {format!r} is taken, not {other!r}"
     return format, None
-
-
-def tells_apart(x_N: Int64s, y_N: Float64s) -> bool:
-    """Returns whether integers are names: they fill their range, and each tells more than its neighbours do.
-
-    Predictions of the label are compared on rows that they have not seen, half by half: the mean label of the rows with
-    the same value, that of the rows in the same of 32 ranges of equally many rows, and that of all. The first two are
-    drawn to the mean of all, as if by `_PRIOR` rows. The first has to be better by three standard errors.
-
-    Args:
-        x_N: the integers.
-        y_N: the label, 0 or 1.
-    """
-    values, value_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
-    if len(values) < 2 or len(values) < _FILLED * (float(values[-1]) - float(values[0]) + 1):
-        return False
-    range_N = ((np.cumsum(counts) - 1) * 32 // len(x_N))[value_N]
-    half_N = np.random.default_rng(_SEED).integers(0, 2, len(x_N))  # rows may alternate
-    errors = np.empty((3, len(x_N)))
-    for seen in (0, 1):
-        here_N = half_N == seen
-        mean = y_N[here_N].mean() if here_N.any() else 0.5
-        for error_N, of_N in zip(errors, (value_N, range_N, np.zeros_like(value_N)), strict=True):
-            rows, ones = (np.bincount(of_N[here_N], w, len(values) + 32) for w in (None, y_N[here_N]))
-            guess = (ones + _PRIOR * mean) / (rows + _PRIOR)
-            error_N[~here_N] = (y_N - guess[of_N])[~here_N] ** 2
-    gains = errors[1:] - errors[0]
-    return bool((gains.mean(1) > 3 * gains.std(1) / len(x_N) ** 0.5).all() and gains.any())
 
 
 def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:
@@ -176,6 +148,17 @@ def digits_lost(values: pa.Array) -> str | None:
         return None
     first = values.filter(rounded)
     return f"{len(first):,} of {len(values):,} are written like {first[0].as_py()!r}"
+
+
+def sign_of_number(texts: pa.Array) -> str | None:
+    """Returns the first of texts that are numbers with a sign of a unit or with commas, such as 13.5%, $1,200 or 0,5.
+
+    It is None where less than nine in ten of them are numbers, or none has a sign.
+    """
+    texts = pc.utf8_trim_whitespace(texts.cast(pa.string()))
+    numbers = texts.filter(pc.match_substring_regex(texts, _SIGNED))
+    signed = numbers.filter(pc.match_substring_regex(numbers, "[%$€£¥,]"))
+    return signed[0].as_py() if len(signed) and len(numbers) >= 0.9 * len(texts) else None
 
 
 def stands_for_none(odd: pa.Array, values: pa.Array) -> bool:

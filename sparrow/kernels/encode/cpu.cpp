@@ -183,6 +183,7 @@ int64_t id_of(const Column& column, const Value& value, bool& refused) {
                               : std::lower_bound(column.boundaries, end, number) - column.boundaries + kFirst;
   }
   if (is_missing(column, value, refused)) return kMissing;
+  const std::string_view id = trimmed(value.text);
   int64_t integer = value.integer;
   bool is_integer = value.tag == Tag::kInt;
   if (value.tag == Tag::kFloat) {
@@ -191,7 +192,7 @@ int64_t id_of(const Column& column, const Value& value, bool& refused) {
     integer = static_cast<int64_t>(value.number);
   }
   if (column.kind == kRange) {
-    if (value.tag == Tag::kText) is_integer = as_integer(value.text, integer);
+    if (value.tag == Tag::kText) is_integer = as_integer(id, integer);
     if (!is_integer) return refused = true, kMissing;
     const bool is_inside = integer >= column.low && integer - column.low < column.count;
     const int32_t* counts = reinterpret_cast<const int32_t*>(column.hashes);
@@ -200,7 +201,7 @@ int64_t id_of(const Column& column, const Value& value, bool& refused) {
   int64_t found;
   if (is_integer) found = hash(integer);
   else if (value.tag == Tag::kBool) found = hash(value.integer ? "true" : "false");
-  else found = hash(value.text);
+  else found = hash(id);
   return column.kind == kVocabulary ? row_of_hash(column, found) : found;
 }
 

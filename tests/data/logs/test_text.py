@@ -63,6 +63,17 @@ def test_other_delimiters_are_found_out_and_kept(tmp_path: Path) -> None:
         open_log([file], Source(format="csv", delimiter="::"))
 
 
+def test_blanks_behind_delimiters_are_no_part_of_names_and_no_values(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.csv", "\n click, x ,y:float\n1, 2, a\n0, NA, \n1, , b\n")
+    log = open_log([file])
+    assert log.types == {"click": pa.int64(), "x": pa.int64(), "y:float": pa.string()}
+    assert [row["x"] for row in rows(file)] == [2, None, None]
+    assert [row["y:float"] for row in rows(file)] == [" a", None, " b"]
+    assert [b.schema.names for b in log.batches({"x": pa.int64()})] == [["x"]]
+    with pytest.raises(UserError, match="two columns are named 'x'"):
+        open_log([write(tmp_path / "y.csv", "x, x\n1,2\n")])
+
+
 def test_encodings(tmp_path: Path) -> None:
     text = "label,café\n0,crème\n1,brûlée\n"
     want = [{"label": 0, "café": "crème"}, {"label": 1, "café": "brûlée"}]

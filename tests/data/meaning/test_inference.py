@@ -259,8 +259,9 @@ def test_criteo(real_data: Path) -> None:
 def test_census(real_data: Path) -> None:
     census = real_data / "census_kdd" / "census-income.test.gz"
     assert infer([census]).labels == ("c41",)
+    assert "taken for the label" in str(infer([census]).columns["c41"].note)
     schema = infer([census], label="c41")
-    assert schema.columns["c41"].positive == " 50000+."
+    assert schema.columns["c41"].positive == "50000+."
     assert schema.dense == ("c0", "c5", "c16", "c17", "c18", "c24")  # age, wage, gains, losses, dividends, weight
     assert not schema.of_kind("list", "ignore", "time", "group")
 
@@ -370,6 +371,59 @@ def test_hour_and_weekday_of_a_time_that_is_longer_than_a_week(tmp_path: Path) -
     assert list(inferred(tmp_path, {"ts": np.arange(240), "label": label}).columns) == ["ts", "label"]  # no clock's
 
 
+N_ROWS = 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("num_items", RNG.integers(0, 6, N_ROWS), "numeric"),
+        ("age", RNG.integers(20, 26, N_ROWS), "numeric"),
+        ("time_in_shop", RNG.integers(1, 9, N_ROWS), "numeric"),
+        ("clicks_last_week", RNG.integers(1, 9, N_ROWS), "numeric"),
+        ("children", RNG.geometric(0.5, N_ROWS) - 1, "numeric"),
+        ("gain", np.where(RNG.random(N_ROWS) < 0.7, 0, RNG.choice(7919 * np.arange(90), N_ROWS)), "numeric"),
+        ("day_of_week", RNG.integers(1, 8, N_ROWS), "categorical"),
+        ("category_of_item", RNG.integers(1, 90, N_ROWS), "categorical"),
+        ("cat_3", RNG.integers(1, 90, N_ROWS), "categorical"),
+        ("number_id", RNG.integers(1, 90, N_ROWS), "categorical"),
+        ("branch", RNG.integers(1, 90, N_ROWS), "categorical"),
+        ("colour", RNG.integers(1, 9, N_ROWS), "categorical"),
+        ("num", RNG.choice(RNG.integers(1, 10**6, 300), N_ROWS), "categorical"),
+        ("spot", RNG.choice([3.0, 17.0, 52.0], N_ROWS), "numeric"),
+        ("city", RNG.choice([3.0, 17.0, 52.0], N_ROWS), "categorical"),
+        ("event_ts_ms", 1_690_000_000_000 + 1000 * np.arange(N_ROWS), "time"),
+        ("day", np.array([20230101 + i % 28 for i in range(N_ROWS)]), "time"),
+        ("amount", 20230101 + np.arange(N_ROWS) % 28, "numeric"),
+        ("web_session", np.arange(N_ROWS) // 4, "group"),
+        ("clicks_per_session", RNG.integers(0, 900, N_ROWS), "numeric"),
+    ],
+)
+def test_what_names_and_values_say_of_numbers(tmp_path: Path, name: str, values: np.ndarray, kind: str) -> None:
+    columns = {"click": RNG.integers(0, 2, N_ROWS), name: values}
+    assert inferred(tmp_path, columns).columns[name].kind == kind
+
+
+def test_numbers_of_items_are_no_names_because_items_come_again(tmp_path: Path) -> None:
+    item = RNG.permutation(np.minimum(RNG.pareto(0.7, N_ROWS) * 30, 899).astype(np.int64))
+    runtime, maker = RNG.normal(5000, 900, 900).astype(np.int64), RNG.choice(RNG.integers(1, 10**6, 60), 900)
+    columns = {"click": RNG.integers(0, 2, N_ROWS), "item": item, "worth": runtime[item], "maker": maker[item]}
+    columns["hashed"] = RNG.integers(-(2**63), 2**63 - 1, 900)[item]
+    found = inferred(tmp_path, columns).columns
+    assert (found["worth"].kind, found["maker"].kind, found["hashed"].kind) == ("numeric", *["categorical"] * 2)
+    assert "that each item has" in str(found["worth"].note)
+
+
+def test_a_time_with_gaps_is_none(tmp_path: Path) -> None:
+    times = ["2026-11-21", None] * 50
+    columns = {"click": [0, 1] * 50, "reviewed": times}
+    assert "missing in some rows (50)" in str(inferred(tmp_path, columns).columns["reviewed"].note)
+    columns["seen"] = ["2026-11-22"] * 100
+    found = inferred(tmp_path, columns).columns
+    assert (found["reviewed"].kind, found["seen"].kind) == ("ignore", "time")
+    assert inferred(tmp_path, {"click": [0, 1] * 50, "ts": times}).columns["ts"].kind == "time"
+
+
 @pytest.mark.parametrize(
     ("columns", "label"),
     [
@@ -382,3 +436,27 @@ def test_a_label_that_only_its_place_or_name_tells(tmp_path: Path, columns: dict
     schema = inferred(tmp_path, {name: values * 50 for name, values in columns.items()})
     assert schema.labels == (label,)
     assert "taken for the label" in str(schema.columns[label].note)
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ({"click_bool": [0, 1], "has_shop": [0, 1]}, "click_bool"),
+        ({"y": [1, 2, 3, 4], "service": [0, 1, 1, 0]}, "y"),
+        ({"c0": [0, 1], "c1": [1.5, 2.5, 3.5]}, "c0"),
+        ({"quality_score": [1, 2, 3, 4], "won": [0, 1, 1, 0]}, "won"),
+    ],
+)
+def test_labels_by_words_and_by_what_is_left(tmp_path: Path, columns: dict, label: str) -> None:
+    assert inferred(tmp_path, {name: (values * 50)[:100] for name, values in columns.items()}).labels == (label,)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.2, 1.0])
+def test_numbers_with_zeros_before_them_are_codes(tmp_path: Path, share: float) -> None:
+    codes = [f"0{x}" if i < share * N_ROWS else f"1{x}" for i, x in enumerate(RNG.integers(1000, 9999, N_ROWS))]
+    lines = [f"{i % 2},{code},{i % 7}.5" for i, code in enumerate(codes)]
+    (tmp_path / "x.csv").write_text("click,where,x\n" + "\n".join(lines))
+    column = infer([tmp_path / "x.csv"]).columns["where"]
+    assert (column.kind, column.missing) == ("categorical", None)
+    assert "zeros before them, such as '0" in str(column.note)
+    prepare([tmp_path / "x.csv"], tmp_path / "out")
