@@ -460,6 +460,16 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare("short.parquet", path="short.parquet")
 
 
+def test_mistakes_about_lists_and_side_tables(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = ["prepare", "log.parquet", "--out", "new"]
+    refuses(capsys, [*log, "--join", "items.csv"], r"--join 1 times and --on 0 times; give each side table its column")
+    refuses(capsys, [*log, "--join", "items.csv", "--on", "item"], r"items\.csv: no such file; check the path")
+    refuses(capsys, [*log, "--candidates", "item"], r"clicked: missing; name the column of the clicked ones, or what is")
+    refuses(capsys, [*log, "--clicked", "item"], r"candidates: missing, though clicked or parallel is there; name the")
+    refuses(capsys, [*log, "--candidates", "item", "--clicked=-"], r"column 'item' is int64, which is no list; name one")
+    refuses(capsys, [*log, "--candidates", "its", "--clicked=-"], r"source\.candidates: no column 'its'")
+
+
 def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw(x=[1.0] * 50)
     refuses(capsys, ["generate", "raw.parquet"], "raw.parquet", "overwrite")

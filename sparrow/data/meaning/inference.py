@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.read import Log, open_log
+from sparrow.data.logs.candidates import CLICKED
+from sparrow.data.logs.read import Log, open_log, with_candidates
 from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_for_none, tells_apart, time_of
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers
@@ -26,7 +27,7 @@ LABELS = (
     *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like"),
 )
 RATINGS = ("rating", "ratings", "rate", "stars", "score")
-GROUPS = ("request_id", "impression_id", "query_id", "session_id", "request", "query", "session", "sess_id")
+GROUPS = ("request_id", "impression_id", "query_id", "request", "session_id", "query", "session", "sess_id")
 TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")
 WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
 YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
@@ -100,6 +101,7 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
     Raises:
         UserError: like `infer`, and for a log without rows.
     """
+    log = with_candidates(log)
     sample = log.sample(rows)
     if not sample.num_rows:
         raise UserError(f"{log.name}: no rows; give a log with at least one")
@@ -110,7 +112,11 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
 
 
 def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
-    columns = _labels(seen, label)
+    source = log.source
+    if source.candidates and CLICKED not in seen:
+        known = suggest(str(source.clicked), [n for n in log.held if n != source.candidates])
+        raise UserError(f"source.clicked: no column {source.clicked!r} in {log.name}{known}")
+    columns = _labels(seen, label or (CLICKED if source.candidates else None))
     columns |= _times(s for s in seen.values() if s.name not in columns)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
         note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
@@ -122,6 +128,10 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
+    if source.candidates and columns[CLICKED].kind == "label":
+        beside = f"; {', '.join(source.parallel)} too" if source.parallel else ""
+        told = f"each of {source.candidates} is a row, clicked by {source.clicked!r}{beside}"
+        columns[CLICKED] = replace(columns[CLICKED], note=f"{told}; see [source] of schema.toml")
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
