@@ -464,9 +464,9 @@ def test_mistakes_about_lists_and_side_tables(here: Path, capsys: pytest.Capture
     log = ["prepare", "log.parquet", "--out", "new"]
     refuses(capsys, [*log, "--join", "items.csv"], r"--join 1 times and --on 0 times; give each side table its column")
     refuses(capsys, [*log, "--join", "items.csv", "--on", "item"], r"items\.csv: no such file; check the path")
-    refuses(capsys, [*log, "--candidates", "item"], r"clicked: missing; name the column of the clicked ones, or what is")
-    refuses(capsys, [*log, "--clicked", "item"], r"candidates: missing, though clicked or parallel is there; name the")
-    refuses(capsys, [*log, "--candidates", "item", "--clicked=-"], r"column 'item' is int64, which is no list; name one")
+    refuses(capsys, [*log, "--candidates", "item"], r"clicked: missing; name the column of the clicked ones")
+    refuses(capsys, [*log, "--clicked", "item"], r"candidates: missing, though clicked")
+    refuses(capsys, [*log, "--candidates", "item", "--clicked=-"], r"column 'item' is int64, which is no list")
     refuses(capsys, [*log, "--candidates", "its", "--clicked=-"], r"source\.candidates: no column 'its'")
 
 

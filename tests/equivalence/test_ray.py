@@ -168,7 +168,7 @@ def test_candidates_and_side_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = both(files, tmp_path, rows, source=source, split=Split(by="ratio"))
     assert found.schema.role("group") == "request" and "topic" in found.schema.sparse
     assert any("without a match for inview in items.parquet" in note for note in found.notes)
-    assert any("left out (a clicked id that is not among the candidates)" in note for note in found.notes)
+    assert any("left out (a clicked id that is no candidate)" in note for note in found.notes)
 
 
 def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:

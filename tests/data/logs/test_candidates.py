@@ -139,12 +139,12 @@ SHOWN = {"user": ["a", "b", "c"], "inview": [[1, 2], [3], [4, 5]], "chosen": [[2
 @pytest.mark.parametrize(
     ("change", "source", "words"),
     [
-        ({"chosen": [[2], [9], [4]]}, {}, r"^LOG, row 1: 9 in 'chosen' is not among the 1 of 'inview'; mend it, or "),
+        ({"chosen": [[2], [9], [4]]}, {}, r"^LOG, row 1: '9' in 'chosen' is not among the 1 of 'inview'; mend it, or "),
         ({"n": [[1, 2], [3], [4]]}, {}, r"^LOG, row 2: 2 values in 'inview' and 1 in 'n'; mend it, or prepare with "),
         (
             {"inview": [[1, 2], None, [4, 5]], "n": [[1, 2], None, [4, 5]], "chosen": [[], [3], []]},
             {},
-            r"^LOG, row 1: 3",
+            r"^LOG, row 1: '3' in 'chosen'",
         ),
         ({"inview": [1, 2, 3]}, {}, r"^source\.candidates: column 'inview' is int64, which is no list; name one of"),
         ({"chosen": [1, 2, 3]}, {}, r"^source\.clicked: column 'chosen' is int64, which is no list"),
@@ -190,9 +190,8 @@ def test_rows_are_left_out_and_counted_when_repairing(tmp_path: Path) -> None:
         (batch,) = log.batches(wanted)
         assert batch.column("user").to_pylist() == ["c", "c"]
         assert log.notes() == [
-            f"{path}: 1 rows left out (lists of different lengths), first at row 1: \"1 values in 'inview' and 2 in 'n'\"",
-            f"{path}: 1 rows left out (a clicked id that is not among the candidates), first at row 0: "
-            "\"9 in 'chosen' is not among the 2 of 'in...\"",
+            f"{path}: 1 rows left out (lists of different lengths), first at row 1: '1 and 2'",
+            f"{path}: 1 rows left out (a clicked id that is no candidate), first at row 0: '9'",
         ]
 
 

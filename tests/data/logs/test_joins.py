@@ -27,7 +27,7 @@ def joined(folder: Path, log: pa.Table, items: dict, **join: str) -> list[dict]:
 
 @pytest.mark.parametrize("kinds", list(itertools.product(["csv", "parquet"], repeat=2)))
 def test_columns_are_added_by_key(tmp_path: Path, kinds: tuple[str, str]) -> None:
-    """As a hash join of arrow's has them, over several files, with two side tables, of which one is joined by the other."""
+    """As arrow's join has them, over several files, with two side tables, of which one is joined by the other."""
     random = np.random.default_rng(0)
     log = pa.table({"movie_id": random.integers(0, 60, 500), "click": random.integers(0, 2, 500), "row": range(500)})
     items = pa.table({"movie_id": random.permutation(50), "genre": [f"g{i % 5}" for i in range(50)], "n": range(50)})
@@ -138,7 +138,8 @@ def test_a_prepared_log_remembers_its_side_tables(tmp_path: Path) -> None:
     made = data.prepare([tmp_path / "log.parquet"], tmp_path / "made", source=Source(joins=(join,)))
     assert {"topic", "age", "articles_inview"} <= {*made.schema.dense, *made.schema.sparse}
     rows = [
-        {"articles_inview": x, "topic": f"t{x % 6}", "age": items["age"][x].as_py(), "clicked": int(k == 0), "request": i}
+        {"articles_inview": x, "topic": f"t{x % 6}", "age": items["age"][x].as_py(), "clicked": int(k == 0),
+         "request": i}
         for i, each in enumerate(shown) for k, x in enumerate(each)
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "hand.parquet")
