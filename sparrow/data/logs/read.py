@@ -226,7 +226,8 @@ class Log:
 
     def _located(self, text: str, named: str, made: int) -> UserError:
         """Returns an error about a made row, which `named` names, with file, row and candidate. Reads lists again."""
-        for rows in replace(self, repairs=Repairs())._made({}, self._read):
+        again = replace(self, repairs=Repairs())
+        for rows in again._made({}, again._read):
             if made < len(rows.row_N):
                 row = int(rows.row_N[made])
                 candidate = made - int(np.searchsorted(rows.row_N, row))
@@ -336,7 +337,8 @@ def open_again(inputs: Sequence[str | Path], source: Source, schema: Schema) -> 
     Raises:
         UserError: see `open_log`.
     """
-    return made_again(open_log(inputs, replace(source, candidates="", joins=None)), source, schema)
+    bare = replace(source, candidates="" if source.candidates else source.candidates, joins=None)
+    return made_again(open_log(inputs, bare), source, schema)
 
 
 def made_again(log: Log, source: Source, schema: Schema) -> Log:

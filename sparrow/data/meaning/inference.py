@@ -130,7 +130,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     columns = {name: columns[name] for name in seen}  # in the log's order
     if source.candidates and columns[CLICKED].kind == "label":
         beside = f"; {', '.join(source.parallel)} too" if source.parallel else ""
-        told = f"each of {source.candidates} is a row, clicked by {source.clicked!r}{beside}"
+        how = f"among {source.clicked}" if source.clicked in log.held else f"it ends in {source.clicked}1"
+        told = f"each of {source.candidates} is a row, clicked if {how}{beside}"
         columns[CLICKED] = replace(columns[CLICKED], note=f"{told}; see [source] of schema.toml")
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
