@@ -36,7 +36,7 @@ def test_each_candidate_gets_a_score(tmp_path: Path, capsys: pytest.CaptureFixtu
     log, out = str(tmp_path / "log.parquet"), str(tmp_path / "data")
     flags = ["--candidates", "inview", "--clicked", "chosen", "--join", str(tmp_path / "items.parquet")]
     assert cli.main(["prepare", log, "--out", out, *flags, "--on", "inview=item"]) == 0
-    assert "each of inview is a row, clicked if among chosen" in " ".join(capsys.readouterr().err.split())
+    assert "each of inview is a row, clicked if among chosen" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["train", out, "--run_dir", str(tmp_path / "run"), "--loop.max_steps", "2"]) == 0
     unlabelled = pa.table({name: lists[name] for name in ("user", "inview")})
     pq.write_table(unlabelled, tmp_path / "new.parquet")

@@ -54,7 +54,8 @@ def test_columns_are_added_by_key(tmp_path: Path, kinds: tuple[str, str]) -> Non
     assert (
         "rows without a match for movie_id in" in notes[-1] and "whose columns are missing there, first at" in notes[-1]
     )
-    assert found.sample(20).to_pylist() == rows[:20]
+    first = 10 if kinds[0] == "csv" else 20  # a file's
+    assert found.sample(20).to_pylist() == rows[:first]
 
 
 def test_a_number_and_its_text_are_one_key(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_text_keeps_its_zeros(tmp_path: Path) -> None:
         ({}, {"on": "movie"}, r"join .*items\.parquet: the log has no column 'movie'; did you mean 'movie_id'\?"),
         (
             {},
-            {"on": "tags"},
+            {"on": "tags", "key": "year"},
             r"join .*items\.parquet: on 'tags', which is list<.*>; join by a column with one id in each",
         ),
         ({}, {"file": "nowhere.csv"}, r"nowhere\.csv: no such file; check the path"),
