@@ -163,7 +163,7 @@ class Candidates:
         column, separator = rows.batch.column(name), self.source.separator
         if not (is_list(column.type) or is_text(column.type)):  # text in which the log's beginning has single numbers
             column = column.cast(pa.string())
-        return flat_lists(column, name, lambda i: int(rows.row_N[i]), None if separator == " " else separator)
+        return flat_lists(column, name, rows.row, None if separator == " " else separator)
 
     def _among(self, rows: Rows, ids: tuple[pa.Array, Int64s], clicks: tuple[pa.Array, Int64s]) -> tuple[Bools, Bools]:
         """Returns which candidates [M] were clicked, and which clicks [K] are no candidates of their row.
@@ -174,7 +174,10 @@ class Candidates:
             clicks: the clicked ones, and the row of each.
         """
         name = str(self.source.candidates)
-        both = [as_ids(x, name, lambda i, row=row: int(rows.row_N[row[i]])) for x, row in (ids, clicks)]
+        both = [
+            as_ids(ids[0], name, lambda i: rows.row(int(ids[1][i]))),
+            as_ids(clicks[0], str(self.source.clicked), lambda i: rows.row(int(clicks[1][i]))),
+        ]
         if any(is_text(x.type) for x in both):
             both = [(x if is_text(x.type) else x.cast(pa.string())).cast(pa.large_binary()) for x in both]
         coded = pa.concat_arrays(both).dictionary_encode()

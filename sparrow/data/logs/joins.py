@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +22,9 @@ from sparrow.features.schema import Join
 class Side(Protocol):
     """What a side table is read through: a `Log`."""
 
-    types: Types
+    @property
+    def types(self) -> Types:
+        """Its columns."""
 
     @property
     def name(self) -> str:
@@ -96,7 +99,7 @@ class Joined:
             if found is None:
                 found = self._index(keys, key, as_numbers=not is_text(ids.type))
             try:
-                hash_N = hash_ids(as_ids(ids, on, lambda i, row_N=rows.row_N: int(row_N[i])))
+                hash_N = hash_ids(as_ids(ids, on, rows.row))
             except UserError as error:  # it names the row
                 raise UserError(f"{rows.file}: {error}") from None
             hashes_U, order_U = found
@@ -136,10 +139,8 @@ class Joined:
             UserError: for a key that is there twice.
         """
         if as_numbers and is_text(keys.type):
-            try:
+            with contextlib.suppress(pa.ArrowInvalid):  # names, which match no number
                 keys = keys.cast(pa.int64())
-            except pa.ArrowInvalid:  # names, which match no number
-                pass
         hash_U = hash_ids(as_ids(keys, key, lambda i: i))
         order_U = np.argsort(hash_U, kind="stable")
         order_U = order_U[int((hash_U == 0).sum()) :]  # missing keys, whose hash is 0, match nothing

@@ -148,7 +148,9 @@ class Log:
                 file.check()
                 first = 0
                 if self.source.format == "parquet":
-                    batches = (self._as_held(b, types, str(file)) for b in _parquet_batches(file, list(types)))
+                    batches: Iterator[pa.RecordBatch] = (
+                        self._as_held(b, types, str(file)) for b in _parquet_batches(file, list(types))
+                    )
                 else:
                     batches = text_batches(file, self.source, columns, types, _BLOCK_BYTES, self.repairs)
                 for batch in batches:

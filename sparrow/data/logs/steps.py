@@ -28,6 +28,10 @@ class Rows:
     number: int
     place: Callable[[int], str]
 
+    def row(self, i: int) -> int:
+        """Returns the row of the file that one was made of."""
+        return int(self.row_N[i])
+
     def where(self, keep_N: Bools) -> Rows:
         """Returns the rows for which `keep_N` is true."""
         return replace(self, batch=self.batch.filter(pa.array(keep_N)), row_N=self.row_N[keep_N])

@@ -48,7 +48,7 @@ class Structs:
         """See `Step`."""
         types = self.types()
         for rows in stream:
-            columns = {}
+            columns: dict[str, pa.Array] = {}
             for name, column in zip(rows.batch.schema.names, rows.batch.columns, strict=True):
                 columns |= dict(_columns(name, column))
             for path in columns.keys() & types.keys() - self.held.keys():

@@ -128,9 +128,9 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
-    for name in (source.candidates, *(join.on for join in source.joins or ())):
-        if name and columns[name].kind == "numeric":
-            columns[name] = Column(kind="categorical", table=name, note="ids, as candidates and keys are")
+    for key in (source.candidates, *(join.on for join in source.joins or ())):
+        if key and columns[key].kind == "numeric":
+            columns[key] = Column(kind="categorical", table=key, note="ids, as candidates and keys are")
     if source.candidates and columns[CLICKED].kind == "label":
         beside = f"; {', '.join(source.parallel)} too" if source.parallel else ""
         how = f"among {source.clicked}" if source.clicked in log.held else f"it ends in {source.clicked}1"
