@@ -113,7 +113,9 @@ def prepare(
             raise UserError(
                 "--like with --cluster-by, --order-by or --cluster-hours: columns stay as they were; give --schema"
             )
-        given = clustered_by(known or infer_log(open_log(inputs, source), label), cluster_by, order_by, cluster_hours)
+        known = known or infer_log(open_log(inputs, source), label)
+        source = replace(known.source, **_told(about_text | about_lists))
+        given = clustered_by(known, cluster_by, order_by, cluster_hours)
     now = given.schema if isinstance(given, Transforms) else given
     if suggest_groups and not (now and now.cluster):
         raise UserError("--suggest-groups: sessions must stand together for it; say by what, with --cluster-by")

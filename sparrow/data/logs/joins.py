@@ -57,7 +57,7 @@ class Joined:
         if on not in self.held:
             raise UserError(f"join {name}: the log has no column {on!r}{suggest(on, self.held)}")
         if key not in self.side.types:
-            remedy = f"or write on {on}=ITS_COLUMN"
+            remedy = f"or write on {on}=ITS_COLUMN; a side table needs a header"
             raise UserError(f"{name}: no column {key!r} to join by{suggest(key, self.side.types)}; {remedy}")
         for kind in (self.held[on], self.side.types[key]):
             if pa.types.is_nested(kind):

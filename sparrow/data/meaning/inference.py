@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.candidates import CLICKED
+from sparrow.data.logs.candidates import CLICKED, REQUEST
 from sparrow.data.logs.read import Log, open_log, with_candidates
 from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_for_none, tells_apart, time_of
 from sparrow.features.ids import as_ids, as_lists, is_text
@@ -128,6 +128,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     columns = {name: columns[name] for name in seen}  # in the log's order
+    counted = [n for n in columns if columns[n].kind in ("numeric", "categorical") and _counts_requests(seen, n)]
+    columns |= {name: Column(kind="ignore", note="numbers the requests") for name in counted}
     for key in (source.candidates, *(join.on for join in source.joins or ())):
         if key and columns[key].kind == "numeric":
             columns[key] = Column(kind="categorical", table=key, note="ids, as candidates and keys are")
@@ -394,6 +396,15 @@ def _is_row_number(seen: _Seen) -> bool:
     unnamed = not seen.words or seen.words[0] == "unnamed"
     steps = np.diff(seen.values.to_numpy(zero_copy_only=False))
     return bool((unnamed or seen.rows >= 1000) and (steps == 1).all())
+
+
+def _counts_requests(seen: dict[str, _Seen], name: str) -> bool:
+    """Returns whether integers count on with the rows of which candidates were made."""
+    both = [seen[n] for n in (name, REQUEST) if n in seen]
+    if len(both) < 2 or any(not pa.types.is_integer(s.type) or len(s.values) < s.rows for s in both):
+        return False
+    steps, requests = (np.diff(_int64(s.values)) for s in both)
+    return bool((requests >= 0).all() and requests.any() and (steps == requests)[requests < 1 << 32].all())
 
 
 def _numeric(seen: _Seen, note: str | None) -> Column:

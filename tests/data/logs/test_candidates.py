@@ -125,6 +125,8 @@ def test_lists_are_found_by_name_and_ids(tmp_path: Path) -> None:
     assert schema.role("group") == "impression_id" and schema.labels == ("clicked",)
     assert "article_ids_inview" in str(schema.columns["clicked"].note)
     assert schema.source == source
+    counted = table.rename_columns(["row", *table.column_names[1:]])
+    assert infer_log(table_log(counted)).columns["row"].kind == "ignore"
     strays = [row | {"article_ids_clicked": [99]} for row in rows]
     for other in (pa.Table.from_pylist(strays), table.drop_columns(["article_ids_clicked"])):
         assert with_candidates(table_log(other)).source.candidates is None
