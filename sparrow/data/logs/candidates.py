@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Bools, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.repair import Repairs, Tally, shorten
+from sparrow.data.logs.repair import Repairs, Tally, converted, shorten
 from sparrow.data.logs.steps import Rows, Types
 from sparrow.data.logs.structs import is_list, plain
 from sparrow.data.logs.text import REPAIR
@@ -114,6 +114,8 @@ class Candidates:
             if len(empty):
                 text = str(rows.batch.column(str(self.source.candidates))[int(empty[0])].as_py())
                 _tell(repairs, rows, empty, "without candidates, which make no rows", text)
+            if self.source.bad_rows == "repair":
+                _convert(opened, rows, wanted, repairs)
             yield from self._pieces(rows, opened, wanted)
 
     def notes(self) -> list[str]:
@@ -288,6 +290,17 @@ def _separator(texts: pa.ChunkedArray) -> str:
     if len(texts) and pc.all(pc.match_substring_regex(texts, r"^\s*\[")).as_py():
         return "json"
     return next((sign for sign in "|;,^" if pc.any(pc.match_substring(texts, sign)).as_py()), " ")
+
+
+def _convert(opened: _Opened, rows: Rows, wanted: Types, repairs: Repairs) -> None:
+    """Takes texts for missing that are not of their column's kind, and counts them."""
+    row_M = np.repeat(np.arange(len(rows.row_N)), np.diff(opened.offsets))
+    for name, values in opened.columns.items():
+        if is_text(values.type) and name in wanted and not (is_text(wanted[name]) or pa.types.is_nested(wanted[name])):
+            opened.columns[name], bad_M = converted(values, wanted[name])
+            if bad_M.any():
+                text = str(values[int(np.argmax(bad_M))].as_py())
+                _tell(repairs, rows, row_M[bad_M], f"made without {name!r}, which is not of its kind", text)
 
 
 def _rows(sample: pa.Table) -> Rows:

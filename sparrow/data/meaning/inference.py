@@ -32,6 +32,7 @@ TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_a
 WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
 YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 OUTCOME = "looks like an outcome"
+ALONG = "as long as the candidates in each row; if it goes along with them, name it with --parallel"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
 _ID_WORDS = frozenset(
@@ -140,6 +141,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
         columns[CLICKED] = replace(columns[CLICKED], note=f"{told}; see [source] of schema.toml")
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
+    for name in (name for name in columns if _as_long(seen, name, source.candidates)):
+        columns[name] = replace(columns[name], note="; ".join([columns[name].note or "a list", ALONG]))
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
     return Schema(columns=columns, encodings=tables, source=log.source)
 
@@ -405,6 +408,16 @@ def _counts_requests(seen: dict[str, _Seen], name: str) -> bool:
         return False
     steps, requests = (np.diff(_int64(s.values)) for s in both)
     return bool((requests >= 0).all() and requests.any() and (steps == requests)[requests < 1 << 32].all())
+
+
+def _as_long(seen: dict[str, _Seen], name: str, candidates: str | None) -> bool:
+    """Returns whether a list has as many entries in each row as its request has candidates."""
+    if not candidates or not _is_list(seen[name].type) or REQUEST not in seen:
+        return False
+    _, of_N, counts = np.unique(np.array(seen[REQUEST].bare), return_inverse=True, return_counts=True)
+    whole_N = of_N < of_N[-1]  # the sample may end within a request
+    lengths_N = np.array(pc.list_value_length(seen[name].bare).fill_null(0))
+    return bool(whole_N.any() and (lengths_N == counts[of_N])[whole_N].all())
 
 
 def _numeric(seen: _Seen, note: str | None) -> Column:

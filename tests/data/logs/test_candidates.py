@@ -127,6 +127,10 @@ def test_lists_are_found_by_name_and_ids(tmp_path: Path) -> None:
     assert schema.source == source
     counted = table.rename_columns(["row", *table.column_names[1:]])
     assert infer_log(table_log(counted)).columns["row"].kind == "ignore"
+    even = pa.Table.from_pylist(
+        [row | {"article_ids_inview": [i, 1, 2], "other": [i, 5, 7]} for i, row in enumerate(rows)]
+    )
+    assert "--parallel" in str(infer_log(table_log(even.drop_columns(["position"]))).columns["other"].note)
     strays = [row | {"article_ids_clicked": [99]} for row in rows]
     for other in (pa.Table.from_pylist(strays), table.drop_columns(["article_ids_clicked"])):
         assert with_candidates(table_log(other)).source.candidates is None
@@ -195,6 +199,16 @@ def test_rows_are_left_out_and_counted_when_repairing(tmp_path: Path) -> None:
             f"{path}: 1 rows left out (lists of different lengths), first at row 1: '1 and 2'",
             f"{path}: 1 rows left out (a clicked id that is no candidate), first at row 0: '9'",
         ]
+
+
+def test_numbers_in_text_are_repaired_too(tmp_path: Path) -> None:
+    file = write(tmp_path / "log.csv", "inview,clicks,score\n1 2,1,0.5 x\n3 4,3,y 7\n")
+    told = Source(candidates="inview", clicked="clicks", parallel=("score",), bad_rows="repair")
+    log = open_log([file], told)
+    (batch,) = log.batches({"score": pa.float64()})
+    assert batch.column("score").cast(pa.float64()).to_pylist() == [0.5, None, None, 7]
+    (note,) = log.notes()
+    assert note.endswith("log.csv: 2 rows made without 'score', which is not of its kind, first at line 2: 'x'")
 
 
 def test_an_error_names_the_row_of_the_file_and_the_candidate(tmp_path: Path) -> None:
