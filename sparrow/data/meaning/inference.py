@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.candidates import CLICKED, REQUEST
 from sparrow.data.logs.read import Log, open_log, with_candidates
 from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, stands_for_none, tells_apart, time_of
+from sparrow.data.meaning.requests import ids_of, label_of, noted
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
@@ -32,7 +32,6 @@ TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_a
 WEIGHTS = ("sample_weight", "example_weight", "instance_weight", "importance_weight")
 YES = ("yes", "y", "true", "t", "1", "click", "clicked", "positive", "buy", "bought")
 OUTCOME = "looks like an outcome"
-ALONG = "as long as the candidates in each row; if it goes along with them, name it with --parallel"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
 _ID_WORDS = frozenset(
@@ -103,7 +102,7 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
         UserError: like `infer`, and for a log without rows.
     """
     log = with_candidates(log)
-    sample = log.sample(rows)
+    label, sample = label or label_of(log), log.sample(rows)
     if not sample.num_rows:
         raise UserError(f"{log.name}: no rows; give a log with at least one")
     try:
@@ -113,11 +112,7 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
 
 
 def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
-    source = log.source
-    if source.candidates and CLICKED not in seen:
-        known = suggest(str(source.clicked), [n for n in log.held if n != source.candidates])
-        raise UserError(f"source.clicked: no column {source.clicked!r} in {log.name}{known}")
-    columns = _labels(seen, label or (CLICKED if source.candidates else None))
+    columns = _labels(seen, label)
     columns |= _times(s for s in seen.values() if s.name not in columns)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
         note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
@@ -128,21 +123,11 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     repair = log.source.bad_rows == "repair"
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
-    columns = {name: columns[name] for name in seen}  # in the log's order
-    counted = [n for n in columns if columns[n].kind in ("numeric", "categorical") and _counts_requests(seen, n)]
-    columns |= {name: Column(kind="ignore", note="numbers the requests") for name in counted}
-    for key in (source.candidates, *(join.on for join in source.joins or ())):
-        if key and columns[key].kind == "numeric":
-            columns[key] = Column(kind="categorical", table=key, note="ids, as candidates and keys are")
-    if source.candidates and columns[CLICKED].kind == "label":
-        beside = f"; {', '.join(source.parallel)} too" if source.parallel else ""
-        how = f"among {source.clicked}" if source.clicked in log.held else f"it ends in {source.clicked}1"
-        told = f"each of {source.candidates} is a row, clicked if {how}{beside}"
-        columns[CLICKED] = replace(columns[CLICKED], note=f"{told}; see [source] of schema.toml")
+    cells = {name: s.bare for name, s in seen.items()}
+    columns = ids_of(log, {name: columns[name] for name in seen}, cells)  # in the log's order
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
-    for name in (name for name in columns if _as_long(seen, name, source.candidates)):
-        columns[name] = replace(columns[name], note="; ".join([columns[name].note or "a list", ALONG]))
+    columns = noted(log, columns, cells)
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
     return Schema(columns=columns, encodings=tables, source=log.source)
 
@@ -399,25 +384,6 @@ def _is_row_number(seen: _Seen) -> bool:
     unnamed = not seen.words or seen.words[0] == "unnamed"
     steps = np.diff(seen.values.to_numpy(zero_copy_only=False))
     return bool((unnamed or seen.rows >= 1000) and (steps == 1).all())
-
-
-def _counts_requests(seen: dict[str, _Seen], name: str) -> bool:
-    """Returns whether integers count on with the rows of which candidates were made."""
-    both = [seen[n] for n in (name, REQUEST) if n in seen]
-    if len(both) < 2 or any(not pa.types.is_integer(s.type) or len(s.values) < s.rows for s in both):
-        return False
-    steps, requests = (np.diff(_int64(s.values)) for s in both)
-    return bool((requests >= 0).all() and requests.any() and (steps == requests)[requests < 1 << 32].all())
-
-
-def _as_long(seen: dict[str, _Seen], name: str, candidates: str | None) -> bool:
-    """Returns whether a list has as many entries in each row as its request has candidates."""
-    if not candidates or not _is_list(seen[name].type) or REQUEST not in seen:
-        return False
-    _, of_N, counts = np.unique(np.array(seen[REQUEST].bare), return_inverse=True, return_counts=True)
-    whole_N = of_N < of_N[-1]  # the sample may end within a request
-    lengths_N = np.array(pc.list_value_length(seen[name].bare).fill_null(0))
-    return bool(whole_N.any() and (lengths_N == counts[of_N])[whole_N].all())
 
 
 def _numeric(seen: _Seen, note: str | None) -> Column:

@@ -121,16 +121,6 @@ def test_lists_are_found_by_name_and_ids(tmp_path: Path) -> None:
     source = log.source
     assert (source.candidates, source.clicked) == ("article_ids_inview", "article_ids_clicked")
     assert source.parallel == ("position",)
-    schema = infer_log(table_log(table))
-    assert schema.role("group") == "impression_id" and schema.labels == ("clicked",)
-    assert "article_ids_inview" in str(schema.columns["clicked"].note)
-    assert schema.source == source
-    counted = table.rename_columns(["row", *table.column_names[1:]])
-    assert infer_log(table_log(counted)).columns["row"].kind == "ignore"
-    even = pa.Table.from_pylist(
-        [row | {"article_ids_inview": [i, 1, 2], "other": [i, 5, 7]} for i, row in enumerate(rows)]
-    )
-    assert "--parallel" in str(infer_log(table_log(even.drop_columns(["position"]))).columns["other"].note)
     strays = [row | {"article_ids_clicked": [99]} for row in rows]
     for other in (pa.Table.from_pylist(strays), table.drop_columns(["article_ids_clicked"])):
         assert with_candidates(table_log(other)).source.candidates is None
