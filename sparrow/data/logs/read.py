@@ -362,7 +362,8 @@ def made_again(log: Log, source: Source, schema: Schema) -> Log:
     is_made |= CLICKED in log.types and source.clicked != CLICKED
     columns = {name: schema.columns[name] for name in features if schema.columns[name].transform != "missing"}
     is_joined = all((column.source or name) in log.types for name, column in columns.items())
-    candidates, joins = "" if is_made else source.candidates, None if is_joined else source.joins
+    candidates = "" if is_made and source.candidates else source.candidates
+    joins = None if is_joined else source.joins
     return log.shaped(replace(source, candidates=candidates, joins=joins)) if candidates or joins else log
 
 
