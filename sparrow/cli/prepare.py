@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ from sparrow.core.config import write_toml
 if TYPE_CHECKING:
     from sparrow.data.batches.repeats import Repeats
     from sparrow.data.preparation.job import Prepared
+    from sparrow.features.schema import Join
 
 
 def prepare(
@@ -33,6 +35,11 @@ def prepare(
     delimiter: str | None = None,
     encoding: str | None = None,
     bad_rows: Literal["stop", "repair"] | None = None,
+    candidates: str | None = None,
+    clicked: str | None = None,
+    parallel: tuple[str, ...] | None = None,
+    join: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    on: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     cluster_by: str | None = None,
     order_by: str | None = None,
     cluster_hours: float | None = None,
@@ -62,6 +69,11 @@ def prepare(
         delimiter: What separates the cells of text; by default it is found out.
         encoding: The encoding of text, such as latin-1 or cp1252; UTF-8 by default.
         bad_rows: stop ends at a line that cannot be read; repair leaves it out, takes bad cells for missing, and counts both.
+        candidates: The column with a list of what was shown, each of which becomes a row; found out if its name says so. "" if there is none.
+        clicked: With --candidates: the column with the list of the clicked ones, or what is before 0 and 1 in text such as N12-1: --clicked=-
+        parallel: With --candidates: further columns with a list as long as that of the candidates; by default found by their lengths.
+        join: A side table, such as items.csv, whose columns each row gets, by the column that --on names. May be given several times, each with its --on.
+        on: With --join: the column that both tables have, or LOG_COLUMN=ITS_COLUMN.
         cluster_by: The column that names the session; its rows stand side by side, in the order of --order-by.
         order_by: The column that says when; by default the time column of the log.
         cluster_hours: Sessions stand together within so many hours; 1 by default, 0 for the whole log.
@@ -94,13 +106,16 @@ def prepare(
     if (valid_files or test_files) and split is None:
         wanted = replace(wanted, by="file")
     about_text = {"delimiter": delimiter, "encoding": encoding, "bad_rows": bad_rows}
-    source = replace(known.source if known else Source(), **_told(about_text))
+    about_lists = {"candidates": candidates, "clicked": clicked, "parallel": parallel, "joins": _joins(join, on)}
+    source = replace(known.source if known else Source(), **_told(about_text | about_lists))
     if cluster_by or order_by or cluster_hours is not None:
         if like:
             raise UserError(
                 "--like with --cluster-by, --order-by or --cluster-hours: columns stay as they were; give --schema"
             )
-        given = clustered_by(known or infer_log(open_log(inputs, source), label), cluster_by, order_by, cluster_hours)
+        known = known or infer_log(open_log(inputs, source), label)
+        source = replace(known.source, **_told(about_text | about_lists))
+        given = clustered_by(known, cluster_by, order_by, cluster_hours)
     now = given.schema if isinstance(given, Transforms) else given
     if suggest_groups and not (now and now.cluster):
         raise UserError("--suggest-groups: sessions must stand together for it; say by what, with --cluster-by")
@@ -158,6 +173,18 @@ def _suggest(found: Repeats) -> None:
         return
     _show.out.print("to store and look these up once for every run, put this in the schema and prepare again:")
     print(write_toml({"groups": {group: list(names) for group, names in found.groups.items()}}), end="")
+
+
+def _joins(files: Sequence[str], on: Sequence[str]) -> tuple[Join, ...] | None:
+    """Returns what --join and --on say."""
+    from sparrow.core.errors import UserError
+    from sparrow.features.schema import Join
+
+    if len(files) != len(on):
+        raise UserError(f"--join {len(files)} times and --on {len(on)} times; give each side table its column")
+    both = [name.partition("=") for name in on]
+    joins = (Join(file=file, on=a, key=b or None) for file, (a, _, b) in zip(files, both, strict=True))
+    return tuple(joins) or None
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:

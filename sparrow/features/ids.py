@@ -83,7 +83,7 @@ def as_lists(
     Raises:
         UserError: like `as_ids`, when the column holds no lists, and for weights that are missing or no numbers.
     """
-    flat, offsets = _flat(column, name, row_of, separator)
+    flat, offsets = flat_lists(column, name, row_of, separator)
 
     def row_of_id(i: int) -> int:
         return row_of(int(np.searchsorted(offsets, i, "right")) - 1)
@@ -92,7 +92,7 @@ def as_lists(
     if isinstance(weights, str):
         flat, w_M = _cut_weights(flat, name, row_of_id)
     elif weights is not None:
-        numbers, theirs = _flat(weights, f"{name} (weights)", row_of, separator)
+        numbers, theirs = flat_lists(weights, f"{name} (weights)", row_of, separator)
         unlike = np.flatnonzero(np.diff(theirs) != np.diff(offsets))
         if len(unlike):
             ids, others = (int(np.diff(x)[unlike[0]]) for x in (offsets, theirs))
@@ -123,6 +123,36 @@ def trimmed(texts: pa.Array) -> pa.Array:
     return pc.ascii_trim(texts, _WHITE) if has_white else texts
 
 
+def flat_lists(
+    column: pa.Array, name: str, row_of: Callable[[int], int], separator: str | None
+) -> tuple[pa.Array, Int64s]:
+    """Returns the elements of a list column [M], text cut up first, and its offsets [N + 1]. Missing lists are empty.
+
+    Args:
+        column: lists or text [N].
+        name: the column's, for errors.
+        row_of: the log's row of an entry, for errors.
+        separator: see `as_lists`.
+
+    Raises:
+        UserError: when the column holds no lists.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        column = _cut(column, name, row_of, separator)
+    if pa.types.is_null(column.type):
+        return pa.nulls(0, pa.int64()), np.zeros(len(column) + 1, np.int64)
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.large_list(column.type.value_type))
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise UserError(
+            f"column {name!r}: {column.type} where the schema says list; make it kind categorical or numeric"
+        )
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether an arrow type holds text or bytes."""
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -142,24 +172,6 @@ def _whole(column: pa.Array, name: str, row_of: Callable[[int], int]) -> pa.Arra
 def _refuse(column: pa.Array, i: int, name: str, row_of: Callable[[int], int]) -> None:
     remedy = "write ids as integers or strings, or make the column kind numeric"
     raise UserError(f"column {name!r}, row {row_of(i)}: {column[i].as_py()!r} ({column.type}) is not an id; {remedy}")
-
-
-def _flat(column: pa.Array, name: str, row_of: Callable[[int], int], separator: str | None) -> tuple[pa.Array, Int64s]:
-    """The elements of a list column [M], text cut up first, and its offsets [N + 1]."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if is_text(column.type):
-        column = _cut(column, name, row_of, separator)
-    if pa.types.is_null(column.type):
-        return pa.nulls(0, pa.int64()), np.zeros(len(column) + 1, np.int64)
-    if pa.types.is_fixed_size_list(column.type):
-        column = column.cast(pa.large_list(column.type.value_type))
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise UserError(
-            f"column {name!r}: {column.type} where the schema says list; make it kind categorical or numeric"
-        )
-    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def _cut(column: pa.Array, name: str, row_of: Callable[[int], int], separator: str | None) -> pa.Array:

@@ -128,6 +128,20 @@ class Encoding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Join:
+    """A side table, such as an items' one, whose columns each row of the log gets.
+
+    file: CSV, TSV or Parquet, as a log. on: the log's column, or one of a table that was joined before. key: the side
+    table's column with the same ids, each once; by default `on`. prefix: of the added columns' names.
+    """
+
+    file: str
+    on: str
+    key: str | None = None
+    prefix: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """How the raw log is read. Format "criteo" is tab-separated, without a header, with its fixed column names.
 
@@ -135,6 +149,13 @@ class Source:
     encoding: of text ("latin-1", "cp1252", ...). bad_rows: "stop" ends at a line that cannot be read and says where.
     "repair" leaves out lines with a wrong number of cells, takes cells that are not of their column's kind for
     missing ones, and counts both.
+
+    candidates: the column with a list of what was shown. Each candidate becomes a row, with its id in that column.
+    Unless told, prepare finds out whether there is one; "" says that there is none. clicked: the column with the list
+    of those that were clicked, or else what stands between id and 0 or 1 in the text of a candidate, such as "-" in
+    "N12-1". It becomes the label, column "clicked". Column "request" numbers the rows that there were. parallel:
+    further columns with a list as long as that of the candidates; found by their lengths unless told. separator: what
+    cuts these lists where they are text, see `Column`; found out unless told. joins: side tables.
     """
 
     format: Literal["csv", "tsv", "parquet", "criteo"] = "parquet"
@@ -143,6 +164,17 @@ class Source:
     delimiter: str | None = None
     encoding: str = "utf-8"
     bad_rows: Literal["stop", "repair"] = "stop"
+    candidates: str | None = None
+    clicked: str | None = None
+    parallel: tuple[str, ...] | None = None
+    separator: str | None = None
+    joins: tuple[Join, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.candidates and not self.clicked:
+            raise UserError("clicked: missing; name the column of the clicked ones, or what is before 0 and 1, as '-'")
+        if (self.clicked or self.parallel) and self.candidates is None:
+            raise UserError("candidates: missing, though clicked or parallel is there; name the candidates' column")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.read import open_log, types_for
+from sparrow.data.logs.read import open_again, types_for
 from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.ids import is_text
 from sparrow.features.rows import batches
@@ -36,7 +36,7 @@ def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows")
         UserError: when the log cannot be read, or has no rows.
     """
     schema = found.schema
-    raw = open_log(log, replace(schema.source, bad_rows="repair"))
+    raw = open_again(log, replace(schema.source, bad_rows="repair"), schema)
     features = {name: schema.columns[name] for name in (*schema.dense, *schema.sparse)}
     read = types_for(replace(schema, columns=features, groups={}, cluster=None), raw)
     first = next(iter(raw.batches(read)), None)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import refuse_existing, whole
 from sparrow.core.progress import Progress
-from sparrow.data.logs.read import open_log, types_for
+from sparrow.data.logs.read import open_again, types_for
 from sparrow.features.clipped import Clipped
 from sparrow.trained.scorer import restore
 
@@ -30,7 +30,7 @@ def predict(
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Score every row of a raw log, in order. Returns how many rows there were.
+    """Score every row of a raw log, in order, and each candidate of a row. Returns how many there were.
 
     The rows pass through the transforms that were fitted for training.
 
@@ -57,7 +57,8 @@ def predict(
     refuse_existing(out, overwrite)
     require(least=1, batch_size=batch_size)
     found = restore(run_dir, which=which, device=device)
-    log = open_log(inputs, replace(found.schema.source, bad_rows="stop"))  # a row left out would have no score
+    source = replace(found.schema.source, bad_rows="stop")  # a row left out would have no score
+    log = open_again(inputs, source, found.schema)
     if any(file.resolve() == out.resolve() for file in log.files):
         raise UserError(f"{out}: is the log to be scored; choose another name for the scores")
     features = {name: found.schema.columns[name] for name in (*found.schema.dense, *found.schema.sparse)}

@@ -16,7 +16,7 @@ from sparrow import data
 from sparrow.core.arrays import Float32s
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
-from sparrow.data.logs.read import table_log
+from sparrow.data.logs.read import made_again, table_log
 from sparrow.features.rows import batches
 from sparrow.features.schema import Schema, Split
 from sparrow.metrics import evaluate
@@ -49,12 +49,13 @@ class Fitted:
     def predict(self, frame: Any) -> Float32s:
         """Returns click probabilities of a frame's rows, in their order: float32 [N], or [N, T] for T labels.
 
+        If the model was fitted on rows with lists of candidates, such rows have a score for each candidate.
         The frame need not have labels. Ids that training did not see are unknown ids.
 
         Raises:
             UserError: when a column is absent.
         """
-        scores_NT = self._model.score_rows(as_table(frame))
+        scores_NT = self._model.score_rows(self._rows(frame))
         return scores_NT[:, 0] if scores_NT.shape[1] == 1 else scores_NT
 
     def evaluate(self, frame: Any, label: int = 0) -> dict[str, float]:
@@ -69,8 +70,14 @@ class Fitted:
         Raises:
             UserError: when a column is absent.
         """
-        table = self._model.transforms.transform(as_table(frame), training=True)
+        table = self._model.transforms.transform(self._rows(frame), training=True)
         return evaluate(self._model.scores, batches(self._model.schema, table, 8192), label=label)
+
+    def _rows(self, frame: Any) -> pa.Table:
+        """Returns a frame's rows as those of the log were made, see `Log.shaped`."""
+        schema, table = self._model.schema, as_table(frame)
+        log = made_again(table_log(table), schema.source, schema)
+        return log.sample(2**62) if log.steps else table
 
 
 def fit(

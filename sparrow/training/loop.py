@@ -194,7 +194,8 @@ class Trainer:
                 return self._fit()
 
     def _fit(self) -> dict[str, Any]:
-        old = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)} if _in_main() else {}
+        heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        old = {s: signal.signal(s, self._on_signal) for s in heard}
         evaluated = self.last_evaluation.get("step") == self.step
         self.log = RunLog(
             self.dir.path if self.ranks.leads else None,
@@ -468,7 +469,3 @@ class Trainer:
         self.loader.load_state_dict(saved.state["loader"])
         if self.best_step == self.step and self.ranks.leads:  # a kill may have come between the checkpoint and its mark
             checkpoint.mark_best(self.dir.checkpoints, self.step)
-
-
-def _in_main() -> bool:
-    return threading.current_thread() is threading.main_thread()

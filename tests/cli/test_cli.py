@@ -460,6 +460,25 @@ def test_log_mistakes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare("short.parquet", path="short.parquet")
 
 
+def test_mistakes_about_lists_and_side_tables(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = ["prepare", "log.parquet", "--out", "new"]
+    refuses(capsys, [*log, "--join", "items.csv"], r"--join 1 times and --on 0 times; give each side table its column")
+    refuses(capsys, [*log, "--join", "items.csv", "--on", "item"], r"items\.csv: no such file; check the path")
+    refuses(capsys, [*log, "--candidates", "item"], r"clicked: missing; name the column of the clicked ones")
+    refuses(capsys, [*log, "--clicked", "item"], r"candidates: missing, though clicked")
+    refuses(capsys, [*log, "--candidates", "item", "--clicked=-"], r"column 'item' is int64, which is no list")
+    refuses(capsys, [*log, "--candidates", "its", "--clicked=-"], r"source\.candidates: no column 'its'")
+
+
+def test_requests_with_candidates_are_clustered(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"user": f"u{i % 7}", "inview": [i, i + 1, i % 5], "clicks": [i]} for i in range(10, 300)]
+    pq.write_table(pa.Table.from_pylist(rows), "requests.parquet")
+    assert main(["prepare", "requests.parquet", "--out", "new", "--cluster-by", "user", "--suggest-groups"]) == 0
+    assert "each of inview is a row, clicked if among clicks" in " ".join(capsys.readouterr().out.split())
+    manifest = json.loads(Path("new/manifest.json").read_text())
+    assert sum(manifest["rows"].values()) == 3 * len(rows)
+
+
 def test_an_existing_log_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw(x=[1.0] * 50)
     refuses(capsys, ["generate", "raw.parquet"], "raw.parquet", "overwrite")

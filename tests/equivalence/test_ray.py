@@ -21,7 +21,7 @@ from sparrow.core import UserError
 from sparrow.data.batches import parts
 from sparrow.data.logs.read import table_log
 from sparrow.data.preparation.job import Prepared
-from sparrow.features.schema import Cluster, Column, Encoding, Schema, Source, Split
+from sparrow.features.schema import Cluster, Column, Encoding, Join, Schema, Source, Split
 from sparrow.features.transforms import Transforms
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'sparrow-rec[ray]')")
@@ -151,6 +151,24 @@ def test_grown_from_another_log(tmp_path: Path) -> None:
     like = Transforms.load(before.out)
     grown = both(cut(made(1), tmp_path / "log"), tmp_path, schema=like, grow=True)
     assert (grown.schema.encodings["word"].rows or 0) > (like.schema.encodings["word"].rows or 0)
+
+
+def test_candidates_and_side_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are numbered alike, and what has no match is counted alike."""
+    random = np.random.default_rng(0)
+    shown = [random.choice(40, int(random.integers(0, 6)), replace=False).tolist() for _ in range(3000)]
+    chosen = [x[:1] if i != 1000 else [99] for i, x in enumerate(shown)]
+    table = pa.table({"user": random.integers(0, 50, 3000), "inview": shown, "clicks": chosen})
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"item": range(30), "topic": [f"t{i % 4}" for i in range(30)]}), "items.parquet")
+    join = Join(file="items.parquet", on="inview", key="item")
+    source = Source(bad_rows="repair", candidates="inview", clicked="clicks", joins=(join,))
+    rows = sum(map(len, shown)) - len(shown[1000])
+    files = cut(table, tmp_path / "log")
+    found = both(files, tmp_path, rows, source=source, split=Split(by="ratio"))
+    assert found.schema.role("group") == "request" and "topic" in found.schema.sparse
+    assert any("without a match for inview in items.parquet" in note for note in found.notes)
+    assert any("left out (a clicked id that is no candidate)" in note for note in found.notes)
 
 
 def test_mistakes_are_told_alike_and_leave_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
@@ -22,3 +24,32 @@ def test_no_row_to_score_is_left_out_without_a_word(log: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"log.csv, line 6002: 2 cells where 3 are expected"):
         predict(tmp_path / "run", [tmp_path / "log.csv"], tmp_path / "scores.parquet")
     assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_each_candidate_gets_a_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From lists that are joined, and the same from rows of one candidate with the columns of the side table."""
+    random = np.random.default_rng(0)
+    shown = [random.choice(30, int(random.integers(0, 6)), replace=False).tolist() for _ in range(800)]
+    lists = {"user": random.integers(0, 20, 800), "inview": shown, "chosen": [x[:1] for x in shown]}
+    pq.write_table(pa.table(lists), tmp_path / "log.parquet")
+    pq.write_table(pa.table({"item": range(30), "topic": [f"t{i % 4}" for i in range(30)]}), tmp_path / "items.parquet")
+    log, out = str(tmp_path / "log.parquet"), str(tmp_path / "data")
+    flags = ["--candidates", "inview", "--clicked", "chosen", "--join", str(tmp_path / "items.parquet")]
+    assert cli.main(["prepare", log, "--out", out, *flags, "--on", "inview=item"]) == 0
+    assert "each of inview is a row, clicked if among chosen" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["train", out, "--run_dir", str(tmp_path / "run"), "--loop.max_steps", "2"]) == 0
+    unlabelled = pa.table({name: lists[name] for name in ("user", "inview")})
+    pq.write_table(unlabelled, tmp_path / "new.parquet")
+    users = [user for user, each in zip(lists["user"].tolist(), shown, strict=True) for _ in each]
+    items = [item for each in shown for item in each]
+    hand = pa.table({"user": users, "inview": items, "topic": [f"t{i % 4}" for i in items]})
+    pq.write_table(hand, tmp_path / "hand.parquet")
+    scores = []
+    for name in ("log", "new", "hand"):
+        keep = [] if name == "hand" else ["request"]
+        count = predict(tmp_path / "run", [tmp_path / f"{name}.parquet"], tmp_path / f"{name}-out.parquet", keep=keep)
+        assert count == len(items)
+        scores.append(pq.read_table(tmp_path / f"{name}-out.parquet")["score"].to_pylist())
+    assert scores[0] == scores[1] == scores[2] and len(set(scores[0])) > 20
+    requests = pq.read_table(tmp_path / "new-out.parquet")["request"].to_pylist()
+    assert requests == [i for i, each in enumerate(shown) for _ in each]

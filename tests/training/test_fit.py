@@ -148,3 +148,17 @@ def test_a_row_that_spoils_its_score_is_named() -> None:
     rows["by"][7] = [1e30, 1.0]
     with pytest.raises(UserError, match=r"row 7: .* the largest number there is the weights of tags = 1e\+30: mend"):
         found.predict(pa.table(rows))
+
+
+def test_frames_with_structs_and_lists_of_candidates() -> None:
+    random = np.random.default_rng(0)
+    shown = [random.choice(30, 3, replace=False).tolist() for _ in range(400)]
+    people = [{"name": f"u{i % 9}", "age": 20.5 + i % 30} for i in range(400)]
+    frame = pa.table({"user": people, "inview": shown, "clicks": [x[:1] for x in shown]})
+    fitted = sparrow.fit(frame, settings={"threads": 1, "loop.max_steps": 3})
+    scores = fitted.predict(frame.drop_columns(["clicks"]))
+    assert scores.shape == (1200,)
+    flat = {"user.name": [p["name"] for p in people for _ in range(3)], "inview": [x for each in shown for x in each]}
+    flat |= {"user.age": [p["age"] for p in people for _ in range(3)]}
+    np.testing.assert_array_equal(scores, fitted.predict(pa.table(flat)))
+    assert fitted.evaluate(frame)["gauc"] >= 0

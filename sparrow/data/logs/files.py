@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,13 +19,17 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\x0
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One file of a log. name: as a person wrote it; size, modified (ns): when the log was opened."""
+    """One file of a log. name: as a person wrote it; size, modified (ns): when the log was opened.
+
+    number: its place among the log's files.
+    """
 
     name: str
     system: pafs.FileSystem
     path: str
     size: int
     modified: int | None
+    number: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -79,7 +83,7 @@ def find(inputs: Sequence[str | Path]) -> tuple[File, ...]:
         if file.resolve() in seen:
             raise UserError(f"{file}: named twice; name it once, or its rows count twice")
         seen.add(file.resolve())
-    return files
+    return tuple(replace(file, number=i) for i, file in enumerate(files))
 
 
 def _expand(text: str) -> list[File]:

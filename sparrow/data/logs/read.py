@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,20 @@ import pyarrow.parquet as pq
 
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.files import File, find, first_line
-from sparrow.data.logs.repair import Repairs, Tally, repaired
 from sparrow.data.logs.text import CRITEO, codes_of, dialect, line_numbers, text_batches
+from sparrow.data.shaping.candidates import CLICKED, SAMPLE_ROWS, Candidates, found, settled
+from sparrow.data.shaping.joins import Joined
+from sparrow.data.shaping.repair import Repairs, Tally, repaired
+from sparrow.data.shaping.steps import Rows, Step, Types
+from sparrow.data.shaping.structs import Structs, is_list, is_nested, plain
 from sparrow.features.encodings import kind_of
+from sparrow.features.ids import is_text
 from sparrow.features.schema import Column, Schema, Source
 
-__all__ = ["CRITEO", "File", "Log", "Repairs", "open_log", "table_log", "types_for"]
+__all__ = [
+    *("CRITEO", "File", "Log", "Repairs", "made_again", "open_again", "open_log", "table_log", "types_for"),
+    "with_candidates",
+]
 
 _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet, at most
 _BLOCK_BYTES = 1 << 22
@@ -31,16 +40,19 @@ _BEGINNING_BYTES = 1 << 24
 class Log:
     """The files of one raw log in order, or a table in memory.
 
-    columns: of each file. types: of the columns, as far as they can be known without a schema. rows: of all files, or 0
-    when only reading tells. beginning: the rows that text's types were found out from, or the table. repairs: of the
-    last pass, filled while it runs.
+    columns: of each file. held: the types of these columns, as far as they can be known without a schema. steps: what
+    is done to the rows of the files, such as to make a row of each candidate. types: of the columns after it. rows: of
+    all files, or 0 when only reading tells. beginning: the rows that text's types were found out from, or the table.
+    repairs: of the last pass, filled while it runs.
     """
 
     files: tuple[File, ...]
     source: Source
     columns: tuple[tuple[str, ...], ...]
-    types: dict[str, pa.DataType]
+    held: Types
+    types: Types
     rows: int
+    steps: tuple[Step, ...] = ()
     beginning: pa.Table | None = None
     repairs: Repairs = field(default_factory=Repairs, compare=False)
 
@@ -63,38 +75,112 @@ class Log:
                 file that changed since the log was opened.
         """
         self.repairs.clear()
-        for file, columns in zip(self.files, self.columns, strict=True):
-            for name in types:
-                if name not in columns:
-                    raise UserError(f"{file}: no column {name!r}, which other files have{suggest(name, columns)}")
-        if not self.files and self.beginning is not None:
-            for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
-                yield self._as_held(batch, types, "the table")
-        for file, columns in zip(self.files, self.columns, strict=True):
-            self.repairs.starts.append(self.repairs.rows)
-            try:
-                file.check()
-                if self.source.format == "parquet":
-                    for batch in _parquet_batches(file, list(types)):
-                        yield self._as_held(batch, types, str(file))
-                else:
-                    yield from text_batches(file, self.source, columns, types, _BLOCK_BYTES, self.repairs)
-            except UserError:
-                file.check()  # a file that is being written explains most of what can be wrong with it
-                raise
-            file.check()
+        for rows in self._made(dict(types), self._read):
+            self.repairs.given += rows.batch.num_rows
+            yield rows.batch
 
     def sample(self, rows: int) -> pa.Table:
         """Returns the first `rows` rows, or all where there are fewer, with all columns read as `types`."""
-        if self.beginning is not None:
+        if self.beginning is not None and not self.steps:
             return self.beginning.slice(0, rows)
         kept: list[pa.RecordBatch] = []
-        for batch in self.batches(self.types):
+        first = (made.batch for made in self._made(self.types, self._begin))
+        for batch in first if self.beginning is not None else self.batches(self.types):
             kept.append(batch.slice(0, rows - sum(b.num_rows for b in kept)))
             if sum(b.num_rows for b in kept) >= rows:
                 break
         empty = [pa.field(name, kind) for name, kind in self.types.items()]
         return pa.Table.from_batches(kept) if kept else pa.schema(empty).empty_table()
+
+    def shaped(self, source: Source) -> Log:
+        """Returns the log with its rows made as a source says: one a candidate, with the columns of side tables.
+
+        Raises:
+            UserError: for columns that are not there or do not fit, and for side tables that cannot be opened.
+        """
+        names = ("candidates", "clicked", "parallel", "separator", "joins")
+        told = replace(self.source, **{name: getattr(source, name) for name in names})
+        log = replace(self, source=told, types=self.held, steps=())
+        if any(is_nested(kind) for kind in log.held.values()):
+            log = log._then(Structs(log.held))
+        joins = told.joins or ()
+        if told.candidates is None and any(is_list(log.types.get(join.on, pa.null())) for join in joins):
+            told = found(told, log.types, log.sample(SAMPLE_ROWS))  # such a join is one by the candidates
+        if told.candidates in log.types and (told.parallel is None or told.separator is None):
+            told = settled(told, log.types, log.sample(SAMPLE_ROWS))
+        if told.candidates:
+            log = replace(log._then(Candidates(source=told, held=log.types)), source=told, rows=0)
+        for join in joins:
+            side = open_log([join.file], Source(bad_rows=told.bad_rows, encoding=told.encoding))
+            here = tuple(replace(f, path=str(f.resolve())) if f.is_local else f for f in side.files)
+            log = log._then(Joined(join=join, side=replace(side, files=here, beginning=None), held=log.types))
+        return log
+
+    def like(self, other: Log) -> Log:
+        """Returns the log with its rows made as those of another one, whose files are like its own."""
+        return replace(self, source=other.source, steps=other.steps, types=other.types, rows=other.rows and self.rows)
+
+    def _then(self, step: Step) -> Log:
+        return replace(self, steps=(*self.steps, step), types=step.types())
+
+    def _made(self, wanted: Types, read: Callable[[Types], Iterator[Rows]]) -> Iterator[Rows]:
+        """Yields the rows after all steps. read: gives those that the files hold."""
+        asked = [wanted]
+        for step in reversed(self.steps):
+            asked.insert(0, step.needs(asked[0]))
+        stream = read(asked[0])
+        for step, types in zip(self.steps, asked[1:], strict=True):
+            stream = step.made(stream, types, self.repairs)
+        yield from stream
+
+    def _read(self, types: Types) -> Iterator[Rows]:
+        """Yields the rows that the files, or the table, hold."""
+        for file, columns in zip(self.files, self.columns, strict=True):
+            for name in types:
+                if name not in columns:
+                    raise UserError(f"{file}: no column {name!r}, which other files have{suggest(name, columns)}")
+        if not self.files and self.beginning is not None:
+            for rows in self._begin(types):
+                yield replace(rows, batch=self._as_held(rows.batch, types, "the table"))
+        for file, columns in zip(self.files, self.columns, strict=True):
+            self.repairs.starts.append(self.repairs.rows)
+            try:
+                file.check()
+                first = 0
+                if self.source.format == "parquet":
+                    batches: Iterator[pa.RecordBatch] = (
+                        self._as_held(b, types, str(file)) for b in _parquet_batches(file, list(types))
+                    )
+                else:
+                    batches = text_batches(file, self.source, columns, types, _BLOCK_BYTES, self.repairs)
+                for batch in batches:
+                    yield self._rows_of(file, batch, first)
+                    first += batch.num_rows
+            except UserError:
+                file.check()  # a file that is being written explains most of what can be wrong with it
+                raise
+            file.check()
+
+    def _begin(self, types: Types) -> Iterator[Rows]:
+        """Yields the rows of the beginning."""
+        file, first = self.files[max(len(self.repairs.starts) - 1, 0)] if self.files else None, 0
+        assert self.beginning is not None
+        for batch in self.beginning.select(list(types)).to_batches(max_chunksize=_BATCH_ROWS):
+            yield self._rows_of(file, batch, first)
+            first += batch.num_rows
+
+    def _rows_of(self, file: File | None, batch: pa.RecordBatch, first: int) -> Rows:
+        row_N, name = np.arange(first, first + batch.num_rows), str(file or "the table")
+        return Rows(
+            batch=batch, row_N=row_N, file=name, number=file.number if file else 0, place=partial(self._place, file)
+        )
+
+    def _place(self, file: File | None, row: int) -> str:
+        """Returns where a row of a file is; by its line, if that can be known."""
+        if file is None or self.source.format == "parquet" or str(file) in self.repairs.lines:
+            return f"row {row}"
+        number = row + 1 + self.source.header
+        return f"line {line_numbers(file, self.source, {number})[number]}"
 
     def notes(self) -> list[str]:
         """Returns what the last pass repaired or passed over, a line each, with the place where it happened first."""
@@ -114,8 +200,14 @@ class Log:
             for name, tally in cells.items():
                 where = f"first at {place} {numbers[tally.row]}: {tally.text}"
                 notes.append(f"{file}: {tally.count:,} cells of {name!r} taken for missing, {where}")
+            for (name, what), tally in self.repairs.told.items():
+                if name == str(file):
+                    at = self._place(file if isinstance(file, File) else None, tally.row)
+                    notes.append(f"{file}: {tally.count:,} rows {what}, first at {at}: {tally.text}")
             if spare := self.repairs.breaks.get(str(file)):
                 notes.append(f"{file}: {spare:,} lines are blank or lie within a quoted cell; they are no rows")
+        for step in self.steps:
+            notes += step.notes()
         return notes
 
     def located(self, error: UserError, row0: int) -> UserError:
@@ -129,19 +221,28 @@ class Log:
         if not named or not self.files:
             return error
         row = int(named[1]) - row0
+        if self.source.candidates:
+            return self._located(str(error), named[0], row)
         start, i = max((start, i) for i, start in enumerate(self.repairs.starts) if start <= row)
-        file, place = self.files[i], f"row {row - start}"
-        if self.source.format != "parquet" and str(file) not in self.repairs.lines:
-            number = row - start + 1 + self.source.header
-            place = f"line {line_numbers(file, self.source, {number})[number]}"
-        return UserError(f"{file}, {place}: {error}")
+        return UserError(f"{self.files[i]}, {self._place(self.files[i], row - start)}: {error}")
+
+    def _located(self, text: str, named: str, made: int) -> UserError:
+        """Returns an error about a made row, which `named` names, with file, row and candidate. Reads lists again."""
+        again = replace(self, repairs=Repairs())
+        for rows in again._made({}, again._read):
+            if made < len(rows.row_N):
+                row = int(rows.row_N[made])
+                candidate = made - int(np.searchsorted(rows.row_N, row))
+                return UserError(f"{rows.file}, {rows.place(row)}: {text.replace(named, f', candidate {candidate}:')}")
+            made -= len(rows.row_N)
+        return UserError(text)
 
     def _as_held(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], where: str) -> pa.RecordBatch:
         """Returns a batch of Parquet or of a table in the log's types. Repairs its text if that is wanted."""
         columns = {}
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
-                columns[name] = column.cast(self.types[name]) if column.type != self.types[name] else column
+                columns[name] = column.cast(self.held[name]) if column.type != self.held[name] else column
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise UserError(f"{where}: column {name!r}: {first_line(error)}; write all files alike") from None
         first = self.repairs.rows - (self.repairs.starts[-1] if self.repairs.starts else 0)
@@ -181,7 +282,8 @@ def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
     columns = tuple(names for _, names in kinds)
     if first.format == "parquet":
         types, rows = _parquet_types(files)
-        return Log(files=files, source=first, columns=columns, types=types, rows=rows)
+        log = Log(files=files, source=first, columns=columns, held=types, types=types, rows=rows)
+        return log.shaped(told)
     beginnings = ((i, _beginning(file, first, columns[i])) for i, file in enumerate(files))
     i, beginning = next(((i, table) for i, table in beginnings if table is not None), (0, None))
     if beginning is None:
@@ -189,7 +291,17 @@ def open_log(inputs: Sequence[str | Path], source: Source | None = None) -> Log:
     types = {f.name: pa.string() if pa.types.is_null(f.type) else f.type for f in beginning.schema}
     beginning = beginning.cast(pa.schema(list(types.items())))
     repairs = Repairs(starts=[0] * (i + 1))  # tells `located` which file the beginning is of
-    return Log(files=files, source=first, columns=columns, types=types, rows=0, beginning=beginning, repairs=repairs)
+    log = Log(
+        files=files,
+        source=first,
+        columns=columns,
+        held=types,
+        types=types,
+        rows=0,
+        beginning=beginning,
+        repairs=repairs,
+    )
+    return log.shaped(told)
 
 
 def table_log(table: pa.Table, source: Source | None = None) -> Log:
@@ -197,18 +309,62 @@ def table_log(table: pa.Table, source: Source | None = None) -> Log:
 
     Args:
         table: the rows.
-        source: only its bad_rows is obeyed.
+        source: only its bad_rows, candidates and joins are obeyed.
 
     Raises:
-        UserError: for two columns of one name.
+        UserError: for two columns of one name, and like `Log.shaped`.
     """
     names = table.column_names
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"the table: two columns are named {twice!r}; rename one")
-    types = {f.name: _plain(f.type) for f in table.schema}
+    types = {f.name: plain(f.type) for f in table.schema}
     table = pa.table([table[name].cast(kind) for name, kind in types.items()], names=names)
-    source = Source(bad_rows=source.bad_rows) if source else Source()
-    return Log(files=(), source=source, columns=(), types=types, rows=table.num_rows, beginning=table)
+    told = source or Source()
+    read = Source(bad_rows=told.bad_rows)
+    log = Log(files=(), source=read, columns=(), held=types, types=types, rows=table.num_rows, beginning=table)
+    return log.shaped(told)
+
+
+def with_candidates(log: Log) -> Log:
+    """Returns the log with a row for each candidate, if it plainly has lists of them and its source says nothing."""
+    if log.source.candidates is not None:
+        return log
+    told = found(log.source, log.types, log.sample(SAMPLE_ROWS))
+    return log.shaped(told) if told.candidates else log
+
+
+def open_again(inputs: Sequence[str | Path], source: Source, schema: Schema) -> Log:
+    """Returns what `made_again` does, for the log of these inputs.
+
+    Raises:
+        UserError: see `open_log`.
+    """
+    bare = replace(source, candidates="" if source.candidates else source.candidates, joins=None)
+    return made_again(open_log(inputs, bare), source, schema)
+
+
+def made_again(log: Log, source: Source, schema: Schema) -> Log:
+    """Returns a log with its rows made as those of an earlier log, but for what was done to them already.
+
+    A log with one candidate in each row stays as it is, such as a served one, and so does one that has all features
+    without the side tables.
+
+    Args:
+        log: without candidates and joins.
+        source: of the earlier log.
+        schema: says what the features are.
+
+    Raises:
+        UserError: see `Log.shaped`.
+    """
+    kind, features = log.types.get(str(source.candidates), pa.null()), (*schema.dense, *schema.sparse)
+    is_made = not (is_list(kind) or is_text(kind) or (log.source.format != "parquet" and not pa.types.is_null(kind)))
+    is_made |= CLICKED in log.types and source.clicked != CLICKED
+    columns = {name: schema.columns[name] for name in features if schema.columns[name].transform != "missing"}
+    is_joined = all((column.source or name) in log.types for name, column in columns.items())
+    candidates = "" if is_made and source.candidates else source.candidates
+    joins = None if is_joined else source.joins
+    return log.shaped(replace(source, candidates=candidates, joins=joins)) if candidates or joins else log
 
 
 def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
@@ -314,7 +470,7 @@ def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
         with _parquet(file) as parquet:
             rows += parquet.metadata.num_rows
             for f in parquet.schema_arrow:
-                fields = [pa.field(f.name, types.get(f.name, _plain(f.type))), pa.field(f.name, _plain(f.type))]
+                fields = [pa.field(f.name, types.get(f.name, plain(f.type))), pa.field(f.name, plain(f.type))]
                 try:
                     both = pa.unify_schemas([pa.schema([x]) for x in fields], promote_options="permissive")
                 except pa.ArrowException:
@@ -323,15 +479,6 @@ def _parquet_types(files: Sequence[File]) -> tuple[dict[str, pa.DataType], int]:
                 types[f.name] = both.field(0).type
     with _parquet(files[0]) as parquet:
         return {name: types[name] for name in parquet.schema_arrow.names}, rows
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type that Sparrow reads a column as. Dictionaries and views are read as what they stand for."""
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if kind == pa.string_view() or kind == pa.binary_view():
-        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
-    return pa.float32() if pa.types.is_float16(kind) else kind
 
 
 def _batch_rows(group: pq.RowGroupMetaData, columns: int) -> int:

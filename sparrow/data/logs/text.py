@@ -17,13 +17,12 @@ import pyarrow.csv as pacsv
 
 from sparrow.core.errors import UserError
 from sparrow.data.logs.files import File, first_line
-from sparrow.data.logs.repair import GARBLED, Repairs, Tally, repaired, shorten
+from sparrow.data.shaping.repair import GARBLED, REPAIR, Repairs, Tally, repaired, shorten
 from sparrow.features.schema import Source
 
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None", "\\N")
 MISSING = [*_MISSING, *(f" {text}" for text in _MISSING)]  # some write a blank behind each comma
-REPAIR = "or prepare with --bad-rows repair"
 
 _HEAD_BYTES = 1 << 20
 _ENCODING = "set encoding in the schema's [source] to what it is, such as 'latin-1', 'cp1252' or 'utf-16'"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.logs.read import Log, open_log
+from sparrow.data.logs.read import Log, open_log, with_candidates
 from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none, time_of
 from sparrow.data.meaning.names import (
     GROUPS,
@@ -30,20 +30,19 @@ from sparrow.data.meaning.names import (
     words_of,
 )
 from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
+from sparrow.data.meaning.requests import ids_of, label_of, noted
+from sparrow.data.meaning.times import DAYS, numbered_time, parts_of_time
 from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
-from sparrow.features.times import as_times, part_of, ticks_per_second
 from sparrow.features.transforms import labels
 
 OUTCOME = "looks like an outcome"
 TRUTH = "true_p"  # the column in which `sparrow generate` tells the click's probability
 
-_DAYS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M%S")
 _IF = "numeric if it measures"  # ends the notes about integers that look like names because some values come again
 _DECLARED = (":token", ":float", ":token_seq", ":float_seq")
 _FEW = 64
-_WEEK_S = 7 * 86400
 _ALL_APART = 200  # rows, of which none can have the id of another by chance alone
 
 
@@ -102,7 +101,8 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
     Raises:
         UserError: like `infer`, and for a log without rows.
     """
-    sample = log.sample(rows)
+    log = with_candidates(log)
+    label, sample = label or label_of(log), log.sample(rows)
     if not sample.num_rows:
         raise UserError(f"{log.name}: no rows; give a log with at least one")
     try:
@@ -123,11 +123,16 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     repair = log.source.bad_rows == "repair"
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
-    columns = {name: columns[name] for name in seen}  # in the log's order
+    cells = {name: s.bare for name, s in seen.items()}
+    columns = ids_of(log, {name: columns[name] for name in seen}, cells)  # in the log's order
     _tell_measures_of_items(columns, seen)
     _pair_weights(columns, seen)
     _share_tables(columns, seen)
-    columns |= _parts_of_time(columns, seen)
+    columns = noted(log, columns, cells)
+    for name in [name for name, column in columns.items() if column.kind == "time"]:
+        stem = name.rpartition(":")[0] if seen[name].declared else name
+        made = parts_of_time(name, stem, columns[name], seen[name].values)
+        columns |= {of: column for of, column in made.items() if of not in columns}
     tables = {c.table: Encoding() for c in columns.values() if c.table is not None}
     return Schema(columns=columns, encodings=tables, source=log.source)
 
@@ -241,12 +246,12 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
         if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
             found[s.name] = (None, None)
-        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *_DAYS[:3])):
+        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *DAYS[:3])):
             found[s.name] = look
         elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
             look = time_of(s.values)
             found[s.name] = look if look and look[0] != "%s" else (None, None)
-        elif pa.types.is_integer(s.type) and tells_time(s.words) and (look := _numbered_time(s.values)):
+        elif pa.types.is_integer(s.type) and tells_time(s.words) and (look := numbered_time(s.values)):
             found[s.name] = look
         elif pa.types.is_floating(s.type) and named:
             whole = pc.all(pc.equal(s.values, pc.round(s.values))).as_py()
@@ -262,36 +267,6 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
         else:
             columns[name] = Column(kind="time", format=format, note=note)
     return columns
-
-
-def _parts_of_time(columns: dict[str, Column], seen: dict[str, _Seen]) -> dict[str, Column]:
-    """Returns hour and day of the week of the log's time, where the sample is longer than a week."""
-    made: dict[str, Column] = {}
-    for name in [n for n, c in columns.items() if c.kind == "time"]:
-        try:
-            times_N = as_times(seen[name].values, name, 0, columns[name].format)
-        except UserError:
-            continue
-        unit = ticks_per_second(float(np.median(times_N)))
-        if unit is None or np.ptp(times_N) <= _WEEK_S * unit:
-            continue
-        for part in ("hour", "weekday"):
-            of = f"{name.rpartition(':')[0] if seen[name].declared else name}_{part}"
-            if of not in columns and len(np.unique(part_of(times_N, part))) > 1:
-                note = f"of {name}, in UTC: what is to be scored has to have it then"
-                made[of] = Column(
-                    kind="categorical", source=name, part=part, table=of, format=columns[name].format, note=note
-                )
-    return made
-
-
-def _numbered_time(values: pa.Array) -> tuple[str | None, str | None] | None:
-    """Returns format and note of integers that are days, such as 20261121, or units since 1970 of 1998 to 2039."""
-    low, high = (float(x.as_py()) for x in (pc.min(values), pc.max(values)))
-    if any(9e8 * unit <= low and high < 2.2e9 * unit for unit in (1, 10**3, 10**6)):
-        return None, None
-    look = time_of(values)
-    return look if look and look[0] in _DAYS else None
 
 
 def _groups(seen: Iterable[_Seen]) -> list[str]:

@@ -10,7 +10,7 @@ LABELS = (
 )
 RATINGS = ("rating", "ratings", "stars", "score", "rate")  # the last two are often features
 GROUPS = (
-    *("request_id", "impression_id", "query_id", "search_id", "srch_id", "session_id", "request", "query", "session"),
+    *("request_id", "impression_id", "query_id", "search_id", "srch_id", "request", "session_id", "query", "session"),
     "sess_id",
 )
 TIMES = ("ts", "time", "timestamp", "datetime", "date", "event_time", "created_at")

@@ -93,7 +93,7 @@ class Local:
                 self._spool.drop()
                 (self._work / "times").unlink(missing_ok=True)
         for log, rows in zip(self._logs, np.diff([0, *self.ends]), strict=True):
-            assert rows == log.repairs.rows == (log.rows or rows), "rows were lost while the log was read"
+            assert rows == log.repairs.given == (log.rows or rows), "rows were lost while the log was read"
 
     def _read_as(self, integers: frozenset[str]) -> None:
         schema, time = self._schema, self._schema.role("time")
@@ -153,8 +153,7 @@ class Local:
 
     def notes(self) -> Iterator[str]:
         """See `Engine`."""
-        for log in self._logs:
-            yield from log.notes()
+        yield from dict.fromkeys(note for log in self._logs for note in log.notes())  # side tables are everyone's
 
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from sparrow.core.progress import Progress
 from sparrow.core.workplace import workplace
 from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, pays, sha256
 from sparrow.data.logs.files import find
-from sparrow.data.logs.read import Log, Repairs, open_log
+from sparrow.data.logs.read import Log, Repairs, open_again, open_log, with_candidates
 from sparrow.data.meaning.inference import OUTCOME, infer_log
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
@@ -99,7 +99,11 @@ def prepare(
         raise UserError("grow: there is nothing to grow; give the transforms of a prepared log or of a run (--like)")
     with workplace(out) as (work, notes):
         _check_out(out, overwrite)
-        logs = _logs(inputs, source or (given.schema.source if given else None), split)
+        source = source or (given.schema.source if given else None)
+        logs = _logs(inputs, source, split, given.schema if given and isinstance(schema, Transforms) else None)
+        if given is None:
+            first = with_candidates(logs[0])
+            logs = [log.like(first) for log in logs]
         if any(out.resolve() in file.resolve().parents for log in logs for file in log.files):
             raise UserError(f"{out}: holds the log that is to be prepared; choose another folder")
         if given and isinstance(schema, Transforms):
@@ -217,8 +221,12 @@ def _check_out(out: Path, overwrite: bool) -> None:
     refuse_existing(out, overwrite)
 
 
-def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Split) -> list[Log]:
-    """Returns the log, or the logs of train, valid and test, which are all read alike."""
+def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Split, like: Schema | None) -> list[Log]:
+    """Returns the log, or the logs of train, valid and test, which are all read alike. like: of an earlier log."""
+
+    def opened(files: Sequence[str | Path]) -> Log:
+        return open_again(files, source, like) if source and like else open_log(files, source)
+
     held_out = [split.valid_files, split.test_files]
     by_file = split.by == "file" or (split.by is None and any(held_out))
     if any(held_out) and not by_file:
@@ -228,7 +236,7 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
             raise UserError("split.by: 'file' needs a log in files; write the tables to files, or split otherwise")
         return [inputs]
     if not by_file:
-        return [open_log(inputs, source)]
+        return [opened(inputs)]
     if not any(held_out):
         raise UserError("split.by: 'file', but no files are named; give valid_files or test_files")
     groups = [find(paths) if paths else () for paths in (inputs, *held_out)]
@@ -236,7 +244,7 @@ def _logs(inputs: Sequence[str | Path] | Log, source: Source | None, split: Spli
     groups[0] = tuple(file for file in groups[0] if file.resolve() not in elsewhere)
     if not groups[0]:
         raise UserError("inputs: every file is named for valid or test; name others for training")
-    whole = open_log([file.name for group in groups for file in group], source)
+    whole = opened([file.name for group in groups for file in group])
     logs, first = [], 0
     for group in groups:
         last = first + len(group)

@@ -193,7 +193,7 @@ class OnRay:
 
     def notes(self) -> Iterator[str]:
         """See `Engine`."""
-        yield from (note for _, note in sorted(self._notes, key=lambda item: item[0]))
+        yield from dict.fromkeys(note for _, note in sorted(self._notes, key=lambda item: item[0]))
 
 
 def _times(piece: _Piece, schema: Schema, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:

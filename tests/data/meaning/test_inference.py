@@ -64,7 +64,7 @@ def test_kinds(tmp_path: Path) -> None:
         "void": "ignore",
         "embedding": "ignore",
         "tags": "list",
-        "record": "ignore",
+        "record.a": "ignore",
     }
     assert (schema.columns["height"].transform, schema.columns["price"].transform) == ("standard", "log")
     assert schema.columns["session_id"].note == "group is request_id"

@@ -12,6 +12,7 @@ from sparrow.core.arrays import Bools
 from sparrow.features.ids import is_text
 from sparrow.features.numeric import misfits
 
+REPAIR = "or prepare with --bad-rows repair"
 GARBLED = "\ufdd0"  # stands for bytes that are not of a file's encoding; no text has this noncharacter
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -34,14 +35,17 @@ class Tally:
 
 @dataclass
 class Repairs:
-    """What one pass over a log repaired. rows: that it gave; so rows + left_out are all that the files hold.
+    """What one pass over a log repaired. rows: that it read; so rows + left_out are all that the files hold.
 
+    given: rows that were made of these, see `Step`. told: by file and what happened to them, rows of the file.
     lines: by file, those left out for a wrong number of cells. cells: by file and column, those taken for missing.
     breaks: by file, lines that are blank or lie within a quoted cell of the line before, and so make no row.
     starts: of the files so far, in order, the rows that were given before them.
     """
 
     rows: int = 0
+    given: int = 0
+    told: dict[tuple[str, str], Tally] = field(default_factory=dict)
     lines: dict[str, Tally] = field(default_factory=dict)
     cells: dict[tuple[str, str], Tally] = field(default_factory=dict)
     breaks: dict[str, int] = field(default_factory=dict)
@@ -54,8 +58,8 @@ class Repairs:
 
     def clear(self) -> None:
         """Begins a pass."""
-        self.rows = 0
-        for counts in (self.lines, self.cells, self.breaks, self.starts):
+        self.rows = self.given = 0
+        for counts in (self.told, self.lines, self.cells, self.breaks, self.starts):
             counts.clear()
 
 

@@ -1,0 +1,84 @@
+"""What a log's lists of candidates and its side tables tell of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError, suggest
+from sparrow.data.logs.read import Log
+from sparrow.data.shaping.candidates import CLICKED, REQUEST
+from sparrow.data.shaping.structs import is_list
+from sparrow.features.schema import Column
+
+_ALONG = "as long as the candidates in each row; if it goes along with them, name it with --parallel"
+
+
+def label_of(log: Log) -> str | None:
+    """Returns the label that candidates make, or None where a log has none.
+
+    Raises:
+        UserError: when the log lacks the column of the clicked ones.
+    """
+    source = log.source
+    if not source.candidates:
+        return None
+    if CLICKED not in log.types:
+        known = suggest(str(source.clicked), [n for n in log.held if n != source.candidates])
+        raise UserError(f"source.clicked: no column {source.clicked!r} in {log.name}{known}")
+    return CLICKED
+
+
+def ids_of(log: Log, columns: Mapping[str, Column], cells: Mapping[str, pa.Array]) -> dict[str, Column]:
+    """Returns the columns with what is known of candidates and keys: they are ids; and what numbers requests is not.
+
+    Args:
+        log: the log.
+        columns: as they seem one by one.
+        cells: the columns [N] of a sample.
+    """
+    source, known = log.source, dict(columns)
+    for name, column in columns.items():
+        if column.kind in ("numeric", "categorical") and source.candidates and _counts(cells[name], cells[REQUEST]):
+            known[name] = Column(kind="ignore", note="numbers the requests")
+    for key in (source.candidates, *(join.on for join in source.joins or ())):
+        if key and known[key].kind == "numeric":
+            known[key] = Column(kind="categorical", table=key, note="ids, as candidates and keys are")
+    return known
+
+
+def noted(log: Log, columns: Mapping[str, Column], cells: Mapping[str, pa.Array]) -> dict[str, Column]:
+    """Returns the columns with notes about how the rows were made. The arguments are those of `ids_of`."""
+    source, told = log.source, dict(columns)
+    if not source.candidates:
+        return told
+    if columns[CLICKED].kind == "label":
+        beside = f"; {', '.join(source.parallel)} too" if source.parallel else ""
+        how = f"among {source.clicked}" if source.clicked in log.held else f"it ends in {source.clicked}1"
+        note = f"each of {source.candidates} is a row, clicked if {how}{beside}; see [source] of schema.toml"
+        told[CLICKED] = replace(columns[CLICKED], note=note)
+    for name, column in columns.items():
+        if is_list(cells[name].type) and _as_long(cells[name], cells[REQUEST]):
+            told[name] = replace(column, note=f"{column.note}; {_ALONG}" if column.note else _ALONG)
+    return told
+
+
+def _counts(values: pa.Array, requests: pa.Array) -> bool:
+    """Returns whether integers [N] count on with the rows of which candidates were made."""
+    if any(not pa.types.is_integer(x.type) or x.null_count for x in (values, requests)):
+        return False
+    steps, asked = (np.diff(np.array(x).astype(np.int64)) for x in (values, requests))
+    within = asked < 1 << 32  # a file
+    return bool(asked.any() and (steps == asked)[within].all())
+
+
+def _as_long(lists: pa.Array, requests: pa.Array) -> bool:
+    """Returns whether lists [N] have as many entries in each row as its request has candidates."""
+    _, of_N, counts = np.unique(np.array(requests), return_inverse=True, return_counts=True)
+    whole_N = of_N < of_N[-1]  # the sample may end within a request
+    lengths_N = np.array(pc.list_value_length(lists).fill_null(0))
+    return bool(whole_N.any() and (lengths_N == counts[of_N])[whole_N].all())
