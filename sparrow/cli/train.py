@@ -48,13 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.trained.labels import by_label, of_first
     from sparrow.trained.run import Run
     from sparrow.training import train
-    from sparrow.training.defaults import defaults
 
     given = overrides(rest)
     if known.run.is_file() and known.run.suffix != ".toml":
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
-    run = Run.of(known.run, defaults(known.run, given)) if known.run.is_dir() else Run.load(known.run, given)
+    run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
     begun, goes_on = Path(run.run_dir) / "run.toml", known.resume and known.run.is_dir()
 
     def look() -> dict[str, Any] | None:
@@ -160,17 +159,12 @@ def _help(arguments: Sequence[str]) -> None:
     from sparrow.cli import _show
     from sparrow.core.config import families
     from sparrow.trained.run import Run
-    from sparrow.training.defaults import defaults
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether this is the value of a flag
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"
-    given = overrides(flags)
-    if place.endswith(".toml"):
-        run = Run.load(place, given)
-    else:
-        run = Run.of(place, defaults(place, given) if Path(place).is_dir() else given)
+    run = (Run.load if place.endswith(".toml") else Run.of)(place, overrides(flags))
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:

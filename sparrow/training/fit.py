@@ -22,7 +22,6 @@ from sparrow.features.schema import Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import Restored, restore
-from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
 
 
@@ -118,7 +117,7 @@ def fit(
         made = data.prepare(
             log, directory / "data", schema=schema, label=label, split=split, overwrite=overwrite, progress=progress
         )
-        leaves = {"run_dir": str(directory), "log.tensorboard": False, **defaults(directory / "data", settings or {})}
+        leaves = {"run_dir": str(directory), "log.tensorboard": False, **(settings or {})}
         results = train(Run.of(directory / "data", leaves), overwrite=overwrite, listener=listener)
         fitted = Fitted(run_dir=directory, results=results, notes=made.notes, _model=restore(directory))
     finally:

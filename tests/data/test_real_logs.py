@@ -16,7 +16,7 @@ KNOWN = {  # rows, share of ones, features: numbers, those of them that are some
     "globo": (123_480, 0.2, 2, 0, 11),
     "criteo": (8_000, 0.216, 13, 12, 26),
     "census_kdd": (99_762, 0.062, 6, 0, 35),
-    "ml_100k": (100_000, 0.554, 2, 1, 7),
+    "ml_100k": (100_000, 0.554, 2, 1, 9),
     "rees46": (108_190, 0.2, 0, 0, 6),
     "open_bandit": (20_000, 0.006, 36, 0, 10),
     "retail": (425_730, 0.2, 0, 0, 2),

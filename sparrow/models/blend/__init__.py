@@ -110,6 +110,8 @@ class Blend(nn.Module):
             offset_T: is added to the logits.
             seed: of what is drawn.
         """
+        if offset_T.device.type != "cpu":
+            raise UserError("model.name: a blend is trained on the CPU alone; use --device cpu")
         train = replace(examples("train"), host=None)
         self.numbers.fit(train.dense_BC)
         try:

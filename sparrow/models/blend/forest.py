@@ -114,12 +114,12 @@ class Forest(nn.Module):
             made: list[Any] = []
             for part, x in zip((train, valid), inputs, strict=True):
                 assert part.labels_BT is not None
-                weights = None if part.weights_B is None else part.weights_B.cpu().numpy()
+                weights = None if part.weights_B is None else part.weights_B.numpy()
                 base = np.full(len(x), float(offset_T[task]))
-                labels = part.labels_BT[:, task].contiguous().cpu().numpy()
+                labels = part.labels_BT[:, task].contiguous().numpy()
                 made.append(
                     lightgbm.Dataset(
-                        x.cpu().numpy(),
+                        x.numpy(),
                         labels,
                         weight=weights,
                         init_score=base,

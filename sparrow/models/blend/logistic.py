@@ -24,6 +24,8 @@ class Logistic(nn.Module):
 
     The function of a number rises in each range by a weight of its own. So its values where ranges meet are sums.
 
+    ids_RT: has no rows before it is fitted.
+
     Args:
         rows: of the table of each id column, in the batches' order. Ids are taken modulo them.
         numbers: C, how many numbers an example has.
@@ -39,7 +41,7 @@ class Logistic(nn.Module):
     def __init__(self, rows: Sequence[int], numbers: int, ranges: int, tasks: int) -> None:
         super().__init__()
         self.rows = tuple(rows)
-        sizes = {"ids_RT": (sum(rows),), "lines_CT": (numbers,), "rises_CKT": (numbers, ranges), "bias_T": ()}
+        sizes = {"ids_RT": (0,), "lines_CT": (numbers,), "rises_CKT": (numbers, ranges), "bias_T": ()}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, tasks))
 
@@ -50,10 +52,15 @@ class Logistic(nn.Module):
         column_C = torch.arange(dense_BC.shape[1], device=dense_BC.device)
         low_BCT, high_BCT = heights_CKT[column_C, range_BC], heights_CKT[column_C, range_BC + 1]
         of_numbers_BT = torch.lerp(low_BCT, high_BCT, through_BC[:, :, None]).sum(1) + dense_BC @ self.lines_CT
-        if not self.rows:
+        if not len(self.ids_RT):
             return of_numbers_BT + self.bias_T
         found_LT = F.embedding_bag(self._rows(ids), self.ids_RT, ids.offsets, mode="mean", include_last_offset=True)
-        return found_LT.unflatten(0, (-1, dense_BC.shape[0])).sum(0) + of_numbers_BT + self.bias_T
+        return found_LT.unflatten(0, (len(self.rows), -1)).sum(0) + of_numbers_BT + self.bias_T
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes in as many weights as were saved."""
+        self.ids_RT = torch.empty_like(state.get(f"{prefix}ids_RT", self.ids_RT))
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def _rows(self, ids: KeyedJagged) -> Tensor:
         """Returns the row of weights of each id, [N]."""
@@ -72,6 +79,7 @@ class Logistic(nn.Module):
             places: of the numbers of each.
             offset_T: is added to the logits.
         """
+        self.ids_RT = torch.zeros(sum(self.rows), len(offset_T))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
             designs = [self._design(batch, at) for batch, at in zip(parts, places, strict=True)]

@@ -11,9 +11,9 @@ import pytest
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.data.shaping import candidates
 from sparrow.data.logs.read import Log, open_log, table_log, with_candidates
 from sparrow.data.meaning.inference import infer_log
+from sparrow.data.shaping import candidates
 from sparrow.features.schema import Column, Schema, Source, Split
 from tests.data.logs.reading import rows_of, write
 

@@ -15,7 +15,6 @@ from sparrow.models import blend
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
-from sparrow.training.defaults import defaults
 from tests.models.test_models import SCHEMA, build
 
 ROWS = 6000
@@ -34,11 +33,12 @@ def log(place: Path, signal: float, rows: int = ROWS) -> Path:
 
 
 def run(place: Path, prepared: Path, **changes: Any) -> dict[str, Any]:
-    given = {"run_dir": str(place / "run"), "log.tensorboard": False, "loop.epochs": 3, **changes}
-    return train(Run.of(prepared, defaults(prepared, given)))
+    given = {"run_dir": str(place / "run"), "log.tensorboard": False, "loop.epochs": 3, "model.name": "blend"}
+    given |= {"tables.rule.name": "rowwise_adam", "tables.rule.lr": 0.001}
+    return train(Run.of(prepared, {**given, **changes}))
 
 
-def test_a_small_log_with_all_defaults(tmp_path: Path) -> None:
+def test_a_small_log(tmp_path: Path) -> None:
     results = run(tmp_path, log(tmp_path, signal=1.5))
     parts, best = results["best"]["parts"], results["best"]["ne"]
     assert best < 0.8 and best <= min(part["ne"] for part in parts.values()) + 0.005
@@ -63,7 +63,7 @@ def test_a_coin_is_not_learned(tmp_path: Path) -> None:
 def test_without_valid_rows_the_members_are_the_model(tmp_path: Path) -> None:
     log(tmp_path, signal=1.5, rows=600)
     data.prepare([tmp_path / "log.parquet"], tmp_path / "all", split=Split(valid=0.0))
-    results = run(tmp_path, tmp_path / "all", **{"model.name": "blend", "loop.max_steps": 5})
+    results = run(tmp_path, tmp_path / "all", **{"loop.max_steps": 5})
     assert (results["best"], results["valid"]) == ({}, {})
     assert restore(tmp_path / "run").model.model.weights_PT[:, 0].tolist() == [1, 0, 0]
 
