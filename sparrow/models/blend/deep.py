@@ -21,7 +21,7 @@ class PiecewiseLinear(nn.Module):
     Numerical Features in Tabular Deep Learning", 2022, section 3.2). A column with at most K values has a range for
     each, and so every function of it is linear in these.
 
-    knots_CK1: where ranges begin and end. Ranges of no width, at the end, count 0.
+    knots_CK1: where ranges begin and end. Ranges of no width, at the end and before it is fitted, count 0.
 
     Args:
         columns: C.
@@ -33,7 +33,7 @@ class PiecewiseLinear(nn.Module):
 
     def __init__(self, columns: int, ranges: int, dim: int) -> None:
         super().__init__()
-        self.register_buffer("knots_CK1", torch.linspace(-2, 2, ranges + 1).repeat(columns, 1))
+        self.register_buffer("knots_CK1", torch.zeros(columns, ranges + 1))
         self.weight_CKD = nn.Parameter(torch.randn(columns, ranges, dim) * 0.05)
         self.bias_CD = nn.Parameter(torch.randn(columns, dim) * 0.05)
         self.out_features = columns * dim
@@ -105,11 +105,11 @@ class _Layer(nn.Module):
     def __init__(self, in_features: int, out_features: int, members: int, signs: bool) -> None:
         super().__init__()
         scale = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-scale, scale))
-        first_KX = torch.randint(0, 2, (members, in_features)).float() * 2 - 1
+        self.weight = nn.Parameter((2 * torch.rand(out_features, in_features) - 1) * scale)
+        first_KX = torch.randn(members, in_features).sign()
         self.inputs_KX = nn.Parameter(first_KX if signs else torch.ones(members, in_features))
         self.outputs_KY = nn.Parameter(torch.ones(members, out_features))
-        self.bias_KY = nn.Parameter(torch.empty(members, out_features).uniform_(-scale, scale))
+        self.bias_KY = nn.Parameter((2 * torch.rand(members, out_features) - 1) * scale)
         self.product = Product()
 
     def forward(self, x_BKX: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def log(place: Path, signal: float, rows: int = ROWS) -> Path:
 
 
 def run(place: Path, prepared: Path, **changes: Any) -> dict[str, Any]:
-    given = {"run_dir": str(place / "run"), "log.tensorboard": False, "loop.epochs": 3, "model.name": "blend"}
+    given = {"run_dir": str(place / "run"), "log.tensorboard": False, "loop.epochs": 8, "model.name": "blend"}
     given |= {"tables.rule.name": "rowwise_adam", "tables.rule.lr": 0.001}
     return train(Run.of(prepared, {**given, **changes}))
 

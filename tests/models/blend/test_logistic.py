@@ -92,7 +92,7 @@ def test_valid_rows_choose_the_penalty() -> None:
 
 def test_hashes_are_taken_modulo_the_rows() -> None:
     model = Logistic((5,), 0, 4, 1)
-    model.ids_RT[:, 0] = torch.arange(5.0)
+    model.ids_RT = torch.arange(5.0)[:, None]
     ids = KeyedJagged(keys=("one",), values_N=torch.tensor([7, 2**62 + 3, 4]), lengths=torch.ones(3, dtype=torch.long))
     none = torch.zeros(3, 0)
     found = model(ids, none, (none.long(), none))
