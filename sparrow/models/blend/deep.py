@@ -105,11 +105,11 @@ class _Layer(nn.Module):
     def __init__(self, in_features: int, out_features: int, members: int, signs: bool) -> None:
         super().__init__()
         scale = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter((2 * torch.rand(out_features, in_features) - 1) * scale)
-        first_KX = torch.randn(members, in_features).sign()
+        self.weight = nn.Parameter((torch.rand(out_features, in_features) - 0.5) * (2 * scale))
+        first_KX = torch.randn(members, in_features).sign_()
         self.inputs_KX = nn.Parameter(first_KX if signs else torch.ones(members, in_features))
         self.outputs_KY = nn.Parameter(torch.ones(members, out_features))
-        self.bias_KY = nn.Parameter((2 * torch.rand(members, out_features) - 1) * scale)
+        self.bias_KY = nn.Parameter((torch.rand(members, out_features) - 0.5) * (2 * scale))
         self.product = Product()
 
     def forward(self, x_BKX: Tensor) -> Tensor:
