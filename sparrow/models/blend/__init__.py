@@ -78,7 +78,8 @@ class Blend(nn.Module):
         self.single = [name for name in schema.sparse if schema.columns[name].kind == "categorical"]
         orderless = [encodings[name].order != "value" and rows[name] <= WIDEST for name in self.single]
         self.forest = Forest([columns + i for i, is_set in enumerate(orderless) if is_set], labels)
-        self.register_buffer("weights_PT", torch.cat([torch.ones(1, labels), torch.zeros(2, labels)]))
+        self.register_buffer("weights_PT", torch.zeros(3, labels))
+        self.weights_PT[0].fill_(1)
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits [B, T], in training those of members, [B, T, K]."""
