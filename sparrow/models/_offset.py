@@ -15,6 +15,10 @@ from sparrow.models._inputs import tasks
 class Fitted(Protocol):
     """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps."""
 
+    def look(self, examples: Callable[[str], Batch]) -> None:
+        """Choose what hangs on the inputs alone. See `fit`."""
+        ...
+
     def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
@@ -70,9 +74,11 @@ class Offset(nn.Module):
         logits_T = self.eval().model(nothing)[0].float()  # it is no batch of training
         self.train(was).offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - logits_T)
 
-    def fit(self, examples: Callable[[str], Batch], seed: int) -> None:
-        """See `Fitted.fit`. Of another model nothing changes."""
+    def fit(self, examples: Callable[[str], Batch], log_odds: Sequence[float], seed: int) -> None:
+        """See `Fitted.fit`, and `begin` for the log-odds. Of another model nothing changes."""
         if isinstance(self.model, Fitted):
+            self.model.look(examples)
+            self.begin(log_odds)
             self.model.fit(examples, self.offset_T, seed)
 
     @torch.no_grad()

@@ -127,7 +127,7 @@ class Trainer:
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
         if not self.saved and not run.init_from:
-            self.model.fit(lambda part: self.dataset.first(_WHOLE, part).to(self.device), run.seed)
+            self.model.fit(lambda part: self.dataset.first(_WHOLE, part), self.dataset.log_odds(), run.seed)
         if ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)

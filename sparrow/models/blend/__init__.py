@@ -103,6 +103,12 @@ class Blend(nn.Module):
         columns = (_first(ids[name])[:, None].double() for name in self.single)
         return torch.cat([dense_BC.double(), *columns], 1)
 
+    def look(self, examples: Callable[[str], Batch]) -> None:
+        """Choose the ranges of numbers. See `fit`."""
+        if self.weights_PT.device.type != "cpu":
+            raise UserError("model.name: a blend is trained on the CPU alone; use --device cpu")
+        self.numbers.fit(examples("train").dense_BC)
+
     def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
 
@@ -111,10 +117,7 @@ class Blend(nn.Module):
             offset_T: is added to the logits.
             seed: of what is drawn.
         """
-        if offset_T.device.type != "cpu":
-            raise UserError("model.name: a blend is trained on the CPU alone; use --device cpu")
         train = replace(examples("train"), host=None)
-        self.numbers.fit(train.dense_BC)
         try:
             valid = replace(examples("valid"), host=None)
         except UserError:  # it has no rows, so nothing says when to stop: the members alone are the model

@@ -21,7 +21,7 @@ class PiecewiseLinear(nn.Module):
     Numerical Features in Tabular Deep Learning", 2022, section 3.2). A column with at most K values has a range for
     each, and so every function of it is linear in these.
 
-    knots_CK1: where ranges begin and end. Ranges of no width, at the end and before it is fitted, count 0.
+    knots_CK1: where ranges begin and end. Ranges of no width, at the end, count 0.
 
     Args:
         columns: C.
@@ -34,6 +34,7 @@ class PiecewiseLinear(nn.Module):
     def __init__(self, columns: int, ranges: int, dim: int) -> None:
         super().__init__()
         self.register_buffer("knots_CK1", torch.zeros(columns, ranges + 1))
+        self.knots_CK1.copy_(torch.tensor([4 * k / ranges - 2 for k in range(ranges + 1)]))
         self.weight_CKD = nn.Parameter(torch.randn(columns, ranges, dim) * 0.05)
         self.bias_CD = nn.Parameter(torch.randn(columns, dim) * 0.05)
         self.out_features = columns * dim
