@@ -121,8 +121,9 @@ async def _answer(
         tell(line(obeyed.result()))
 
     obeying = None
-    while order := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
-        obeying = asyncio.ensure_future(obey(json.loads(order)))
+    with contextlib.suppress(ConnectionError):  # a supervisor that ends with lines unread resets the connection
+        while order := await reader.readline():  # it is read while an order is obeyed, so that its end is seen
+            obeying = asyncio.ensure_future(obey(json.loads(order)))
     if server.started:
         await server.take_no_more(listening)
     server.should_exit = True
