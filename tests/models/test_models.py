@@ -46,6 +46,7 @@ def named(config: object) -> str:
 HISTORY = History(lists=("history",), layers=1, longest=3)
 MODELS = [
     blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0, logistic=False, trees=0),
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0),
     logistic.Config(),
     dlrm.Config(dim=4, bottom=(8,), top=(16,)),
     dlrm.Config(dim=4, bottom=(), top=()),

@@ -48,7 +48,8 @@ class Config:
     def __post_init__(self) -> None:
         require_sizes(dim=(self.dim, self.number_dim), deep=self.deep)
         require(least=1, members=self.members, ranges=self.ranges)
-        require(least=0, trees=self.trees, dropout=self.dropout)
+        require(least=0, trees=self.trees)
+        require(least=0, most=1, dropout=self.dropout)
 
     def build(self, schema: Schema, tables: TableChoices) -> nn.Module:
         """Returns the model for a log."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparrow.core import Batch, KeyedJagged
+from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.losses import binary_cross_entropy
 
 PENALTIES = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # of half the sum of squares, beside the sum of losses
@@ -60,6 +60,9 @@ class Logistic(nn.Module):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Takes in as many weights as were saved."""
         self.ids_RT = torch.empty_like(state.get(f"{prefix}ids_RT", self.ids_RT))
+        if len(self.ids_RT) not in (0, sum(self.rows)):  # a row would be the weight of another id
+            what = f"a logistic regression of {len(self.ids_RT):,} ids, and this log has {sum(self.rows):,}"
+            raise UserError(f"model.logistic: {what}; train without init_from, or on the same prepared log")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def _rows(self, ids: KeyedJagged) -> Tensor:

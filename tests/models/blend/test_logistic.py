@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparrow.core import Batch, KeyedJagged
+from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.losses import binary_cross_entropy
 from sparrow.models.blend import logistic
 from sparrow.models.blend.deep import PiecewiseLinear
@@ -97,3 +97,15 @@ def test_hashes_are_taken_modulo_the_rows() -> None:
     none = torch.zeros(3, 0)
     found = model(ids, none, (none.long(), none))
     assert found[:, 0].tolist() == [2.0, float((2**62 + 3) % 5), 4.0]
+
+
+def test_weights_of_other_ids_are_refused() -> None:
+    """As when a run goes on with a log that has grown."""
+    one, same, grown = Logistic((6, 9), 2, 2, 1), Logistic((6, 9), 2, 2, 1), Logistic((7, 9), 2, 2, 1)
+    fit(one, examples(200, 0), examples(100, 1))
+    same.load_state_dict(one.state_dict())
+    assert torch.equal(logits(same, examples(50, 2)), logits(one, examples(50, 2)))
+    with pytest.raises(
+        UserError, match="a logistic regression of 15 ids, and this log has 16; train without init_from"
+    ):
+        grown.load_state_dict(one.state_dict())
