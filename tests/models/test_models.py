@@ -45,8 +45,6 @@ def named(config: object) -> str:
 
 HISTORY = History(lists=("history",), layers=1, longest=3)
 MODELS = [
-    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0, logistic=False, trees=0),
-    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0),
     logistic.Config(),
     dlrm.Config(dim=4, bottom=(8,), top=(16,)),
     dlrm.Config(dim=4, bottom=(), top=()),
@@ -78,6 +76,8 @@ MODELS = [
     masknet.Config(dim=4, blocks=2, width=8, deep=(16,), history=HISTORY),
     mmoe.Config(dim=4, experts=2, expert=(16,), tower=(8,), history=HISTORY),
     wukong.Config(dim=4, n_f=3, n_l=2, k=3, mlp=(16,), top=(16,), bottom=(8,), several={"item": 2}, history=HISTORY),
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0, logistic=False, trees=0),
+    blend.Config(dim=4, number_dim=3, ranges=4, deep=(16,), members=3, dropout=0.0),
 ]
 SCHEMA = Schema(
     columns={
