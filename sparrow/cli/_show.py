@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -21,7 +22,7 @@ err = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # files get tables that are not cut
 
 SLIM = SIMPLE  # for tables of many columns
-METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+METRICS = ("auc", "gauc", "logloss", "ne", "calibration", "ece")
 
 
 def notes(texts: Iterable[str]) -> None:
@@ -105,16 +106,21 @@ def numbers(values: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
 
 
-def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
-    """Returns a table of named rows of metrics. Columns that no row has are left out. A dash is undefined."""
-    names = [name for name in METRICS if any(name in values for _, values in rows)]
+def metrics_table(
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+    title: str,
+    names: Sequence[str] = METRICS,
+    counts: Sequence[str] = ("examples",),
+) -> Table:
+    """Returns a table of named rows of counts and metrics. Metrics that no row has are left out. A dash is undefined."""
+    names = [name for name in names if any(name in values for _, values in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for name in ("examples", *names):
-        table.add_column(name, justify="right")
+    for name in (*counts, *names):
+        table.add_column(name.replace("_", " "), justify="right")
     for label, values in rows:
         cells = ["" if n not in values else "-" if math.isnan(values[n]) else f"{values[n]:.4f}" for n in names]
-        table.add_row(label, f"{values['examples']:,.0f}", *cells)
+        table.add_row(escape(label), *(f"{values[n]:,.0f}" for n in counts), *cells)
     return table
 
 

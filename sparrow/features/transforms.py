@@ -28,6 +28,7 @@ from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times, part_of
+from sparrow.features.words import Words
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -163,6 +164,7 @@ def typed(
     row0: int = 0,
     integers: Collection[str] = (),
     pool: Executor | None = None,
+    words: Words | None = None,
 ) -> pa.RecordBatch:
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
@@ -176,6 +178,7 @@ def typed(
         row0: the log's row of the batch's first one, for errors.
         integers: columns of text to be taken for integers.
         pool: its threads take a column each.
+        words: takes in the texts of ids.
 
     Raises:
         UserError: like `Transforms.transform`.
@@ -189,7 +192,7 @@ def typed(
             names.append(name)
 
     def convert(name: str) -> dict[str, pa.Array]:
-        return _typed(schema, batch, name, training, row0, name in integers)
+        return _typed(schema, batch, name, training, row0, name in integers, words)
 
     columns: dict[str, pa.Array] = {}
     for made in (pool.map if pool else map)(convert, names):
@@ -276,7 +279,13 @@ def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: in
 
 
 def _typed(
-    schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, training: bool, row0: int, integers: bool
+    schema: Schema,
+    batch: pa.RecordBatch | pa.Table,
+    name: str,
+    training: bool,
+    row0: int,
+    integers: bool,
+    words: Words | None,
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
     raw = raw_column(batch, name, column.source or name)
@@ -302,7 +311,7 @@ def _typed(
     hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":
         ids = as_ids(raw, name, lambda i: row0 + i)
-        return {name: _coded(ids, name, hashed=hashed, strict=integers)}
+        return {name: _coded(ids, name, hashed=hashed, strict=integers, words=words)}
     sources = [raw]
     if column.weights not in (None, ":"):
         sources.append(raw_column(batch, name, str(column.weights)))
@@ -359,7 +368,9 @@ def _is_hashed(kind: pa.DataType) -> bool:
     return wide or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
 
 
-def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.DictionaryArray:
+def _coded(
+    ids: pa.Array, name: str, *, hashed: bool, strict: bool, words: Words | None = None
+) -> pa.DictionaryArray:
     """Returns ids as an array of the distinct ones, int64 or, hashed, uint64, and int32 places in it.
 
     Raises:
@@ -374,6 +385,8 @@ def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.Dictio
         if strict and not numbers.cast(distinct.type).equals(distinct):
             raise NotIntegersError(name)
         distinct = numbers
+    if words is not None:
+        words.count(name, coded, distinct)
     return pa.DictionaryArray.from_arrays(coded.indices, distinct)
 
 

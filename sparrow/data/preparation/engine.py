@@ -24,6 +24,7 @@ from sparrow.features.clipped import Clipped
 from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import NotIntegersError, typed
+from sparrow.features.words import Words
 
 SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet that is read, and of text that is converted, at a time
@@ -33,12 +34,13 @@ class Engine(Protocol):
     """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
 
     ends: where each log's rows end, counted on from log to log. times: of all rows, when there is a time. clipped:
-    which numbers `ordered` clipped, once it has given all rows.
+    which numbers `ordered` clipped, once it has given all rows. words: the texts of frequent ids, once `fit` is done.
     """
 
     ends: list[int]
     times: Ordered
     clipped: Clipped
+    words: Words
 
     def read(self) -> None:
         """Looks at every row once.
@@ -84,6 +86,7 @@ class Local:
         integers = whole_numbers(self._schema, self._logs[0])
         while True:
             self._spool = Spool(self._work / "rows", SPOOL_BYTES)
+            self.words = Words()
             self.times = Ordered(self._work / "times", np.int64)
             try:
                 self._read_as(integers)
@@ -104,7 +107,9 @@ class Local:
             for raw in ahead(raw_batches(schema, log, integers)):
                 rows = self._spool.rows
                 try:
-                    batch = typed(schema, raw, training=True, row0=rows, integers=integers, pool=self._pool)
+                    batch = typed(
+                        schema, raw, training=True, row0=rows, integers=integers, pool=self._pool, words=self.words
+                    )
                 except UserError as error:
                     raise log.located(error, self.ends[-1] if self.ends else 0) from None
                 self._spool.add(batch)

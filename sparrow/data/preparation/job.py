@@ -158,6 +158,7 @@ class _Job:
         ordered = engine.ordered(fitted, cutter, _partition(schema, engine.times) if schema.cluster else 0)
         unknown = self._write(new, schema, ordered, int(fitter.rows.sum()))
         fitted.transforms.save(new)
+        engine.words.save(new, schema)
         _write_manifest(new, schema, fitter, self.writers, unknown, engine.clipped)
         return Prepared(
             out=new,
