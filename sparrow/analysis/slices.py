@@ -73,7 +73,7 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
     kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
     if name not in kept:
         why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
-        raise UserError(f"--by: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
+        raise UserError(f"slices: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
     column = kept[name]
     values = dataset.column(name, split)
     if column.kind == "list":

@@ -60,6 +60,7 @@ def estimates(
 
     Where a metric is undefined, its value and its influences are NaN. The method is the infinitesimal jackknife (Efron
     1982). For AUC it is DeLong et al. 1988, and with groups Obuchowski 1997. It does not resample, so it has no seed.
+    Of ece, the ranges and the sign of each are taken as given; so where noise makes most of it, its error is rough.
 
     Args:
         scores_B: probabilities, [B].
@@ -97,7 +98,7 @@ def estimates(
     if clicks:
         calibration = float(weights_B @ scores_B) / clicks
         found["calibration"] = calibration, weights_B * (scores_B - calibration * labels_B) / clicks
-    if mass:  # which range a row is in is taken as given
+    if mass:
         ece, sign_B = ece_and_signs(scores_B, labels_B, weights_B)
         found["ece"] = ece, weights_B * (sign_B * (scores_B - labels_B) - ece) / mass
 

@@ -136,6 +136,29 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     )
 
 
+def test_evaluate_looks_within_groups_and_slices(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    command = ["evaluate", str(trained), "--k", "3", "--slices", "cat_0", "num_0", "--json-out", "e.json"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("within groups", "recall@3", "mrr", "groups without positive", "by cat_0"))
+    assert "recall@5" not in told
+    found = json.loads(Path("e.json").read_text())
+    whole, truth = (found.pop(name) for name in ("dlrm, step 24", "true_p"))
+    assert truth["ndcg@3"] > whole["ndcg@3"] > 0
+    assert whole["ranked_groups"] + whole["groups_without_positive"] > whole["gauc_groups"]
+    for column in ("cat_0", "num_0"):
+        mine = {name: one for name, one in found.items() if name.startswith(f"{column} = ")}
+        assert len(mine) > 2 and sum(one["examples"] for one in mine.values()) == whole["examples"]
+        positives = sum(one["label_rate"] * one["examples"] for one in mine.values())
+        assert positives == pytest.approx(whole["base_rate"] * whole["examples"], rel=1e-4)
+        assert all(0 <= one["ece"] < 1 for one in mine.values())
+    refuses(capsys, ["evaluate", str(trained), "--k", "0"], "k: 0; recall@k looks at the first k candidates")
+    refuses(capsys, ["evaluate", str(trained), "--slices", "cat"], "no column 'cat'")
+
+
 def test_evaluate_takes_rows_that_have_no_baseline(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
