@@ -16,7 +16,7 @@ from sparrow.features.schema import Schema
 
 FILE = "words.json"
 KEPT = 256  # ids of a column that the file holds
-HELD = 4096  # ids of a column that memory holds; a batch gives a quarter of that at most
+HELD = 2048  # ids of a column that memory holds; a batch gives a quarter of that at most
 LONGEST = 60  # letters of a text
 
 
@@ -39,11 +39,13 @@ class Words:
             distinct: what became of the raw dictionary: int64, or hashes as uint64, [U].
         """
         counts_U = np.bincount(raw.indices.drop_null().to_numpy(), minlength=len(distinct))
-        top = np.argsort(-counts_U, kind="stable")[: HELD // 4]
-        top = pa.array(top[counts_U[top] > 0])
-        ids = raw.dictionary.take(top).to_pylist()
-        texts = [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in ids]
-        self.add(column, texts, hashes_of(distinct.take(top)), counts_U[top.to_numpy()])
+        top = np.flatnonzero(counts_U)
+        if len(top) > HELD // 4:
+            top = np.argpartition(-counts_U, HELD // 4)[: HELD // 4]
+        if len(top):
+            ids = raw.dictionary.take(pa.array(top)).to_pylist()
+            texts = [_cut(x.decode(errors="replace") if isinstance(x, bytes) else str(x)) for x in ids]
+            self.add(column, texts, hashes_of(distinct.take(pa.array(top))), counts_U[top])
 
     def add(self, column: str, texts: Sequence[str], hashes_U: Int64s, counts_U: Int64s) -> None:
         """Takes in how often each text [U] occurred."""
@@ -65,7 +67,7 @@ class Words:
         whole = {}
         for name, found in sorted(self._found.items()):
             if schema.encodings[str(schema.columns[name].table)].kind != "range":
-                whole[name] = {key: _cut(text) for key, (_, text) in sorted(_most(found, KEPT))}
+                whole[name] = {key: text for key, (_, text) in sorted(_most(found, KEPT))}
         (folder / FILE).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

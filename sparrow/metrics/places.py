@@ -47,7 +47,8 @@ def topk(
     Raises:
         UserError: as `topk_by_group`.
     """
-    return averaged(*(part.tolist() for part in summed(*topk_by_group(scores_B, labels_B, groups_B, weights_B, ks))), ks)
+    sums, counts = summed(*topk_by_group(scores_B, labels_B, groups_B, weights_B, ks))
+    return averaged(sums.tolist(), counts.tolist(), ks)
 
 
 def topk_by_group(
