@@ -88,7 +88,9 @@ def compare(
     """Score the same rows with A and B. Returns whether B differs.
 
     Each side is run directories, or another system's scores: the name of a baseline column of the prepared log, or a
-    file with a score for each row of the part (see `file_scores`). At least one is a run; its log has the rows. With one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
+    file with a score for each row of the part (see `file_scores`). At least one is a run; its log has the rows.
+
+    With one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
     `sparrow.metrics.intervals`). With several a side, the spread over a side's runs is added to it (Welch 1947), so
     that it covers new rows and new seeds.
 
@@ -231,10 +233,8 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
             "one run of a side says nothing about training noise, which may be larger than the difference: train each "
             "with several seeds and compare A1,A2,A3 with B1,B2,B3"
         )
-    notes.append(
-        f"differences of {FLOOR:g} or less (of logloss {SHARES['logloss']:.2%}, of ECE {SHARES['ece']:.0%} of A's) count "
-        "as none: equal, where the whole interval is within that"
-    )
+    shares = f"of logloss {SHARES['logloss']:.2%}, of ECE {SHARES['ece']:.0%} of A's"
+    notes.append(f"differences up to {FLOOR:g} ({shares}) count as none: equal, where the interval is within that")
     for name, side in zip("AB", sides, strict=True):
         seeds = [one.run.seed for one in side if one.run is not None]
         if len(set(seeds)) < len(seeds):

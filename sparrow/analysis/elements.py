@@ -20,8 +20,8 @@ nav a { color: #2f6fa8; text-decoration: none; }
 .cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
 .cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
 .cards span { color: #5a626c; font-size: .85rem; }
-.wide { overflow-x: auto; max-width: 100%; min-width: 0; } table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem;
-  font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; max-width: 100%; min-width: 0; }
+table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8ebee; }
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;

@@ -163,7 +163,9 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
     )
     if source.rows.sessions_N is not None:
         lines = [[name, *_cells(found, places())] for name, (_, found) in judged_rows.items()]
-        html += elements.heading("Within groups: where the positives are placed") + elements.table(["", *places()], lines)
+        html += elements.heading("Within groups: where the positives are placed") + elements.table(
+            ["", *places()], lines
+        )
         words = "Means over the groups that have a positive. Equal scores are ordered at random, so the line of always "
         html += elements.text(words + "the training rate is what chance gets.", soft=True)
     return "Verdict", html + _progressive(source)

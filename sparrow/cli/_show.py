@@ -112,7 +112,7 @@ def metrics_table(
     names: Sequence[str] = METRICS,
     counts: Sequence[str] = ("examples",),
 ) -> Table:
-    """Returns a table of named rows of counts and metrics. Metrics that no row has are left out. A dash is undefined."""
+    """Returns a table of named rows of counts and metrics. Metrics that no row has are left out; undefined: a dash."""
     names = [name for name in names if any(name in values for _, values in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("")

@@ -67,7 +67,9 @@ def evaluate(
     for t, which in enumerate(of if slices else ()):
         scored = score_part(found, dataset, split, lambda what, done, total: None, t)
         for column in slices:
-            table = [(f"{column} = {one.value}{which}", one.metrics()) for one in judged(scored, dataset, split, column)]
+            table = [
+                (f"{column} = {one.value}{which}", one.metrics()) for one in judged(scored, dataset, split, column)
+            ]
             _show.out.print(_show.metrics_table(table, f"{found.name}, by {column}"))
             rows += table
     _show.notes(f"{text} (all parts of the log)" for text in dataset.clipped().notes(dataset.schema))

@@ -368,9 +368,7 @@ def _is_hashed(kind: pa.DataType) -> bool:
     return wide or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
 
 
-def _coded(
-    ids: pa.Array, name: str, *, hashed: bool, strict: bool, words: Words | None = None
-) -> pa.DictionaryArray:
+def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool, words: Words | None = None) -> pa.DictionaryArray:
     """Returns ids as an array of the distinct ones, int64 or, hashed, uint64, and int32 places in it.
 
     Raises:

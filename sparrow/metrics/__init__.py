@@ -3,9 +3,9 @@
 from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
+from sparrow.metrics.places import topk
 from sparrow.metrics.ranking import GroupedAUC, auc, gauc
 from sparrow.metrics.streaming import Reliability, Streaming, ece
-from sparrow.metrics.places import topk
 
 __all__ = [
     "CLAMP",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparrow.distributed import World
+from sparrow.metrics.places import KS, averaged, summed, topk_by_group
 from sparrow.metrics.ranking import auc, auc_by_group
 from sparrow.metrics.streaming import ECE_BINS, Streaming, residuals
-from sparrow.metrics.places import KS, averaged, summed, topk_by_group
 
 
 def merged(world: World, streams: Sequence[Streaming]) -> list[Streaming]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from sparrow.core import Batch, UserError
 from sparrow.distributed import World
 from sparrow.metrics.across import auc_across, ece_across, groups_across, merged
-from sparrow.metrics.streaming import Streaming
 from sparrow.metrics.places import KS, names
+from sparrow.metrics.streaming import Streaming
 
 
 def evaluate(

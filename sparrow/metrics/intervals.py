@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sparrow.metrics._columns import check_probabilities, columns
 from sparrow.metrics.likelihood import base_logloss, log_odds_and_loss
+from sparrow.metrics.places import topk_by_group
 from sparrow.metrics.ranking import auc_by_group
 from sparrow.metrics.streaming import ece_and_signs
-from sparrow.metrics.places import topk_by_group
 
 METRICS = ("auc", "gauc", "logloss", "ne", "calibration", "ece")
 

@@ -122,7 +122,7 @@ class Streaming:
         return Reliability(predictions_Q / weights_Q, labels_Q / weights_Q, weights_Q)
 
     def ece(self) -> float:
-        """Returns `ece`; it takes predictions for those of the middles of bins, within 0.03 % (or 1e-7) of the truth."""
+        """Returns `ece` of predictions in the middles of bins, which are within 0.03 % (or 1e-7) of the truth."""
         points = self.reliability(ECE_BINS)
         if not len(points.weights_Q) or math.isnan(self._sums[3]):
             return math.nan
@@ -160,10 +160,9 @@ class Streaming:
 def ece(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> float:
     """Returns the expected calibration error: how far the mean prediction of like scores is from their mean label.
 
-    It is sum_q |sum of w_b (p_b - y_b) in q| / sum_b w_b, over 20 ranges q of scores that hold about equal weight. Equal
-    scores are in one range. 0 is best; rows are few in a range, so noise alone gives more than 0. It is NaN without rows
-    and when a score is NaN. Source: Nguyen and O'Connor 2015, Posterior calibration and exploratory analysis, section 3
-    (there with squares); Nixon et al. 2019 call it adaptive.
+    It is sum_q |sum of w_b (p_b - y_b) in q| / sum_b w_b, over 20 ranges q of scores that hold about equal weight.
+    Equal scores are in one range. 0 is best, but noise alone gives more than 0. It is NaN without rows, and when a
+    score is NaN. Source: Nixon et al. 2019, Measuring calibration in deep learning (the adaptive calibration error).
 
     Args:
         scores_B: probabilities, [B].

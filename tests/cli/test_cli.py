@@ -136,9 +136,7 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     )
 
 
-def test_evaluate_looks_within_groups_and_slices(
-    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_looks_within_groups_and_slices(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     command = ["evaluate", str(trained), "--k", "3", "--slices", "cat_0", "num_0", "--json-out", "e.json"]
     assert main(command) == 0
