@@ -144,7 +144,7 @@ def test_evaluate_looks_within_groups_and_slices(here: Path, trained: Path, caps
     assert all(word in told for word in ("within groups", "recall@3", "mrr", "groups without positive", "by cat_0"))
     assert "recall@5" not in told
     found = json.loads(Path("e.json").read_text())
-    whole, truth = (found.pop(name) for name in ("dlrm, step 24", "true_p"))
+    whole, truth = (found.pop(name) for name in list(found)[:2])  # the model and the baseline
     assert truth["ndcg@3"] > whole["ndcg@3"] > 0
     assert whole["ranked_groups"] + whole["groups_without_positive"] > whole["gauc_groups"]
     for column in ("cat_0", "num_0"):

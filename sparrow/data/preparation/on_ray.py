@@ -166,7 +166,8 @@ class OnRay:
             if kind == "note":
                 self._notes.append((int(a[0]), name))
             elif kind == "words":
-                self.words.add(*json.loads(name), a, b)
+                column, texts = json.loads(name)
+                self.words.add(column, texts, a, b)
             else:
                 fitter.absorb(kind, name, a, b)
                 self._told("fit", int(fitter.rows.sum()) + fitter.left_out, self.ends[-1])
