@@ -22,7 +22,7 @@ nav a { color: #2f6fa8; text-decoration: none; }
 .cards span { color: #5a626c; font-size: .85rem; }
 .wide { overflow-x: auto; max-width: 100%; min-width: 0; }
 table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8ebee; }
+th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e8ebee; }
 th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;
   min-width: 9rem; max-width: 20rem; }
@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _together(words: str) -> str:
     """Returns a cell as HTML, with a number and its unit or sign on one line."""
-    return re.sub(r"(±|[-+]?[\d.,]+) (?=[\d%]|[KMG]?i?B\b)", r"\1&nbsp;", escape(words))
+    return re.sub(r"(?<=±) |(?<=&lt;) |(?<=\d) (?=%|[KMG]iB\b|B\b)", "&nbsp;", escape(words))
 
 
 def cell(x: Any) -> str:
