@@ -83,16 +83,17 @@ def topk_by_group(
     groups_B = groups_B.to(scores_B.device)
     if groups_B.shape != scores_B.shape:
         raise UserError(f"groups: shape {tuple(groups_B.shape)} for {scores_B.numel()} scores; give one per row")
-    of_group, group_B = groups_B.unique(return_inverse=True)
+    order_B = by_group_then_score(-scores_B, groups_B) if len(scores_B) else groups_B
+    scores_B, labels_B, groups_B, weights_B = (t[order_B] for t in (scores_B, labels_B, groups_B, weights_B))
+    group_B = differs_from_before(groups_B).cumsum(0) - 1
+    count = int(group_B[-1]) + 1 if len(group_B) else 0
     kept_B = (weights_B > 0) & (groups_B >= 0)
-    scores_B, group_B, weights_B, labels_B = (t[kept_B] for t in (scores_B, group_B, weights_B, labels_B))
-    count = len(of_group)
+    scores_B, labels_B, group_B, weights_B = (t[kept_B] for t in (scores_B, labels_B, group_B, weights_B))
     weight_G = torch.bincount(group_B, weights_B, count) / torch.bincount(group_B, minlength=count).clamp(min=1)
     unknown_G = torch.full((count,), math.nan, dtype=torch.float64, device=scores_B.device)
     if not scores_B.numel() or bool(scores_B.isnan().any()):
         return dict.fromkeys(wanted, unknown_G), weight_G
-    order_B = by_group_then_score(-scores_B, group_B)
-    scores_B, group_B, labels_B = scores_B[order_B], group_B[order_B], (labels_B[order_B] > 0).double()
+    labels_B = (labels_B > 0).double()
     place_B, expected_B, first_B = _places(scores_B, labels_B, group_B)
 
     def total(values_B: Tensor) -> Tensor:
@@ -127,15 +128,16 @@ def _places(scores_B: Tensor, labels_B: Tensor, group_B: Tensor) -> tuple[Tensor
     before_B = labels_B.cumsum(0) - labels_B
     is_first_B = (before_B[tie_begins_B] == before_B[group_begins_B]) & (clicks_B > 0)
     behind_B = size_B - 1 - (at_B - tie_begins_B)  # of the equal scores, those behind this place
-    log_share_B = _log_choose(behind_B, clicks_B - 1) - _log_choose(size_B, clicks_B)
-    first_B = torch.where(is_first_B & (behind_B >= clicks_B - 1), log_share_B.exp(), 0.0)
+    first_K = (is_first_B & (behind_B >= clicks_B - 1)).nonzero()[:, 0]
+    clicks_K = clicks_B[first_K]
+    share_K = (_log_choose(behind_B[first_K], clicks_K - 1) - _log_choose(size_B[first_K], clicks_K)).exp()
+    first_B = torch.zeros_like(labels_B).index_copy_(0, first_K, share_K)
     return at_B - group_begins_B, clicks_B / size_B, first_B
 
 
 def _log_choose(n_B: Tensor, k_B: Tensor) -> Tensor:
-    """The logarithm of n over k, for 0 <= k <= n; other values mean nothing."""
-    k_B = k_B.clamp(min=0)
-    return (n_B + 1).lgamma() - (k_B + 1).lgamma() - ((n_B - k_B).clamp(min=0) + 1).lgamma()
+    """The logarithm of n over k, for 0 <= k <= n."""
+    return (n_B + 1).lgamma() - (k_B + 1).lgamma() - (n_B - k_B + 1).lgamma()
 
 
 def summed(by_metric: Mapping[str, Tensor], weight_G: Tensor) -> tuple[Tensor, Tensor]:
