@@ -106,22 +106,40 @@ def numbers(values: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
 
 
-def metrics_table(
-    rows: Sequence[tuple[str, Mapping[str, Any]]],
-    title: str,
-    names: Sequence[str] = METRICS,
-    counts: Sequence[str] = ("examples",),
-) -> Table:
-    """Returns a table of named rows of counts and metrics. Metrics that no row has are left out; undefined: a dash."""
-    names = [name for name in names if any(name in values for _, values in rows)]
+def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
+    """Returns a table of named rows of metrics. Columns that no row has are left out. A dash is undefined."""
+    names = [name for name in METRICS if any(name in values for _, values in rows)]
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for name in (*counts, *names):
-        table.add_column(name.replace("_", " "), justify="right")
+    for name in ("examples", *names):
+        table.add_column(name, justify="right")
     for label, values in rows:
-        cells = ["" if n not in values else "-" if math.isnan(values[n]) else f"{values[n]:.4f}" for n in names]
-        table.add_row(escape(label), *(f"{values[n]:,.0f}" for n in counts), *cells)
+        cells = ["" if n not in values else _figure(values[n]) for n in names]
+        table.add_row(escape(label), f"{values['examples']:,.0f}", *cells)
     return table
+
+
+def places_table(rows: Sequence[tuple[str, Mapping[str, Any]]], ks: Sequence[int]) -> Table:
+    """Returns a table of how high the positives of groups are placed, with a line for each k of a row that has groups.
+
+    Args:
+        rows: a name and what `evaluate` found.
+        ks: what it was found for.
+    """
+    table = Table(title="within groups", title_justify="left")
+    for name in ("", "groups", "without a positive", "k", "recall@k", "ndcg@k", "hit rate@k", "mrr"):
+        table.add_column(name, justify="right" if name else "left")
+    for label, values in rows:
+        first = (escape(label), *(f"{values.get(n, 0):,}" for n in ("ranked_groups", "groups_without_positive")))
+        for k in sorted(set(ks)) if "mrr" in values else ():
+            cells = [_figure(values[f"{name}@{k}"]) for name in ("recall", "ndcg", "hit_rate")]
+            table.add_row(*first, str(k), *cells, _figure(values["mrr"]) if first[0] else "")
+            first = ("", "", "")
+    return table
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def folder_table(place: str, manifest: Mapping[str, Any]) -> Table:

@@ -40,7 +40,6 @@ def evaluate(
     from sparrow.core.files import to_json, write_text
     from sparrow.metrics import evaluate as measure
     from sparrow.metrics import evaluate_labels
-    from sparrow.metrics.places import names
     from sparrow.trained.build import check_schema
     from sparrow.trained.scorer import restore
 
@@ -62,8 +61,7 @@ def evaluate(
         rows.append((f"{name}{of[0]}", measure(lambda batch: batch.dense_BC, loader, ks=k)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if any("mrr" in one for _, one in rows):
-        counts = ("ranked_groups", "groups_without_positive")
-        _show.out.print(_show.metrics_table(rows, "within groups", names(k), counts))
+        _show.out.print(_show.places_table(rows, k))
     for t, which in enumerate(of if slices else ()):
         scored = score_part(found, dataset, split, lambda what, done, total: None, t)
         for column in slices:

@@ -43,8 +43,10 @@ class Words:
         if len(top) > HELD // 4:
             top = np.argpartition(-counts_U, HELD // 4)[: HELD // 4]
         if len(top):
-            ids = raw.dictionary.take(pa.array(top)).to_pylist()
-            texts = [_cut(x.decode(errors="replace") if isinstance(x, bytes) else str(x)) for x in ids]
+            ids = raw.dictionary.take(pa.array(top))
+            if not pa.types.is_integer(ids.type):
+                ids = ids.cast(pa.large_binary())  # not all that a log calls text is UTF-8
+            texts = [_shown(id) for id in ids.to_pylist()]
             self.add(column, texts, hashes_of(distinct.take(pa.array(top))), counts_U[top])
 
     def add(self, column: str, texts: Sequence[str], hashes_U: Int64s, counts_U: Int64s) -> None:
@@ -91,5 +93,8 @@ def _most(found: dict[int, tuple[int, str]], most: int) -> list[tuple[int, tuple
     return sorted(found.items(), key=lambda item: (-item[1][0], item[0]))[:most]
 
 
-def _cut(text: str) -> str:
+def _shown(id: int | bytes) -> str:
+    """An id as text that a terminal can show."""
+    text = id.decode(errors="replace") if isinstance(id, bytes) else str(id)
+    text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[: LONGEST + 1])
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

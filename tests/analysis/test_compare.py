@@ -133,7 +133,7 @@ def test_another_systems_scores(runs: Path, tmp_path: Path, capsys: pytest.Captu
     by_column, by_file = (compare([runs / "a0"], [other]) for other in ("true_p", tmp_path / "s.parquet"))
     verdicts = {d.metric: d.verdict for d in by_column.differences}
     assert verdicts["ne"] == verdicts["auc"] == "B better"
-    assert [replace_names(d) for d in by_column.differences] == [replace_names(d) for d in by_file.differences]
+    assert [figures(d) for d in by_column.differences] == [figures(d) for d in by_file.differences]
     values = {d.metric: d for d in by_column.differences}
     for name, loader in dataset.baselines("test"):
         assert name == "true_p"
@@ -157,7 +157,18 @@ def test_another_systems_scores(runs: Path, tmp_path: Path, capsys: pytest.Captu
         assert says in capsys.readouterr().err
 
 
-def replace_names(one: Difference) -> Difference:
+def test_what_rounding_changes_is_no_difference(runs: Path, tmp_path: Path) -> None:
+    """Every score is higher by 1e-6 of it, so the interval of calibration is narrow and does not hold 0."""
+    scores_N = compare([runs / "a0"], [runs / "a0"]).rows_a.scores_N
+    for drift, verdict in ((1e-6, "equal"), (1e-3, "differs")):
+        pq.write_table(pa.table({"score": scores_N.double().numpy() * (1 - drift)}), tmp_path / "s.parquet")
+        by_name = {d.metric: d for d in compare([runs / "a0"], [tmp_path / "s.parquet"]).differences}
+        assert by_name["calibration"].high < 0
+        assert by_name["calibration"].verdict == verdict
+        assert by_name["auc"].verdict == "equal"
+
+
+def figures(one: Difference) -> Difference:
     """With figures that can be compared."""
     return dataclasses.replace(one, spread_a=0.0, spread_b=0.0)
 
