@@ -20,7 +20,7 @@ from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import untamed
 from sparrow.features.schema import Column, Encoding
 from sparrow.features.times import ticks_per_second
-from sparrow.metrics.intervals import Estimate
+from sparrow.metrics.intervals import METRICS, Estimate
 
 MOST = 8  # slices of a column
 LEAST = 10  # rows of an id that gets a slice of its own where there are more ids than slices
@@ -36,8 +36,8 @@ class Slice:
     estimates: dict[str, Estimate]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the values of its metrics, label_rate and examples (rows)."""
-        values = {name: one.value for name, one in self.estimates.items()}
+        """Returns the values of its metrics of all rows and of GAUC, label_rate and examples (rows)."""
+        values = {name: self.estimates[name].value for name in METRICS if name in self.estimates}
         return {**values, "label_rate": self.rate, "examples": self.rows}
 
 
