@@ -207,6 +207,9 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
         seeds = [one.found.run.seed for one in side]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{name}: seeds {seeds} repeat, so its runs are not independent and their spread is too small")
+        through = dict.fromkeys(one.found.through(one.log, split).removeprefix(", ") or "no calibrator" for one in side)
+        if [*through] != ["no calibrator"]:
+            notes.append(f"{name}: scores pass through {', '.join(through)}")
     shared = {str(one.path) for one in sides[0]} & {str(one.path) for one in sides[1]}
     if shared:
         notes.append(f"on both sides: {', '.join(sorted(shared))}")

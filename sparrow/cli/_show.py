@@ -118,6 +118,19 @@ def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> 
     return table
 
 
+def calibrated_table(of: Mapping[str, Any]) -> Table:
+    """Returns a table of what `calibrate` found on the test part."""
+    names = ("ne", "ece", "calibration", "auc")
+    title = f"{of['kind']} calibrator of step {of['step']}, fitted to the valid part; on the test part"
+    table = Table(title=title, title_justify="left")
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left")
+    for label, sides in of["test"].items():
+        for side, values in sides.items():
+            table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
+    return table
+
+
 def folder_table(place: str, manifest: Mapping[str, Any]) -> Table:
     """Returns a table of what a model folder has: files and bytes of its parts.
 

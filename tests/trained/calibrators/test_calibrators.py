@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.serving import calibrators, load
-from sparrow.serving.calibrators import KINDS, isotonic, logistic
+from sparrow.serving import load
 from sparrow.serving.export import export
+from sparrow.trained import calibrators
+from sparrow.trained.calibrators import KINDS, isotonic, logistic
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train

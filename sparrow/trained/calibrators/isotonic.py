@@ -21,11 +21,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.scores) == len(self.probabilities):
-            raise UserError("scores, probabilities: of other lengths; export the model again")
+            raise UserError("scores, probabilities: of other lengths; fit the calibrator again")
         for name in ("scores", "probabilities"):
             points = list(getattr(self, name))
             if points != sorted(points) or (name == "scores" and len(set(points)) < len(points)):
-                raise UserError(f"{name}: do not rise; export the model again")
+                raise UserError(f"{name}: do not rise; fit the calibrator again")
 
     def __call__(self, scores_B: Tensor) -> Tensor:
         """See `Calibrator`."""
