@@ -106,10 +106,14 @@ def _before_and_after(
         return {}
     scores_BT, labels_BT, weights_B, session_B = scored(found, dataset, "test", told)
     sides = {"before": scores_BT, "after": passed(scores_BT, calibrators)}
-    return {
-        label: {side: _judged(of[:, t], labels_BT[:, t], weights_B, session_B) for side, of in sides.items()}
-        for t, label in enumerate(found.schema.labels)
-    }
+    judged = {}
+    for t, label in enumerate(found.schema.labels):
+        there_B = ~labels_BT[:, t].isnan()  # a label may be missing
+        beside = [None if of is None else of[there_B] for of in (weights_B, session_B)]
+        judged[label] = {
+            side: _judged(of[there_B, t], labels_BT[there_B, t], *beside) for side, of in sides.items()
+        }
+    return judged
 
 
 def _judged(

@@ -45,7 +45,7 @@ def fitted(
     Args:
         kind: "logistic" or "isotonic".
         scores_BT: probabilities, of rows that the model did not learn from.
-        labels_BT: 0 or 1.
+        labels_BT: 0 or 1, NaN where one is missing.
         weights_B: of the rows.
         names: of the labels.
 
@@ -60,13 +60,14 @@ def fitted(
         if bad:
             place = f"--calibrate: label {name!r}: the score of row {bad[0]} of the valid part is {scores_B[bad[0]]}"
             raise UserError(f"{place}; the model diverged: use an earlier --checkpoint")
-        clicks = float((weights_B.double() * labels_B).sum())
-        if not 0 < clicks < float(weights_B.double().sum()):
+        there_B = ~labels_B.isnan()
+        p_B, y_B, w_B = scores_B[there_B], labels_B[there_B], weights_B.double()[there_B]
+        if not 0 < float((w_B * y_B).sum()) < float(w_B.sum()):
             raise UserError(
                 f"--calibrate: label {name!r} is the same in all rows of the valid part; prepare with a larger valid "
                 "part, or leave --calibrate out"
             )
-        made.append(fit.fitted(scores_B, labels_B, weights_B.double()))
+        made.append(fit.fitted(p_B, y_B, w_B))
     return tuple(made)
 
 

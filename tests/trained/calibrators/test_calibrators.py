@@ -68,6 +68,23 @@ def test_wrong_scores_become_right_and_keep_their_order(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SOME)
+def test_rows_without_a_label_do_not_count(kind: str) -> None:
+    scores_B, labels_B, weights_B = wrong(2000)
+    want = calibrators.fitted(kind, scores_B[500:, None], labels_B[500:, None], weights_B[500:], ["label"])
+    labels_B[:500] = float("nan")
+    assert calibrators.fitted(kind, scores_B[:, None], labels_B[:, None], weights_B, ["label"]) == want
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_labels_that_scores_tell_apart_stay_within_0_and_1(kind: str) -> None:
+    """The likelihood has no greatest value there."""
+    scores_B = torch.linspace(0.01, 0.99, 100)
+    (found,) = calibrators.fitted(kind, scores_B[:, None], (scores_B > 0.5).float()[:, None], None, ["label"])
+    after_B = found(torch.linspace(0, 1, 1000))
+    assert bool(((after_B >= 0) & (after_B <= 1)).all()) and bool((after_B.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("kind", SOME)
 def test_right_scores_hardly_move(kind: str) -> None:
     """A control: what is right already has nothing to be fitted but noise."""
     generator = torch.Generator().manual_seed(1)
