@@ -1,4 +1,4 @@
-"""The calibrators of a run's checkpoint: fitted to the valid part, judged on the test part, kept in the run directory."""
+"""The calibrators of a run's checkpoint: fitted to the valid part, judged on test, kept in the run directory."""
 
 from __future__ import annotations
 
@@ -110,15 +110,11 @@ def _before_and_after(
     for t, label in enumerate(found.schema.labels):
         there_B = ~labels_BT[:, t].isnan()  # a label may be missing
         beside = [None if of is None else of[there_B] for of in (weights_B, session_B)]
-        judged[label] = {
-            side: _judged(of[there_B, t], labels_BT[there_B, t], *beside) for side, of in sides.items()
-        }
+        judged[label] = {side: _judged(of[there_B, t], labels_BT[there_B, t], *beside) for side, of in sides.items()}
     return judged
 
 
-def _judged(
-    scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None, session_B: Tensor | None
-) -> dict[str, float]:
+def _judged(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None, session_B: Tensor | None) -> dict[str, float]:
     """Returns metrics, among them ece: by how much groups of like scores differ from their labels, on average."""
     stream = Streaming()
     stream.update(scores_B, labels_B, weights_B)

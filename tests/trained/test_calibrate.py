@@ -113,8 +113,8 @@ def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Pa
     assert not (plain / calibrators.FOLDER).exists()
     weights = held(plain)
     assert calibrate(plain, kind) == results["calibrated"]
-    calibrated = [held(run_dir)["calibrators/step-000000049.toml"] for run_dir in (whole, cut, plain)]
-    assert calibrated[0] == calibrated[1] == calibrated[2]
+    calibrated = [{n: of for n, of in held(at).items() if n.endswith(".toml")} for at in (whole, cut, plain)]
+    assert len(calibrated[0]) == 1 and calibrated[0] == calibrated[1] == calibrated[2]
     assert {n for n, of in held(whole).items() if n.endswith(".safetensors") and weights[n] != of} == set()
     for run_dir in (whole, plain):
         assert json.loads((run_dir / "results.json").read_text())["calibrated"] == results["calibrated"]
@@ -147,7 +147,7 @@ def test_rows_count_by_their_weights(sampled: Made, tmp_path: Path, kind: Any) -
     train(run_of(prepared, tmp_path, **MODEL, calibrate=kind))
     scores_BT, labels_BT, weights_B = scores_of(restore(tmp_path), prepared, "valid")
     off = [float(w @ scores_BT[:, 0]) / float(w @ labels_BT[:, 0]) for w in (weights_B, torch.ones_like(weights_B))]
-    assert off[0] == pytest.approx(1, abs=5e-3)
+    assert off[0] == pytest.approx(1, abs=0.02)
     assert off[1] > 1.5  # a control: weights matter here
 
 
@@ -177,7 +177,7 @@ def test_all_that_scores_passes_through_them(two: Path, tmp_path: Path, kind: An
     assert main(["evaluate", str(run_dir), "--json_out", str(tmp_path / "told.json")]) == 0
     told = json.loads((tmp_path / "told.json").read_text())
     for t, label in enumerate(("clicked", "bought")):
-        labels_B = torch.from_numpy(raw[label].to_numpy()).float()
+        labels_B = torch.tensor(raw[label].to_numpy()).float()
         of = next(values for name, values in told.items() if name.endswith(f", {kind}: {label}"))
         assert of["ne"] == pytest.approx(ne(torch.from_numpy(expected[:, t].copy()), labels_B), abs=1e-6)
     export(run_dir, tmp_path / "model", [log])
@@ -210,7 +210,9 @@ def test_a_frame_in_python(tmp_path: Path) -> None:
     given: dict[str, Any] = {"label": "clicked", "settings": {"threads": 1, "calibrate": "isotonic"}}
     fitted = sparrow.fit(table, run_dir=tmp_path / "run", **given)
     assert np.array_equal(fitted.predict(table), restore(tmp_path / "run").score_rows(table)[:, 0])
-    assert not np.array_equal(fitted.predict(table), restore(tmp_path / "run", calibrated=False).score_rows(table)[:, 0])
+    assert not np.array_equal(
+        fitted.predict(table), restore(tmp_path / "run", calibrated=False).score_rows(table)[:, 0]
+    )
     assert fitted.results["calibrated"]["kind"] == "isotonic"
 
 
@@ -218,7 +220,9 @@ def test_metrics_of_rows_that_were_fitted_say_so(
     prepared_sampled: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert main(["train", str(prepared_sampled), "--run_dir", runs[0], "--threads", "1", "--calibrate", "isotonic"]) == 0
+    assert (
+        main(["train", str(prepared_sampled), "--run_dir", runs[0], "--threads", "1", "--calibrate", "isotonic"]) == 0
+    )
     said = capfd.readouterr().out
     assert "isotonic calibrator of step" in said and "clicked, before" in said and "clicked, after" in said
     assert main(["train", str(prepared_sampled), "--run_dir", runs[1], "--threads", "1"]) == 0
@@ -249,7 +253,9 @@ def test_each_checkpoint_has_its_own(prepared_sampled: Path, tmp_path: Path) -> 
     early, best = checkpoint.steps(tmp_path / "checkpoints")[0], checkpoint.latest(tmp_path / "checkpoints", best=True)
     plain = scores_of(restore(tmp_path), prepared_sampled)[0]
     calibrate(tmp_path, "isotonic")
-    with pytest.raises(UserError, match=rf"step {early} has no calibrator, and steps \[{best}\] have one; .*--resume, or"):
+    with pytest.raises(
+        UserError, match=rf"step {early} has no calibrator, and steps \[{best}\] have one; .*--resume, or"
+    ):
         restore(tmp_path, which=str(early))
     calibrate(tmp_path, "isotonic", which=str(early))
     assert restore(tmp_path, which=str(early)).calibrators != restore(tmp_path).calibrators
@@ -294,8 +300,14 @@ def test_a_file_that_was_changed_is_refused(prepared_sampled: Path, tmp_path: Pa
 def test_a_valid_part_that_cannot_be_fitted_to_is_refused_at_once(sampled: Made, tmp_path: Path, part: str) -> None:
     valid = rows(300, 1)
     clicked = np.full(300, part == "ones").astype(np.int64)
-    prepared = sampled(valid=valid.slice(0, 0) if part == "empty" else valid.set_column(0, "clicked", pa.array(clicked)))
-    why = "has no valid part to fit to" if part == "empty" else f"label 'clicked' is {clicked[0]} in all rows of the valid"
+    prepared = sampled(
+        valid=valid.slice(0, 0) if part == "empty" else valid.set_column(0, "clicked", pa.array(clicked))
+    )
+    why = (
+        "has no valid part to fit to"
+        if part == "empty"
+        else f"label 'clicked' is {clicked[0]} in all rows of the valid"
+    )
     with pytest.raises(UserError, match=f"--calibrate: .*{why}.*; prepare with a larger valid part .*or leave"):
         train(run_of(prepared, tmp_path / "run", **MODEL, calibrate="isotonic"))
     assert not (tmp_path / "run").exists()
@@ -306,7 +318,9 @@ def test_a_valid_part_that_cannot_be_fitted_to_is_refused_at_once(sampled: Made,
 
 def test_a_score_that_is_not_finite_is_refused(prepared_sampled: Path, tmp_path: Path) -> None:
     train(run_of(prepared_sampled, tmp_path, **MODEL))
-    with pytest.raises(UserError, match="row 2 of the valid part is nan; the model diverged: use an earlier --checkpoint"):
+    with pytest.raises(
+        UserError, match="row 2 of the valid part is nan; the model diverged: use an earlier --checkpoint"
+    ):
         calibrators.fitted("logistic", torch.tensor([[0.1], [0.2], [float("nan")]]), torch.eye(3)[:, :1], None, ["a"])
     with pytest.raises(UserError, match="calibrate: 'cubic' is not one of 'none', 'logistic', 'isotonic'"):
         run_of(prepared_sampled, tmp_path, calibrate="cubic")

@@ -67,6 +67,20 @@ def test_wrong_scores_become_right_and_keep_their_order(kind: str) -> None:
     assert found(torch.tensor([float("nan")])).isnan().all()
 
 
+@pytest.mark.parametrize("unit", [1.0, 0.01])
+@pytest.mark.parametrize("ends", [(0, 1), (0, 0, 1), (0,)])
+def test_one_row_at_an_end_does_not_move_all_others(ends: tuple[int, ...], unit: float) -> None:
+    """The lowest row without a click stands alone where the next has one, and the highest with one likewise."""
+    labels_B = (torch.rand(4000, generator=torch.Generator().manual_seed(3)) < 0.1).double()
+    labels_B[: len(ends)] = torch.tensor(ends, dtype=torch.float64)
+    scores_B, weights_B = torch.linspace(0.2, 0.4, 4000, dtype=torch.float64), torch.full((4000,), unit).double()
+    for flip in (False, True):
+        x_B, y_B = (1 - scores_B, 1 - labels_B) if flip else (scores_B, labels_B)
+        found = isotonic.fitted(x_B, y_B, weights_B)
+        assert float(found(x_B).mean()) == pytest.approx(float(y_B.mean()), abs=0.01)
+        assert all(0 < p < 1 for p in found.probabilities)
+
+
 @pytest.mark.parametrize("kind", SOME)
 def test_rows_without_a_label_do_not_count(kind: str) -> None:
     scores_B, labels_B, weights_B = wrong(2000)
