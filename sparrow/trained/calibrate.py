@@ -105,7 +105,8 @@ def _before_and_after(
     if not dataset.rows("test"):
         return {}
     scores_BT, labels_BT, weights_B, session_B = scored(found, dataset, "test", told)
-    sides = {"before": scores_BT, "after": passed(scores_BT, calibrators)}
+    parts = scores_BT.split(8192)  # isotonic needs memory for each row and point
+    sides = {"before": scores_BT, "after": torch.cat([passed(part_BT, calibrators) for part_BT in parts])}
     judged = {}
     for t, label in enumerate(found.schema.labels):
         there_B = ~labels_BT[:, t].isnan()  # a label may be missing

@@ -112,6 +112,9 @@ def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Pa
     assert "calibrated" not in train(run_of(prepared_sampled, plain, **MODEL))
     assert not (plain / calibrators.FOLDER).exists()
     weights = held(plain)
+    shutil.copytree(plain, tmp_path / "later")
+    again = train(run_of(prepared_sampled, tmp_path / "later", **settings), resume=True)
+    assert again["calibrated"] == results["calibrated"] and again["step"] == results["step"]
     assert calibrate(plain, kind) == results["calibrated"]
     calibrated = [{n: of for n, of in held(at).items() if n.endswith(".toml")} for at in (whole, cut, plain)]
     assert len(calibrated[0]) == 1 and calibrated[0] == calibrated[1] == calibrated[2]
