@@ -243,7 +243,7 @@ def test_metrics_of_rows_that_were_fitted_say_so(
     capfd.readouterr()
     assert main(["calibrate", runs[1], "logistic"]) == 0
     said = capfd.readouterr().out
-    assert "logistic calibrator of step" in said and "now go through logistic calibrators" in said
+    assert "logistic calibrator of step" in said and "now pass through logistic calibrators" in said
     shutil.copytree(prepared_sampled, tmp_path / "other")
     manifest = json.loads((tmp_path / "other" / "manifest.json").read_text())
     (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest, indent=3))  # another fingerprint: other rows

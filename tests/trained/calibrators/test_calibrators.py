@@ -67,6 +67,17 @@ def test_wrong_scores_become_right_and_keep_their_order(kind: str) -> None:
     assert found(torch.tensor([float("nan")])).isnan().all()
 
 
+def test_rounding_does_not_halve_the_steps_of_logistic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the end a loss of many rows changes by its last bits alone, which took a hundred times as long."""
+    evaluated, loss = [], logistic._loss
+    monkeypatch.setattr(logistic, "_loss", lambda *given: evaluated.append(1) or loss(*given))
+    generator = torch.Generator().manual_seed(0)
+    scores_B = torch.sigmoid(torch.randn(50_000, generator=generator) - 3).double()
+    labels_B = (torch.rand(50_000, generator=generator) < scores_B**1.2).double()
+    logistic.fitted(scores_B, labels_B, torch.ones_like(scores_B))
+    assert len(evaluated) < 50
+
+
 @pytest.mark.parametrize("unit", [1.0, 0.01])
 @pytest.mark.parametrize("ends", [(0, 1), (0, 0, 1), (0,)])
 def test_one_row_at_an_end_does_not_move_all_others(ends: tuple[int, ...], unit: float) -> None:
