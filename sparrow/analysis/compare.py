@@ -106,8 +106,14 @@ def compare(
         check_schema(found.schema, dataset.schema, dataset.path)
         number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
         rows = score_part(found, dataset, split, told, number)
+        through = found.through(dataset.fingerprint, split)
         scored[path] = _Scored(
-            path=path, found=found, rows=rows, log=dataset.fingerprint, label=found.schema.labels[number]
+            path=path,
+            found=found,
+            rows=rows,
+            log=dataset.fingerprint,
+            label=found.schema.labels[number],
+            through=through,
         )
         _check_same(next(iter(scored.values())), scored[path], split)
     sides = [[scored[Path(path)] for path in side] for side in (runs_a, runs_b)]
@@ -129,13 +135,14 @@ def compare(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Scored:
-    """A run with its scores, and the fingerprint of its prepared log."""
+    """A run with its scores, the fingerprint of its prepared log, and what `Restored.through` says of its part."""
 
     path: Path
     found: Restored
     rows: Rows
     log: str
     label: str
+    through: str = ""
 
 
 def _check_same(one: _Scored, other: _Scored, split: str) -> None:
@@ -207,14 +214,15 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
         seeds = [one.found.run.seed for one in side]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{name}: seeds {seeds} repeat, so its runs are not independent and their spread is too small")
-        through = dict.fromkeys(one.found.through(one.log, split).removeprefix(", ") or "no calibrator" for one in side)
-        if [*through] != ["no calibrator"]:
-            notes.append(f"{name}: scores pass through {', '.join(through)}")
     shared = {str(one.path) for one in sides[0]} & {str(one.path) for one in sides[1]}
     if shared:
         notes.append(f"on both sides: {', '.join(sorted(shared))}")
     if len({one.log for side in sides for one in side}) > 1:
         notes.append("the logs were prepared differently; their labels, weights and sessions agree row by row")
+    for name, side in zip("AB", sides, strict=True):
+        if any(one.through for one in side):
+            kinds = dict.fromkeys(one.through.removeprefix(", ") or "no calibrator" for one in side)
+            notes.append(f"{name}: scores pass through {', '.join(kinds)}")
     if (sessions or len(rows.labels_N)) < 50:
         notes.append(f"{units} are few: the intervals are rough")
     return notes

@@ -100,6 +100,19 @@ class TrainView:
             err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")
 
 
+def calibrated_table(of: Mapping[str, Any]) -> Table:
+    """Returns a table of what `calibrate` found on the test part."""
+    names = ("ne", "ece", "calibration", "auc")
+    title = f"{of['kind']} calibrator of step {of['step']}, fitted to the valid part; on the test part"
+    table = Table(title=title, title_justify="left")
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left")
+    for label, sides in of["test"].items():
+        for side, values in sides.items():
+            table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
+    return table
+
+
 def numbers(values: Mapping[str, Any]) -> str:
     """Returns the metrics that are there as text, such as `auc 0.7512  ne 0.9012`."""
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
@@ -115,19 +128,6 @@ def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> 
     for label, values in rows:
         cells = ["" if n not in values else "-" if math.isnan(values[n]) else f"{values[n]:.4f}" for n in names]
         table.add_row(label, f"{values['examples']:,.0f}", *cells)
-    return table
-
-
-def calibrated_table(of: Mapping[str, Any]) -> Table:
-    """Returns a table of what `calibrate` found on the test part."""
-    names = ("ne", "ece", "calibration", "auc")
-    title = f"{of['kind']} calibrator of step {of['step']}, fitted to the valid part; on the test part"
-    table = Table(title=title, title_justify="left")
-    for name in ("", *names):
-        table.add_column(name, justify="right" if name else "left")
-    for label, sides in of["test"].items():
-        for side, values in sides.items():
-            table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
     return table
 
 
