@@ -136,13 +136,17 @@ def compare(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Scored:
-    """Scores with their name and the log that their rows are in. run: None for those of another system."""
+    """Scores with their name and the log that their rows are in. run: None for those of another system.
+
+    through: what `Restored.through` says of the part.
+    """
 
     path: str
     rows: Rows
     dataset: Dataset
     label: str
     run: Run | None = None
+    through: str = ""
 
 
 def _of_run(
@@ -153,7 +157,14 @@ def _of_run(
     check_schema(found.schema, dataset.schema, dataset.path)
     number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
     rows = score_part(found, dataset, split, told, number)
-    return _Scored(path=path, rows=rows, dataset=dataset, label=found.schema.labels[number], run=found.run)
+    return _Scored(
+        path=path,
+        rows=rows,
+        dataset=dataset,
+        label=found.schema.labels[number],
+        run=found.run,
+        through=found.through(dataset.fingerprint, split),
+    )
 
 
 def _of_others(name: str, first: _Scored, split: str) -> _Scored:
@@ -244,6 +255,10 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
         notes.append(f"on both sides: {', '.join(sorted(shared))}")
     if len({one.dataset.fingerprint for side in sides for one in side}) > 1:
         notes.append("the logs were prepared differently; their labels, weights and sessions agree row by row")
+    for name, side in zip("AB", sides, strict=True):
+        if any(one.through for one in side):
+            kinds = dict.fromkeys(one.through.removeprefix(", ") or "no calibrator" for one in side if one.run)
+            notes.append(f"{name}: scores pass through {', '.join(kinds)}")
     if (sessions or len(rows.labels_N)) < 50:
         notes.append(f"{units} are few: the intervals are rough")
     return notes

@@ -147,7 +147,8 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         rate = dataset.manifest["base_rate"][found.schema.labels[source.label]]  # by weights, as each metric is
         kept = dataset.schema.split.negatives
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
-        scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
+        name = f"{part}: {found.name}{found.through(dataset.fingerprint, part)}"
+        scored = {name: rows, f"{part}: always the training rate": rows.by(constant)}
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
         judged_rows |= {name: (len(r.scores_N), r.estimates()) for name, r in scored.items()}

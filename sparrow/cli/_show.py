@@ -101,6 +101,19 @@ class TrainView:
             err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")
 
 
+def calibrated_table(of: Mapping[str, Any]) -> Table:
+    """Returns a table of what `calibrate` found on the test part."""
+    names = ("ne", "ece", "calibration", "auc")
+    title = f"{of['kind']} calibrator of step {of['step']}, fitted to the valid part; on the test part"
+    table = Table(title=title, title_justify="left")
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left")
+    for label, sides in of["test"].items():
+        for side, values in sides.items():
+            table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
+    return table
+
+
 def numbers(values: Mapping[str, Any]) -> str:
     """Returns the metrics that are there as text, such as `auc 0.7512  ne 0.9012`."""
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)

@@ -56,7 +56,8 @@ def evaluate(
     of = [f": {label}" for label in labels] if len(labels) > 1 else [""]
     loader = dataset.loader(found.run.data.batch_size, split=split, dedup=found.run.data.dedup)
     results = evaluate_labels(found.scores, loader, range(len(labels)), ks=k)
-    rows = [(f"{found.name}, step {found.step}{which}", one) for which, one in zip(of, results, strict=True)]
+    name = f"{found.name}, step {found.step}{found.through(dataset.fingerprint, split)}"
+    rows = [(f"{name}{which}", one) for which, one in zip(of, results, strict=True)]
     for name, loader in dataset.baselines(split):
         rows.append((f"{name}{of[0]}", measure(lambda batch: batch.dense_BC, loader, ks=k)))
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
