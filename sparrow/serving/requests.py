@@ -343,7 +343,8 @@ class Encoder:
         alone = self._alone[name]
         if name in self._schema.dense:
             (base,) = alone.schema.dense
-            numbers = typed(alone.schema, table, training=False, row0=row0)[base].to_numpy(zero_copy_only=False)
+            values = alone.number_of(base, typed(alone.schema, table, training=False, row0=row0)[base])
+            numbers = values.to_numpy(zero_copy_only=False)
             return Part(_NONE, _NONE, None, numbers)
         made = alone.transform(table, training=False, row0=row0)
         column = made[name].combine_chunks()
@@ -366,7 +367,7 @@ def _column(transforms: Transforms, name: str) -> Column:
     if column.kind == "numeric":
         if column.transform == "missing":
             base = next(n for n in schema.dense if missing_of(n) == name)
-        lookup = Lookup("number")
+        lookup = Lookup("refused" if schema.columns[base].counts else "number")
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
     elif column.weights == ":" or column.part:
@@ -408,6 +409,7 @@ def _alone(transforms: Transforms, name: str) -> Transforms:
         transforms,
         schema=alone,
         vocabularies={t: transforms.vocabularies[t] for t in tables & transforms.vocabularies.keys()},
+        counts={n: transforms.counts[n] for n in {name} & transforms.counts.keys()},
     )
 
 
