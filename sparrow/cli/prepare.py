@@ -102,9 +102,13 @@ def prepare(
     before = known.split if known else Split()
     if like and before.by == "file":  # its files are not those of this log
         before = replace(before, by=None, valid_files=(), test_files=())
+    if like:
+        before = replace(before, until=1.0)  # nor are its times
     if split in ("time", "file") and not split_by:
         before = replace(before, key=None)
-    told: dict[str, Any] = {"by": split or ("ratio" if split_by else None), "key": split_by, "valid": valid, "test": test, "negatives": negatives, "seed": seed}
+    by = split or ("ratio" if split_by else None)
+    told: dict[str, Any] = {"by": by, "key": split_by, "valid": valid, "test": test}
+    told |= {"negatives": negatives, "seed": seed}
     told |= {"valid_files": valid_files, "test_files": test_files}
     wanted = replace(before, **_told(told))
     if (valid_files or test_files) and split is None:

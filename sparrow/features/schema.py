@@ -197,7 +197,8 @@ class Split:
     column, and else by ratio. By time, rows of one time stay together, and a group that continues beyond a cut is in
     both parts. By ratio, whole groups are drawn (sessions where no column is a group; rows where neither is), so a
     group is in one part. key: the column, of ids, whose rows with one id are drawn as a whole instead. valid, test: shares in [0, 1) of the rows or, where groups are drawn, of the groups.
-    valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
+    until: by time, the share of the rows, the first in time, that there are; later ones are left out, and the parts are
+    cut from the end of those that stay. valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
     click to keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are
     corrected for it.
     """
@@ -207,15 +208,18 @@ class Split:
     valid: float = 0.1
     test: float = 0.1
     seed: int = 0
+    until: float = 1.0
     valid_files: tuple[str, ...] = ()
     test_files: tuple[str, ...] = ()
     negatives: float = 1.0
 
     def __post_init__(self) -> None:
-        require(above=0, most=1, negatives=self.negatives)
+        require(above=0, most=1, negatives=self.negatives, until=self.until)
+        if self.until < 1 and self.by not in (None, "time"):
+            raise UserError(f"split.until: {self.until} is a share of the time, and by is {self.by!r}; leave one out")
         if self.key is not None and self.by not in (None, "ratio"):
             raise UserError(f"split.key: {self.key!r} is drawn by ratio, and by is {self.by!r}; leave one of them out")
-        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < 1):
+        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < self.until):
             raise UserError(f"split: valid {self.valid} and test {self.test} leave no training rows; lower them")
 
 

@@ -24,7 +24,7 @@ from sparrow.features.quantile import Ordered, quantile_boundaries
 from sparrow.features.schema import Column, Encoding, Schema, missing_of
 from sparrow.features.transforms import Transforms
 
-LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
+LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out, and of later rows
 
 COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, in all tables together
 
@@ -33,12 +33,13 @@ COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, i
 class Cutter:
     """Which part (an index into PARTS, or LEFT_OUT) each row belongs to.
 
-    cuts: by time, the first times of valid and of test; by file, their first rows. By ratio the part is a function of
+    cuts: by time, the first times of valid, of test and, where the split has an `until`, of what is left out; by file,
+    the first rows of valid and test. By ratio the part is a function of
     the seed and of the row's group, or session where no column is a group; a row without one has a part of its own.
     """
 
     schema: Schema
-    cuts: tuple[int, int] = (0, 0)
+    cuts: tuple[int, ...] = (0, 0)
 
     def parts(self, batch: pa.RecordBatch, row0: int) -> Int64s:
         """Returns the part of each typed row, int64 [N]. row0: the log's row of the batch's first one."""
@@ -78,14 +79,16 @@ class Cutter:
         return np.where(ids_N > 0, ids_N, rows_N)
 
 
-def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
-    """Returns the first times of valid and of test."""
+def time_cuts(schema: Schema, times: Ordered) -> tuple[int, ...]:
+    """Returns the first times of valid and of test, and of what is left out where there is such."""
 
     def first(share: float) -> int:
         place = round(len(times) * (1 - share))
         return np.iinfo(np.int64).max if place >= len(times) else int(times.at([place])[0])
 
-    return first(schema.split.valid + schema.split.test), first(schema.split.test)
+    split, later = schema.split, 1 - schema.split.until
+    cuts = first(split.valid + split.test + later), first(split.test + later)
+    return (*cuts, first(later)) if later else cuts
 
 
 def _uniform(seed: int, keys_N: Int64s) -> Float64s:
@@ -162,7 +165,7 @@ class Fitter:
 
     given: what is fitted stays. With `grow`, vocabularies and ranges get the new ids after the old ones. work: a folder
     for what memory should not hold. pool: its threads take a column each. rows: of train, valid and test, int64 [3].
-    left_out: training rows left out. positives: int64 [3, labels].
+    left_out: rows of no part. positives: int64 [3, labels].
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:

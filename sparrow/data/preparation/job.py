@@ -36,8 +36,8 @@ Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that it
 class Prepared:
     """What prepare made.
 
-    out: its folder. schema: the fitted schema. rows: part -> rows as written. left_out: training rows that
-    split.negatives left out. label_means: part -> label -> mean, NaN for a part without rows. notes: what a person
+    out: its folder. schema: the fitted schema. rows: part -> rows as written. left_out: rows that split.negatives or
+    split.until left out. label_means: part -> label -> mean, NaN for a part without rows. notes: what a person
     should look at, a line each.
     """
 
@@ -143,7 +143,7 @@ class _Job:
         schema = self.given.schema
         engine = self._engine()
         engine.read()
-        cuts = (0, 0)
+        cuts: tuple[int, ...] = (0, 0)
         if schema.split.by == "time":
             cuts = time_cuts(schema, engine.times)
         elif schema.split.by == "file":
@@ -299,6 +299,8 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
         by, split = "ratio", replace(split, key=_key(schema, split.key))
     if by == "time" and schema.role("time") is None:
         raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
+    if by != "time" and split.until < 1:
+        raise UserError(f"split.until: {split.until} is a share of the time, and the split is by {by}; leave it out")
     return replace(given, schema=replace(with_defaults(schema), split=replace(split, by=by)))
 
 
@@ -375,7 +377,9 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
     if schema.split_key:
         by["ratio"] += f", all rows of one {schema.split_key} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
-    if split.negatives < 1:
+    if split.until < 1:
+        yield f"the first {split.until:.1%} of the rows in time are taken"
+    elif split.negatives < 1:
         text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
         yield f"{text}, rows without a click, of which {split.negatives:g} are kept; scores are corrected for it"
     if split.by != "file":

@@ -72,6 +72,45 @@ def test_a_split_by_ratio_keeps_groups_whole(tmp_path: Path, kind: Literal["grou
     assert parts_of("c", raw, seed=1) != found
 
 
+def test_a_split_by_a_column_of_ids_is_that_by_a_group(tmp_path: Path) -> None:
+    """The column is a feature, under its own name or another one; a row without an id is drawn for itself."""
+    raw, random = log_of(6000), np.random.default_rng(5)
+    users = [None if i < 200 else i for i in random.integers(0, 2000, 6000).tolist()]
+    log = written(tmp_path, {**raw, "user": pa.array(users, pa.int64())})
+    tables = {**SCHEMA.encodings, "user": Encoding()}
+    found = {}
+    for name, column in {
+        "user": Column(kind="categorical", table="user"),
+        "who": Column(kind="categorical", table="user", source="user"),
+        "group": Column(kind="group", source="user"),
+    }.items():
+        schema = Schema(columns={**SCHEMA.columns, name: column}, encodings=tables if column.table else SCHEMA.encodings)
+        split = Split(key="user", valid=0.2, test=0.1)
+        made = prepare([log], tmp_path / name, schema=schema, split=split)
+        assert made.schema.split == replace(split, by="ratio", key=name)
+        assert f"split at random, all rows of one {name} in one part; no column is known to be a time" in made.notes
+        found[name] = {p: (2 * part(made.out, p)["row"].to_numpy()).astype(int).tolist() for p in made.rows}
+    assert found["user"] == found["who"] == found["group"]
+    whose = {p: {users[i] for i in rows} - {None} for p, rows in found["user"].items()}
+    assert not whose["train"] & whose["valid"]
+    assert not whose["train"] & whose["test"]
+    assert not whose["valid"] & whose["test"]
+    assert len(whose["valid"]) == pytest.approx(360, abs=5 * math.sqrt(288))
+    assert len(whose["test"]) == pytest.approx(180, abs=5 * math.sqrt(162))
+    alone = {p: sum(users[i] is None for i in rows) for p, rows in found["user"].items()}
+    assert alone["valid"] == pytest.approx(120, abs=5 * math.sqrt(96))
+
+
+def test_what_no_split_by_a_column_can_be_is_said(tmp_path: Path) -> None:
+    log = written(tmp_path, log_of(200))
+    with pytest.raises(UserError, match=r"split\.key: no column 'cod'; did you mean 'code'"):
+        prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(key="cod"))
+    with pytest.raises(UserError, match=r"split\.key: 'n' is of kind numeric, which names no ids; make it categorical"):
+        prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(key="n"))
+    with pytest.raises(UserError, match=r"split\.key: 'code' is drawn by ratio, and by is 'time'; leave one"):
+        Split(key="code", by="time")
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_split_by_time_keeps_time_order(tmp_path: Path, in_order: bool) -> None:
     raw = log_of(1000)
