@@ -114,7 +114,8 @@ def backtest(
                 place.mkdir(exist_ok=True)
                 given = _unfitted(schema) if schema else None
                 data.prepare(inputs, place / "data", schema=given, label=label, split=plan.split(window))
-            done = _tested(Run.of(place / "data", {**(run or {}), "run_dir": str(place / "run")}), told)
+            own = {"data.path": str(place / "data"), "run_dir": str(place / "run")}
+            done = _tested(Run.of(place / "data", {**(run or {}), **own}), told)
             write_text(place / "results.json", to_json(vars(done), indent=1))
         found.append(done)
     return found
