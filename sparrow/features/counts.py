@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +35,17 @@ class Counted:
     def of(cls, hashes_N: Int64s, counts_2N: Int64s) -> Counted:
         """Returns what these sum up to, by hash."""
         hashes_V, at_N = np.unique(hashes_N, return_inverse=True)
-        counts_2V = np.zeros((2, len(hashes_V)), np.int64)
-        np.add.at(counts_2V, (slice(None), at_N), counts_2N)
-        return cls(hashes_V, counts_2V)
+        sums = [np.bincount(at_N, of_N, len(hashes_V)).astype(np.int64) for of_N in counts_2N]  # exact below 2^53
+        return cls(hashes_V, np.stack(sums))
 
     def at(self, hashes_N: Int64s) -> Int64s:
         """Returns the counts of each hash, int64 [2, N]; 0 where it is new."""
-        place_N = np.searchsorted(self.hashes_V, hashes_N)
-        found_N = np.append(self.hashes_V, -1)[place_N] == hashes_N
-        return np.pad(self.counts_2V, ((0, 0), (0, 1)))[:, np.where(found_N, place_N, len(self.hashes_V))]
+        if not len(self.hashes_V):
+            return np.zeros((2, len(hashes_N)), np.int64)
+        place_N = np.minimum(np.searchsorted(self.hashes_V, hashes_N), len(self.hashes_V) - 1)
+        return np.where(self.hashes_V[place_N] == hashes_N, self.counts_2V[:, place_N], 0)
 
-    @property
+    @cached_property
     def totals_2(self) -> Int64s:
         """The counts of all ids together, int64 [2]."""
         totals_2: Int64s = self.counts_2V.sum(axis=1)

@@ -22,7 +22,7 @@ from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 
-SORTED = 1 << 21  # rows of a column that are sorted at a time
+SORTED = 1 << 20  # rows of a column that are sorted at a time
 MOST_EDGES = 1 << 20  # orders at which the counts of all ids together are known; more rows share them
 UNLABELLED = 2  # in the place of a label that is missing: such a row gets counts and adds none
 
