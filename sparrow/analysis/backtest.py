@@ -34,8 +34,8 @@ ASKED = "backtest.toml"  # what was asked for, so that windows of something else
 class Plan:
     """Which rows are trained and tested on, by their order in time.
 
-    windows: how many. share: of the rows, the last ones, that the windows divide evenly. valid: share of the rows, right
-    before each window, on which its run is evaluated and the best checkpoint chosen; they are not trained on.
+    windows: how many. share: of the rows, the last ones, that the windows divide evenly. valid: share of the rows,
+    right before each window, by which the best checkpoint is chosen; they are not trained on.
     """
 
     windows: int = 4
@@ -151,8 +151,10 @@ def draw(windows: Sequence[Window], path: Path) -> bool:
 
 def _unfitted(schema: Schema) -> Schema:
     """Returns the schema without the numbers that were fitted: later rows may be in them."""
-    nothing = dict.fromkeys(("mean", "std", "low", "high", "boundaries", "until", "digest"))
-    columns = {name: replace(column, **nothing) for name, column in schema.columns.items()}
+    columns = {
+        name: replace(column, mean=None, std=None, low=None, high=None, boundaries=None, until=None, digest=None)
+        for name, column in schema.columns.items()
+    }
     return replace(schema, columns=columns)
 
 

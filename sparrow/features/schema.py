@@ -196,11 +196,12 @@ class Split:
     those of named files. Unless told, prepare splits by file where files are named, else by time where there is a time
     column, and else by ratio. By time, rows of one time stay together, and a group that continues beyond a cut is in
     both parts. By ratio, whole groups are drawn (sessions where no column is a group; rows where neither is), so a
-    group is in one part. key: the column, of ids, whose rows with one id are drawn as a whole instead. valid, test: shares in [0, 1) of the rows or, where groups are drawn, of the groups.
-    until: by time, the share of the rows, the first in time, that there are; later ones are left out, and the parts are
-    cut from the end of those that stay. valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
-    click to keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are
-    corrected for it.
+    group is in one part. key: the column of ids whose rows with one id are drawn as a whole instead. valid, test:
+    shares in [0, 1) of the rows or, where groups are drawn, of the groups. until: by time, the share of the rows, the
+    first in time, that are taken; valid and test are the last of these, and later rows are left out. valid_files,
+    test_files: files and globs, beside those for training. negatives: the share of training rows without a click to
+    keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are corrected
+    for it.
     """
 
     by: Literal["time", "ratio", "file"] | None = None

@@ -55,7 +55,9 @@ def test_each_window_is_tested_by_what_came_before_and_done_once(
     assert [window.rows["train"] for window in found] == pytest.approx([900, 1500, 2100], abs=3)
     tested: list[int] = []
     for number in (1, 2, 3):
-        times = {p: part(tmp_path / "out" / f"window-{number}" / "data", p)["ts"].to_pylist() for p in ("train", "test")}
+        times = {
+            p: part(tmp_path / "out" / f"window-{number}" / "data", p)["ts"].to_pylist() for p in ("train", "test")
+        }
         assert max(times["train"]) < min(times["test"])
         tested += times["test"]
     assert sorted(tested) == sorted(set(tested))
@@ -87,7 +89,9 @@ def test_fitted_numbers_of_a_schema_are_fitted_anew(tmp_path: Path) -> None:
     log = written(tmp_path, told=True)
     assert main(["prepare", str(log), "--out", str(tmp_path / "data")]) == 0
     text = (tmp_path / "data" / "schema.toml").read_text()
-    text = text.replace("[columns]\n", '[columns]\nclicks = { kind = "numeric", source = "item", counts = "positives" }\n')
+    text = text.replace(
+        "[columns]\n", '[columns]\nclicks = { kind = "numeric", source = "item", counts = "positives" }\n'
+    )
     (tmp_path / "mine.toml").write_text(text)
     schema = Schema.load(tmp_path / "mine.toml")
     schema.columns["clicks"].__dict__.update(mean=1e6, std=1.0)  # as of all the log

@@ -126,7 +126,9 @@ class _Tally:
         if not len(at):
             return
         if self._since is not None and (early_M := order_N[at] <= self._since).any():
-            told = f"row {row0 + at[early_M][0]} is not later than {self._since}, the time of the last row counted before"
+            told = (
+                f"row {row0 + at[early_M][0]} is not later than {self._since}, the time of the last row counted before"
+            )
             raise UserError(f"columns.{self._name}.until: {told}; grow with later rows only, or leave grow out")
         entries = self._entries_4E[:, self._size : self._size + len(at)]
         entries[:] = hashes_N[at], order_N[at], row0 + at, label_N[at]

@@ -85,7 +85,9 @@ def test_a_split_by_a_column_of_ids_is_that_by_a_group(tmp_path: Path) -> None:
         "who": Column(kind="categorical", table="user", source="user"),
         "group": Column(kind="group", source="user"),
     }.items():
-        schema = Schema(columns={**SCHEMA.columns, name: column}, encodings=tables if column.table else SCHEMA.encodings)
+        schema = Schema(
+            columns={**SCHEMA.columns, name: column}, encodings=tables if column.table else SCHEMA.encodings
+        )
         split = Split(key="user", valid=0.2, test=0.1)
         made = prepare([log], tmp_path / name, schema=schema, split=split)
         assert made.schema.split == replace(split, by="ratio", key=name)
