@@ -50,7 +50,8 @@ class Plan:
     def split(self, window: int) -> Split:
         """Returns how the log of a window, counted from 0, is divided."""
         each = max(math.floor(self.share / self.windows * 2**20), 1) / 2**20  # exact in sums: windows do not overlap
-        return Split(by="time", test=each, valid=self.valid, until=1 - (self.windows - 1 - window) * each)
+        later = (self.windows - 1 - window) * each
+        return Split(by="time", test=each, valid=self.valid, until=1 - later if later else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,7 @@ def prepare(
     if like and before.by == "file":  # its files are not those of this log
         before = replace(before, by=None, valid_files=(), test_files=())
     if like:
-        before = replace(before, until=1.0)  # nor are its times
+        before = replace(before, until=None)  # nor are its times
     if split in ("time", "file") and not split_by:
         before = replace(before, key=None)
     by = split or ("ratio" if split_by else None)

@@ -209,18 +209,18 @@ class Split:
     valid: float = 0.1
     test: float = 0.1
     seed: int = 0
-    until: float = 1.0
+    until: float | None = None
     valid_files: tuple[str, ...] = ()
     test_files: tuple[str, ...] = ()
     negatives: float = 1.0
 
     def __post_init__(self) -> None:
         require(above=0, most=1, negatives=self.negatives, until=self.until)
-        if self.until < 1 and self.by not in (None, "time"):
+        if self.until is not None and self.by not in (None, "time"):
             raise UserError(f"split.until: {self.until} is a share of the time, and by is {self.by!r}; leave one out")
         if self.key is not None and self.by not in (None, "ratio"):
             raise UserError(f"split.key: {self.key!r} is drawn by ratio, and by is {self.by!r}; leave one of them out")
-        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < self.until):
+        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < (self.until or 1)):
             raise UserError(f"split: valid {self.valid} and test {self.test} leave no training rows; lower them")
 
 

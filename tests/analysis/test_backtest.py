@@ -37,7 +37,7 @@ def test_windows_follow_one_another_and_end_with_the_log(plan: Plan, rows: int) 
     ends = []
     for window in range(plan.windows):
         split = plan.split(window)
-        later = 1 - split.until
+        later = 1 - (split.until or 1)
         ends.append((round(rows * (1 - (split.test + later))), round(rows * (1 - later))))
         assert split.valid == plan.valid
     assert ends[-1][1] == rows

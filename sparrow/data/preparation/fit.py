@@ -86,7 +86,7 @@ def time_cuts(schema: Schema, times: Ordered) -> tuple[int, ...]:
         place = round(len(times) * (1 - share))
         return np.iinfo(np.int64).max if place >= len(times) else int(times.at([place])[0])
 
-    split, later = schema.split, 1 - schema.split.until
+    split, later = schema.split, 1 - (schema.split.until or 1)
     cuts = first(split.valid + split.test + later), first(split.test + later)
     return (*cuts, first(later)) if later else cuts
 

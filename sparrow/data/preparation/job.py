@@ -299,7 +299,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
         by, split = "ratio", replace(split, key=_key(schema, split.key))
     if by == "time" and schema.role("time") is None:
         raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
-    if by != "time" and split.until < 1:
+    if by != "time" and split.until is not None:
         raise UserError(f"split.until: {split.until} is a share of the time, and the split is by {by}; leave it out")
     return replace(given, schema=replace(with_defaults(schema), split=replace(split, by=by)))
 
@@ -377,7 +377,7 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
     if schema.split_key:
         by["ratio"] += f", all rows of one {schema.split_key} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
-    if split.until < 1:
+    if split.until is not None:
         yield f"the first {split.until:.1%} of the rows in time are taken"
     elif split.negatives < 1:
         text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
