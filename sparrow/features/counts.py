@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparrow.core.arrays import Float64s, Int64s
-from sparrow.features.encodings import _files
+from sparrow.features.encodings import FIRST, _files
 from sparrow.features.hashing import row_hashes
 from sparrow.features.schema import Column
 
@@ -99,3 +99,9 @@ def frozen(column: Column, counted: Counted, coded: pa.DictionaryArray) -> Float
     """Returns the raw numbers of coded ids after all rows that were counted, float64 [N]."""
     hashes_N = row_hashes(coded)
     return numbers(column, hashes_N, counted.at(hashes_N), counted.totals_2[:, None])
+
+
+def by_row(column: Column, counted: Counted) -> Float64s:
+    """Returns what `frozen` makes of a missing id, of a new one, and of each that was counted, float64 [V + 2]."""
+    hashes_R, counts_2R = np.concatenate([[0, 1], counted.hashes_V]), np.pad(counted.counts_2V, ((0, 0), (FIRST, 0)))
+    return numbers(column, hashes_R, counts_2R, counted.totals_2[:, None])

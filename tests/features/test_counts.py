@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -56,3 +57,16 @@ def test_a_file_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "counts").write_bytes(b"no parquet")
     with pytest.raises(UserError, match="missing or damaged"):
         Counted.load(tmp_path / "counts")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_by_row_are_those_of_the_ids(kind: Literal["seen", "positives", "rate"]) -> None:
+    column = Column(kind="numeric", counts=kind)
+    for counted in (NOTHING, Counted.of(hash_ids(pa.array(["a", "b"])), np.array([[3, 2], [1, 2]]))):
+        found_R = by_row(column, counted)
+        assert np.isnan(found_R[0])
+        assert len(found_R) == len(counted.hashes_V) + 2
+        want_U = frozen(column, counted, coded(pa.array([None, "new", "a", "b"])))
+        row_U = [0, 1, *(int(np.searchsorted(counted.hashes_V, h)) + 2 for h in hash_ids(pa.array(["a", "b"])))]
+        at_U = row_U if len(counted.hashes_V) else [0, 1, 1, 1]
+        assert np.array_equal(found_R[at_U], want_U, equal_nan=True)
