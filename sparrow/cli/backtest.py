@@ -33,6 +33,8 @@ class Arguments:
     """A schema file to obey; what was fitted in it is fitted anew for each window."""
     label: str | None = None
     """The column to predict, when it cannot be guessed."""
+    run: Path | None = None
+    """A run file, such as recipes/demo.toml, with settings of the runs; its run_dir and log do not count."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,15 +43,17 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.analysis.backtest import Plan, backtest, draw, mean_and_spread
     from sparrow.cli import _show
     from sparrow.cli.train import overrides
+    from sparrow.core.config import flatten, read_toml
     from sparrow.features.schema import Schema
 
+    settings = {"log.tensorboard": False, **(flatten(read_toml(known.run)) if known.run else {}), **overrides(rest)}
     windows = backtest(
         [known.log],
         known.out,
         Plan(windows=known.windows, share=known.share, valid=known.valid),
         schema=Schema.load(known.schema) if known.schema else None,
         label=known.label,
-        run={"log.tensorboard": False, **overrides(rest)},
+        run=settings,
         told=lambda text: _show.err.print(text, markup=False, soft_wrap=True),
     )
     rows = [

@@ -110,7 +110,8 @@ def test_the_mean_and_the_spread_of_windows() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [f"--{name}={value}" for name, value in QUICK.items()]
+    (tmp_path / "run.toml").write_text('run_dir = "elsewhere"\n[data]\npath = "no log"\n[model]\nname = "logistic"\n')
+    flags = ["--run", str(tmp_path / "run.toml"), "--threads=1", "--loop.epochs", "1"]
     log, out = str(written(tmp_path)), str(tmp_path / "out")
     command = ["backtest", log, "--out", out, "--windows", "2", "--share", "0.3", *flags]
     assert main(command) == 0

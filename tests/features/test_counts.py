@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
-from sparrow.features.counts import NOTHING, Counted, frozen, numbers
+from sparrow.features.counts import NOTHING, Counted, by_row, frozen, numbers
 from sparrow.features.hashing import hash_ids, row_hashes
 from sparrow.features.schema import Column
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from sparrow import data
 from sparrow.core import UserError
 from sparrow.data.preparation import earlier
+from sparrow.data.preparation.fit import Cutter
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.features.transforms import Transforms
+from sparrow.features.transforms import Transforms, typed
 from sparrow.metrics import ranking
 from sparrow.serving import load
 from sparrow.serving.export import export
@@ -80,7 +82,8 @@ def test_a_training_row_has_the_counts_of_earlier_times(
     served = transforms.transform(asked, training=False).to_pylist()
     for user, row in zip(asked["user"].to_pylist(), served, strict=True):
         assert [row[kind] for kind in COUNTED] == pytest.approx(by_definition(users, labels, times, user=user))
-    if len({labels[i] for i in early}) == len({labels[i] for i in late}) == 2:
+    both = len({labels[i] for i in early}) == len({labels[i] for i in late}) == 2
+    if both and any(users[i] for i in early):  # else there is nothing to fit
         for name, at in (("early", early), ("late", late)):
             pq.write_table(whole.take(pa.array(at)), folder / f"{name}.parquet")
         first = data.prepare([folder / "early.parquet"], folder / "a", schema=schema_of(ts=Column(kind="time")))
@@ -110,8 +113,12 @@ def of_rows(out: Path, rows: np.ndarray) -> dict[int, list[float]]:
     return {int(row["row"]): [row[kind] for kind in COUNTED] for row in table if row["row"] in rows}
 
 
-def test_labels_of_later_rows_and_the_order_of_the_log_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edges", [earlier.MOST_EDGES, 7])
+def test_labels_of_later_rows_and_the_order_of_the_log_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: int
+) -> None:
     """What labels of the row's own time are changes nothing either, but those of earlier times do."""
+    monkeypatch.setattr(earlier, "MOST_EDGES", edges)
     random = np.random.default_rng(1)
     users, labels = random.choice(list("abcdefgh"), 500).tolist(), random.integers(0, 2, 500)
     table = log_of(users, labels.tolist(), ts=np.arange(500) // 3)
@@ -127,6 +134,35 @@ def test_labels_of_later_rows_and_the_order_of_the_log_change_nothing(tmp_path: 
     assert found["shuffled"] == found["as it is"]
     assert all(found["changed"][i] == found["as it is"][i] for i in range(303))
     assert any(found["changed"][i] != found["as it is"][i] for i in range(303, 500))
+
+
+def test_the_mean_of_a_long_log_is_that_before_an_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No user comes twice, so each rate is the mean of earlier rows. It lags by at most the rows between two edges."""
+    labels = np.random.default_rng(5).integers(0, 2, 1000)
+    monkeypatch.setattr(earlier, "MOST_EDGES", 100)
+    pq.write_table(
+        log_of([f"u{i}" for i in range(1000)], labels.tolist(), ts=np.arange(1000)), tmp_path / "log.parquet"
+    )
+    made = data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=schema_of(ts=Column(kind="time")))
+    before = np.append(0, np.cumsum(labels))
+    found = [of[2] for _, of in sorted(of_rows(made.out, np.arange(1000.0)).items())]
+    assert found == pytest.approx([(before[i - i % 10] + 0.5) / (i - i % 10 + 1) for i in range(1000)])
+
+
+def test_rows_without_a_label_get_counts_and_add_none_but_to_those_of_all_rows(tmp_path: Path) -> None:
+    schema = replace(schema_of(ts=Column(kind="time")), split=replace(NONE, by="ratio"))
+    users, labels = ["a", "a", "b", "a"], [1.0, np.nan, 0.0, 1.0]
+    columns = {"user": users, "label": pa.array([1.0, 0.0, 0.0, 1.0]), "row": [0.0] * 4, "ts": range(4)}
+    batch = typed(schema, pa.table(columns), training=True)
+    batch = batch.set_column(batch.schema.get_field_index("label"), "label", pa.array(labels, pa.float32()))
+    counter = earlier.Earlier(Transforms(schema=schema), Cutter(schema=schema), tmp_path, 4)
+    counts = counter.count([batch]).counts
+    found = counter.numbered(batch, 0).to_pydict()
+    assert found["seen"] == [0, 1, 0, 2]
+    assert found["positives"] == [0, 1, 0, 1]
+    assert found["rate"] == pytest.approx([0.5, (1 + 3 * 0.75) / 4, 0.75, (1 + 3 * 1.5 / 3) / 4])
+    assert counts["seen"].totals_2.tolist() == [4, 0]
+    assert counts["rate"].totals_2.tolist() == [3, 2]
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
