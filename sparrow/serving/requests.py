@@ -85,11 +85,6 @@ class Encoder:
         self._names = (*schema.sparse, *schema.dense)
         self._columns = [_column(transforms, name) for name in self._names]
         self._plan = planned(self._columns, impl)
-        self._counted = {  # column -> its numbers by what compiled code numbers its ids
-            c: by_row(schema.columns[base], transforms.counts[base])
-            for c, base in enumerate(_base(schema, name) for name in self._names)
-            if schema.columns[base].counts
-        }
         self._alone: dict[str, Transforms] = {}
         kinds: dict[tuple[str | None, bool], list[int]] = {}
         for number, name in enumerate(schema.dense):
@@ -176,8 +171,6 @@ class Encoder:
         users = list(users)
         elsewhere = [is_user or name in known for name, is_user in zip(self._names, of_users, strict=True)]
         found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(elsewhere))
-        if found is not None and self._counted:
-            found = self._numbered(found, [len(users) if other else count for other in elsewhere])
         if found is None or found.refused or known:
             found = self._mended(found, rows, count, users, of_users, known)
         ids = len(self._schema.sparse)
@@ -201,30 +194,6 @@ class Encoder:
         if whose is not None and shared and any(of_users):
             dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_users[ids:]], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
-
-    def _numbered(self, found: Encoded, sizes: Sequence[int]) -> Encoded:
-        """Returns what compiled code made, with numbers for ids that are counted. sizes: rows of each column."""
-        ids = len(self._schema.sparse)
-        rows = sum(size for c, size in enumerate(sizes[:ids]) if c not in found.refused)
-        end, at_number, each = found.bounds[ids], 0, list[Float64s]()
-        at_id = end
-        for c in range(ids, len(sizes)):
-            if c in found.refused:
-                continue
-            if c in self._counted:
-                each.append(self._counted[c][found.values_N[at_id : at_id + sizes[c]].numpy()])
-                at_id += sizes[c]
-            else:
-                each.append(found.numbers[at_number : at_number + sizes[c]])
-                at_number += sizes[c]
-        return found._replace(
-            values_N=found.values_N[:end],
-            offsets=found.offsets[: rows + 1],
-            lengths=found.lengths[:rows],
-            bounds=found.bounds[: ids + 1],
-            numbers=np.concatenate([_NONE.astype(np.float64), *each]),
-            weights_N=None if found.weights_N is None else found.weights_N[:end],
-        )
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -400,8 +369,9 @@ def _column(transforms: Transforms, name: str) -> Column:
         base = _base(schema, name)
         lookup = Lookup("number")
         if schema.columns[base].counts:
-            hashes_V = transforms.counts[base].hashes_V
-            lookup = Lookup("vocabulary", hashes_V, np.arange(FIRST, len(hashes_V) + FIRST))
+            counted, places = transforms.counts[base], np.arange(len(transforms.counts[base].hashes_V))
+            numbers_R = by_row(schema.columns[base], counted)
+            lookup = Lookup("vocabulary", counted.hashes_V, places + FIRST, numbers=numbers_R)
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
     elif column.weights == ":" or column.part:
@@ -439,7 +409,6 @@ def _as_written(text: str) -> list[float]:
 def _alone(transforms: Transforms, name: str) -> Transforms:
     """Returns the transforms of one column."""
     schema = transforms.schema
-    column = schema.columns[name]
     name = _base(schema, name)
     column = schema.columns[name]
     tables = {str(column.table)} & schema.encodings.keys()
