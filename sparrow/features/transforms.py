@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Array, Bools, Float64s, Ints
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
+from sparrow.features.counts import Counted, frozen
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
@@ -36,10 +37,14 @@ REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transforms:
-    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them."""
+    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them.
+
+    counts: column -> what its ids are after training, for columns with counts.
+    """
 
     schema: Schema
     vocabularies: Mapping[str, Known] = field(default_factory=dict)
+    counts: Mapping[str, Counted] = field(default_factory=dict)
 
     def transform(
         self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
@@ -67,6 +72,8 @@ class Transforms:
     ) -> pa.Table:
         """Returns what `transform` does, for rows that are typed.
 
+        Ids to be counted become what they are after training. Numbers in their place stay.
+
         Args:
             batch: rows [N] that `typed` made.
             pool: its threads take a column each.
@@ -78,7 +85,7 @@ class Transforms:
         """
         work = {}
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
-            work[name] = values
+            values = work[name] = self.number_of(name, values)
             beside = self.schema.columns.get(missing_of(name))
             if beside is not None and beside.transform == "missing":  # else the log has a column of that name
                 work[missing_of(name)] = values
@@ -87,10 +94,23 @@ class Transforms:
         done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
         return pa.table(dict(zip(work, done, strict=True)))
 
+    def number_of(self, name: str, values: pa.Array) -> pa.Array:
+        """Returns a typed column, with numbers in the place of ids that are to be counted.
+
+        Raises:
+            UserError: when there are no counts of them.
+        """
+        column = self.schema.columns.get(name)
+        if column is None or not column.counts or not pa.types.is_dictionary(values.type):
+            return values
+        if name not in self.counts:
+            raise UserError(f"columns.{name}.counts: not fitted; {REFIT}")
+        return pa.array(frozen(column, self.counts[name], values))
+
     def save(self, folder: str | Path) -> None:
         """Writes schema.toml and vocabulary/ in place of those in `folder`.
 
-        There is a file in vocabulary/ for each table that numbers its ids.
+        There is a file in vocabulary/ for each table that numbers its ids, and for each column with counts.
         """
         folder = Path(folder)
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
@@ -98,6 +118,10 @@ class Transforms:
             path = folder / vocabulary_file(self.schema, name)
             path.parent.mkdir(exist_ok=True)
             vocabulary.save(path)
+        for name, counted in self.counts.items():
+            path = folder / counts_file(self.schema, name)
+            path.parent.mkdir(exist_ok=True)
+            counted.save(path)
         self.schema.save(folder / "schema.toml")
 
     @classmethod
@@ -120,7 +144,13 @@ class Transforms:
                 if known is None:
                     raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
                 vocabularies[name] = known
-        return cls(schema=schema, vocabularies=vocabularies)
+        counts: dict[str, Counted] = {}
+        for name in schema.counted:
+            path = folder / counts_file(schema, name)
+            counts[name] = Counted.load(path)
+            if counts[name].digest != schema.columns[name].digest:
+                raise UserError(f"{path}: not the counts that schema.toml was fitted with; prepare again")
+        return cls(schema=schema, vocabularies=vocabularies, counts=counts)
 
     def _encoded(self, name: str, values: pa.Array) -> pa.Array:
         column = self.schema.columns.get(name)
@@ -169,7 +199,7 @@ def typed(
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
     Numeric columns become float64, where NaN is a missing number. Ids are coded: they become a dictionary array, whose
-    distinct values are integers (int64) or hashes (uint64).
+    distinct values are integers (int64) or hashes (uint64). So are the ids of columns with counts, as hashes.
 
     Args:
         schema: says what each column is. It need not be fitted.
@@ -225,6 +255,17 @@ def vocabulary_file(schema: Schema, table: str) -> str:
     """
     place = list(schema.encodings).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
+
+
+def counts_file(schema: Schema, name: str) -> str:
+    """Returns the path, in the schema's folder, of the file of a column with counts."""
+    return f"vocabulary/counts-{schema.counted.index(name):03d}-{quote(name, safe='')[:80]}.parquet"
+
+
+def fitted_files(schema: Schema) -> list[str]:
+    """Returns the paths, in the schema's folder, of all files of ids and counts."""
+    numbered = [vocabulary_file(schema, name) for name in schema.encodings if is_numbered(schema, name)]
+    return [*numbered, *(counts_file(schema, name) for name in schema.counted)]
 
 
 def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
@@ -305,6 +346,8 @@ def _typed(
         ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
         ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
         return {name: pa.array(ids_N)}
+    if column.counts:
+        return {name: _coded(as_ids(raw, name, lambda i: row0 + i), name, hashed=True, strict=False)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
     table = schema.encodings[str(column.table)]

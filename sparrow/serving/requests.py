@@ -22,7 +22,8 @@ from sparrow.core import Batch, KeyedJagged
 from sparrow.core.arrays import Bools, Float32s, Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import Repeated, Users
-from sparrow.features.encodings import kind_of
+from sparrow.features.counts import by_row
+from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import transform
 from sparrow.features.schema import Schema, missing_of
 from sparrow.features.transforms import Transforms, typed, weights_of
@@ -343,7 +344,8 @@ class Encoder:
         alone = self._alone[name]
         if name in self._schema.dense:
             (base,) = alone.schema.dense
-            numbers = typed(alone.schema, table, training=False, row0=row0)[base].to_numpy(zero_copy_only=False)
+            values = alone.number_of(base, typed(alone.schema, table, training=False, row0=row0)[base])
+            numbers = values.to_numpy(zero_copy_only=False)
             return Part(_NONE, _NONE, None, numbers)
         made = alone.transform(table, training=False, row0=row0)
         column = made[name].combine_chunks()
@@ -364,9 +366,12 @@ def _column(transforms: Transforms, name: str) -> Column:
     schema = transforms.schema
     column, base = schema.columns[name], name
     if column.kind == "numeric":
-        if column.transform == "missing":
-            base = next(n for n in schema.dense if missing_of(n) == name)
+        base = _base(schema, name)
         lookup = Lookup("number")
+        if schema.columns[base].counts:
+            counted, places = transforms.counts[base], np.arange(len(transforms.counts[base].hashes_V))
+            numbers_R = by_row(schema.columns[base], counted)
+            lookup = Lookup("vocabulary", counted.hashes_V, places + FIRST, numbers=numbers_R)
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
     elif column.weights == ":" or column.part:
@@ -386,6 +391,12 @@ def _column(transforms: Transforms, name: str) -> Column:
     )
 
 
+def _base(schema: Schema, name: str) -> str:
+    """Returns the column of which another one tells where it is missing; else the column itself."""
+    is_told = schema.columns[name].transform == "missing"
+    return next(n for n in schema.dense if missing_of(n) == name) if is_told else name
+
+
 def _as_written(text: str) -> list[float]:
     """Returns the float that Arrow writes so, if there is one."""
     try:
@@ -398,16 +409,15 @@ def _as_written(text: str) -> list[float]:
 def _alone(transforms: Transforms, name: str) -> Transforms:
     """Returns the transforms of one column."""
     schema = transforms.schema
+    name = _base(schema, name)
     column = schema.columns[name]
-    if column.transform == "missing":
-        name = next(n for n in schema.dense if missing_of(n) == name)
-        column = schema.columns[name]
     tables = {str(column.table)} & schema.encodings.keys()
     alone = Schema(columns={name: column}, encodings={table: schema.encodings[table] for table in tables})
     return replace(
         transforms,
         schema=alone,
         vocabularies={t: transforms.vocabularies[t] for t in tables & transforms.vocabularies.keys()},
+        counts={n: transforms.counts[n] for n in {name} & transforms.counts.keys()},
     )
 
 

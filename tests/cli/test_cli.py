@@ -170,6 +170,18 @@ def test_evaluate_takes_rows_that_have_no_baseline(
     assert main(["evaluate", str(trained)]) == 0 and "true_p" in capsys.readouterr().out
 
 
+def test_a_split_by_the_ids_of_a_column(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "log.parquet", "--split-by", "user", "--out", "by-user"]) == 0
+    assert "split at random, all rows of one user in one part" in " ".join(capsys.readouterr().out.split())
+    again = ["prepare", "log.parquet", "--like", "by-user", "--out", "again"]
+    assert main([*again]) == 0
+    assert data.open("again").schema.split.key == "user"
+    assert main([*again, "--overwrite", "--split", "time"]) == 0
+    assert data.open("again").schema.split.key is None
+    refuses(capsys, ["prepare", "log.parquet", "--split-by", "user", "--split", "time", "--out", "a"], r"split\.key")
+    refuses(capsys, ["prepare", "log.parquet", "--split-by", "nobody", "--out", "a"], r"no column 'nobody'")
+
+
 def test_predict_needs_no_label(here: Path, trained: Path) -> None:
     pq.write_table(pq.read_table("log.parquet").drop_columns(["label", "true_p"]), "raw.parquet")
     assert main(["predict", str(trained), "raw.parquet", "--out", "scores.parquet"]) == 0

@@ -395,11 +395,12 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         integers = None
     else:
         integers = kind_of(encoding).takes_integers
-    if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
+    what = "group" if column.counts else column.kind  # both are ids that are hashed
+    if what in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
+    if kind is None or (pa.types.is_floating(kind) and what in ("categorical", "group", "session", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "session", "list") or integers is False or pa.types.is_temporal(kind):
+    if what in ("group", "session", "list") or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind
 
