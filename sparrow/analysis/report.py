@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparrow import data
-from sparrow.analysis import elements, picture
+from sparrow.analysis import elements, parts, picture
 from sparrow.analysis.importance import Importance, importance
 from sparrow.analysis.scores import Rows, label_number, score_part
 from sparrow.analysis.slices import slices
@@ -136,7 +136,7 @@ def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, li
 
 
 def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
-    header, lines = ["", "rows", *METRICS], []
+    header, lines, words = ["", "rows", *METRICS], [], _in_words(source.split, estimates)
     for part in dict.fromkeys(("valid", "test", source.split)):
         if not source.dataset.rows(part):
             continue
@@ -148,11 +148,15 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         kept = dataset.schema.split.negatives
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
         scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
+        apart = parts.alone(found, dataset, part, source.label)
+        scored |= {f"{part}: {name} alone": rows.by(scores_N) for name, scores_N in apart.items()}
+        if apart and part == source.split:
+            words += " " + parts.in_words(part, rows, apart)
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
         lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
-    html = elements.text(_in_words(source.split, estimates))
+    html = elements.text(words)
     html += elements.table(*elements.without_gaps(header, lines))
     html += elements.text(
         "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
