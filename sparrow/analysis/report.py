@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparrow import data
-from sparrow.analysis import elements, picture
+from sparrow.analysis import elements, parts, picture
 from sparrow.analysis.importance import Importance, importance
 from sparrow.analysis.scores import Rows, label_number, score_part
 from sparrow.analysis.slices import judged, slices
@@ -137,6 +137,7 @@ def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, li
 
 def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
     judged_rows: dict[str, tuple[int, dict[str, Estimate]]] = {}
+    words = _in_words(source.split, estimates)
     for part in dict.fromkeys(("valid", "test", source.split)):
         if not source.dataset.rows(part):
             continue
@@ -149,12 +150,16 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
         name = f"{part}: {found.name}{found.through(dataset.fingerprint, part)}"
         scored = {name: rows, f"{part}: always the training rate": rows.by(constant)}
+        apart = parts.alone(found, dataset, part, source.label)
+        scored |= {f"{part}: {name} alone": rows.by(scores_N) for name, scores_N in apart.items()}
+        if apart and part == source.split:
+            words += " " + parts.in_words(part, rows, apart)
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
         judged_rows |= {name: (len(r.scores_N), r.estimates()) for name, r in scored.items()}
     lines = [[name, count, *_cells(found)] for name, (count, found) in judged_rows.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
-    html = elements.text(_in_words(source.split, estimates))
+    html = elements.text(words)
     html += elements.table(*elements.without_gaps(["", "rows", *METRICS], lines))
     html += elements.text(
         "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
@@ -167,8 +172,8 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         html += elements.heading("Within groups: where the positives are placed") + elements.table(
             ["", *places()], lines
         )
-        words = "Means over the groups that have a positive. Equal scores are ordered at random, so the line of always "
-        html += elements.text(words + "the training rate is what chance gets.", soft=True)
+        told = "Means over the groups that have a positive. Equal scores are ordered at random, so the line of always "
+        html += elements.text(told + "the training rate is what chance gets.", soft=True)
     return "Verdict", html + _progressive(source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from sparrow.core.errors import UserError
 if TYPE_CHECKING:  # it takes time to import
     from rich.table import Table
 
-PARTS = {"members": "members that share an MLP", "logistic": "logistic regression", "trees": "boosted trees"}
+    from sparrow.trained.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Arguments:
     """Continue from the run's last checkpoint (or begin, if there is none)."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Begin again, and delete the checkpoints that are in the run directory."""
+    budget: str | None = None
+    """Try several settings for so long, such as 60s or 10m, and keep the run that is best on the valid part."""
     profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Write a trace of some steps (trace.json.gz, for Perfetto) and a table of where their time goes."""
 
@@ -45,15 +48,18 @@ def main(arguments: Sequence[str]) -> int:
     from sparrow.analysis.picture import draw
     from sparrow.cli import _show
     from sparrow.distributed import Lobby, leads, said
-    from sparrow.trained.labels import by_label, of_first
     from sparrow.trained.run import Run
     from sparrow.training import train
+    from sparrow.training.defaults import defaults
+    from sparrow.training.search import search
 
     given = overrides(rest)
     if known.run.is_file() and known.run.suffix != ".toml":
         remedy = f"prepare it first (`sparrow prepare {known.run} --out data/NAME`) and train on that"
         raise UserError(f"{known.run}: neither a prepared log nor a run's .toml; if it is a log, {remedy}")
-    run = Run.of(known.run, given) if known.run.is_dir() else Run.load(known.run, given)
+    if known.budget is not None:
+        _check_budget(known)
+    run = Run.of(known.run, defaults(known.run, given)) if known.run.is_dir() else Run.load(known.run, given)
     begun, goes_on = Path(run.run_dir) / "run.toml", known.resume and known.run.is_dir()
 
     def look() -> dict[str, Any] | None:
@@ -64,11 +70,36 @@ def main(arguments: Sequence[str]) -> int:
         run = Run.load(begun, {**given, "data.path": str(known.run)}, held)  # settings that are not given again stay
     view = _show.TrainView()
     try:
-        results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
+        if known.budget is not None:
+            results = search(known.run, given, seconds(known.budget), overwrite=known.overwrite, listener=view)
+            run = Run.load(Path(results["run_dir"]) / "run.toml")
+        else:
+            results = train(run, resume=known.resume, overwrite=known.overwrite, profile=known.profile, listener=view)
     finally:
         view.bar.stop()
     if not leads():  # only one of the ranks prints
         return 0
+    _tell(run, results)
+    if known.profile:
+        _show_profile(Path(run.run_dir))
+    picture = draw(Path(run.run_dir))
+    files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
+    _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
+    if results["stopped_by"]:
+        _show.out.print(
+            f"stopped by {results['stopped_by']} after step {results['step']}; --resume continues from there"
+        )
+    return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def _tell(run: Run, results: dict[str, Any]) -> None:
+    """Print how well the run has learnt, and what its tables take."""
+    from sparrow.cli import _show
+    from sparrow.models.blend.forest import available
+    from sparrow.trained.labels import by_label, of_first
+
+    if tried := results.get("tries"):
+        _show.out.print(_tries_table(tried, of_first(results["labels"])))
     labels, windows = results["labels"], results["progressive"]
     rows = [(f"part {i + 1} of {len(windows)}", window) for i, window in enumerate(windows)]
     if rows:
@@ -83,6 +114,8 @@ def main(arguments: Sequence[str]) -> int:
         _show.out.print(_show.calibrated_table(of))
     if parts := results["best"].get("parts"):
         _show.out.print(_parts_table(parts, of_first(labels)))
+        if not available():
+            _show.out.print("boosted trees are no part: LightGBM is not installed; pip install 'sparrow-rec[trees]'")
     told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
     if rates := results["tables"]["hit_rate"]:
         told += f"; rows of batches that were in caches: {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
@@ -91,26 +124,53 @@ def main(arguments: Sequence[str]) -> int:
         told += f"\n{name}: {ids['rows']:,} of {ids['capacity']:,} rows in use; {ids['admitted']:,} ids got one and "
         told += f"{lost:,} lost it; {rate:.1%} of lookups found one"
     _show.out.print(told, markup=False, soft_wrap=True)
-    if known.profile:
-        _show_profile(Path(run.run_dir))
-    picture = draw(Path(run.run_dir))
-    files = f"results.json, log.jsonl, checkpoints/{', ' + picture if picture else ''}"
-    _show.out.print(f"{results['run_dir']}: {files}", soft_wrap=True)
-    if results["stopped_by"]:
-        _show.out.print(
-            f"stopped by {results['stopped_by']} after step {results['step']}; --resume continues from there"
-        )
-    return 130 if results["stopped_by"] == "SIGINT" else 0
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds of a time such as 60s, 10m, 2h or 90."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    try:
+        found = float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise UserError(f"--budget {text}: not a time; give one such as 60s, 10m or 2h")
+    return found
+
+
+def _check_budget(known: Arguments) -> None:
+    from sparrow.distributed import Lobby
+
+    if not known.run.is_dir():
+        raise UserError(f"--budget: {known.run} is a run file, whose settings are chosen; give a prepared log")
+    if known.resume or known.profile:
+        raise UserError("--budget: neither goes on with a run nor profiles one; leave --resume and --profile out")
+    if Lobby(1.0).size > 1:
+        raise UserError("--budget: tries settings in one process; start it without torchrun")
+
+
+def _tries_table(tries: Sequence[dict[str, Any]], of: str) -> Table:
+    from sparrow.cli import _show
+
+    table = _show.Table(title=f"what was tried, judged by the valid part{of}", title_justify="left")
+    for name in ("beside the defaults", tries[0]["monitor"], "seconds", ""):
+        table.add_column(name, justify="right" if name in ("seconds", tries[0]["monitor"]) else "left")
+    for one in tries:
+        changed = ", ".join(f"{name} {value}" for name, value in one["changed"].items()) or "nothing"
+        value = "not ended" if one["value"] is None else f"{one['value']:.4f}"
+        table.add_row(changed, value, f"{one['seconds']:.1f}", "kept" if one["kept"] else "")
+    return table
 
 
 def _parts_table(parts: dict[str, dict[str, float]], of: str) -> Table:
+    from sparrow.analysis.parts import NAMES
     from sparrow.cli import _show
 
     table = _show.Table(title=f"the parts of the blend alone{of}, on the same rows", title_justify="left")
     for name in ("", "weight", "ne"):
         table.add_column(name, justify="right" if name else "left")
     for name, part in parts.items():
-        table.add_row(PARTS[name], f"{part['weight']:.1f}", f"{part['ne']:.4f}")
+        table.add_row(NAMES[name], f"{part['weight']:.1f}", f"{part['ne']:.4f}")
     return table
 
 
@@ -161,12 +221,17 @@ def _help(arguments: Sequence[str]) -> None:
     from sparrow.cli import _show
     from sparrow.core.config import families
     from sparrow.trained.run import Run
+    from sparrow.training.defaults import defaults
 
     flags = [a for a in arguments if a not in ("--resume", "--overwrite", "--profile")]
     valued = [False, *(a.startswith("--") and "=" not in a for a in flags)]  # whether this is the value of a flag
     places = [i for i, a in enumerate(flags) if not a.startswith("--") and not valued[i]]
     place = flags.pop(places[0]) if places else "data/NAME"
-    run = (Run.load if place.endswith(".toml") else Run.of)(place, overrides(flags))
+    given = overrides(flags)
+    if place.endswith(".toml"):
+        run = Run.load(place, given)
+    else:
+        run = Run.of(place, defaults(place, given) if Path(place).is_dir() else given)
     leaves = flatten(to_dict(run, unset=True))
     width = max(map(len, leaves)) + 2
     try:

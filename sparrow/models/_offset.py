@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,17 @@ from sparrow.models._inputs import tasks
 
 @runtime_checkable
 class Fitted(Protocol):
-    """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps."""
+    """A model that is a weighted sum of parts, of which some are fitted whole before the others learn by steps.
+
+    whole: the names of the modules that are fitted whole.
+    """
+
+    whole: tuple[str, ...]
+
+    @property
+    def there(self) -> dict[str, bool]:
+        """Part -> whether the model has it, in the order of `parts`."""
+        ...
 
     def look(self, examples: Callable[[str], Batch]) -> None:
         """Choose what hangs on the inputs alone. See `fit`."""
@@ -80,6 +90,27 @@ class Offset(nn.Module):
             self.model.look(examples)
             self.begin(log_odds)
             self.model.fit(examples, self.offset_T, seed)
+
+    def begin_with(self, state: Mapping[str, Tensor], examples: Callable[[str], Batch], seed: int) -> None:
+        """Take another run's dense weights, and its offset. What is fitted whole is fitted anew, see `Fitted.fit`."""
+        if not isinstance(self.model, Fitted):
+            self.load_state_dict(dict(state))
+            return
+        anew = tuple(f"model.{name}." for name in self.model.whole)
+        taken = {name: value for name, value in state.items() if not name.startswith(anew)}
+        self.load_state_dict({**self.state_dict(), **taken})
+        self.model.fit(examples, self.offset_T, seed)
+
+    @property
+    def parts_there(self) -> tuple[str, ...]:
+        """The names of the parts of a blend; of another model none."""
+        there = self.model.there if isinstance(self.model, Fitted) else {}
+        return tuple(name for name, is_there in there.items() if is_there)
+
+    def alone(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns the logits [B, T] that each of `parts_there` would have alone."""
+        logits_BPT = self.model.parts(batch).float() + self.offset_T
+        return {name: logits_BPT[:, i] for i, name in enumerate(self.model.there) if name in self.parts_there}
 
     @torch.no_grad()
     def settle(self, batches: Iterable[Batch]) -> dict[str, dict[str, float]]:

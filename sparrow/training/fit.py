@@ -22,6 +22,7 @@ from sparrow.features.schema import Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import Restored, restore
+from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
 
 
@@ -100,7 +101,8 @@ def fit(
         run_dir: where the prepared log (`run_dir`/data) and the run go; by default a temporary directory, which is
             removed with the result.
         overwrite: begin again where another run's files are.
-        settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`.
+        settings: of the run, by dotted name, such as {"model.dim": 32, "precision": "bf16"}; see `Run`, and `defaults`
+            for the others.
         progress: is told how far the preparing is.
         listener: hears how the training goes.
 
@@ -116,7 +118,8 @@ def fit(
             log, directory / "data", schema=schema, label=label, split=split, overwrite=overwrite, progress=progress
         )
         leaves = {"run_dir": str(directory), "log.tensorboard": False, **(settings or {})}
-        results = train(Run.of(directory / "data", leaves), overwrite=overwrite, listener=listener)
+        run = Run.of(directory / "data", defaults(directory / "data", leaves))
+        results = train(run, overwrite=overwrite, listener=listener)
         fitted = Fitted(run_dir=directory, results=results, notes=made.notes, _model=restore(directory))
     finally:
         if run_dir is None and fitted is None:

@@ -40,10 +40,9 @@ from sparrow.training.seen import Seen, fitted
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
 from sparrow.training.turnover import in_time
-from sparrow.training.warm import earlier, warm_start
+from sparrow.training.warm import WHOLE, earlier, warm_start
 
 PATIENCE_NONFINITE = 100
-_WHOLE = 1_000_000  # rows, for what is fitted whole
 _STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -129,7 +128,7 @@ class Trainer:
         self.model: Any = ranks.build(run, self.dataset.schema)
         self.model.begin(self.dataset.log_odds())
         if not self.saved and not run.init_from:
-            self.model.fit(lambda part: self.dataset.first(_WHOLE, part), self.dataset.log_odds(), run.seed)
+            self.model.fit(lambda part: self.dataset.first(WHOLE, part), self.dataset.log_odds(), run.seed)
         if ranks.plan:
             self._say(f"{ranks.world.size} ranks on {ranks.world.hosts} hosts; tables: {summary(ranks.plan)}")
         self.tables = tables_of(self.model)

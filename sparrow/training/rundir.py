@@ -178,12 +178,34 @@ class RunDir:
 
     def begin(self, dataset: Dataset) -> None:
         """Drop what an earlier run left, and keep what rows must pass to be scored."""
+        self.clear()
+        dataset.transforms.save(self.path)
+
+    def clear(self) -> None:
+        """Drop what an earlier run left."""
         checkpoint.clear(self.checkpoints)
         for name in MADE:
             (self.path / name).unlink(missing_ok=True)
         for name in ("tensorboard", CALIBRATORS):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        dataset.transforms.save(self.path)
+
+    def require_free(self, overwrite: bool) -> None:
+        """Check that no run is in the way, or that it may be dropped.
+
+        Raises:
+            UserError: when one is.
+        """
+        self._look(False, overwrite)
+
+    def take(self, other: Path) -> None:
+        """Move the files of a run made elsewhere to here, the checkpoints last: without these there is no run."""
+        self.clear()
+        files = [path for path in other.iterdir() if path.name != LOCK]
+        for path in sorted(files, key=lambda path: path.name == self.checkpoints.name):
+            mine = self.path / path.name
+            if mine.is_dir():
+                shutil.rmtree(mine)
+            os.replace(path, mine)
 
     def with_maps(self, run: Run) -> Run:
         """Returns the run with the files that addressings of tables read copied into the directory."""

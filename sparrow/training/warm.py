@@ -23,6 +23,7 @@ from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.rundir import RunDir
 
+WHOLE = 1_000_000  # rows, for what is fitted whole
 _SAME = ("model", "labels", "features", "dense columns", "dense optimizer")  # tables may have other rows
 
 
@@ -33,7 +34,8 @@ def warm_start(
 
     An id takes its table row with it. Rows are matched by id where the two logs number ids differently, and new ids
     begin as in any run. Table rows and the state of their rules are converted where they were stored in other formats.
-    Dense weights, the offset and the state of both optimizers come along. Schedule and steps begin anew. The log's own
+    Dense weights, the offset and the state of both optimizers come along; parts of a model that are fitted whole are
+    fitted to the new log. Schedule and steps begin anew. The log's own
     base rate does not count, because what the model has learned says more. Where the two logs kept other shares of
     their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
 
@@ -66,7 +68,7 @@ def warm_start(
         moves |= _moved_rows(spec, old, then, dataset.transforms)
         were |= _stored_before(spec, old, then, moves, say)
     saved = RunDir(place).best(world)
-    model.load_state_dict(saved.part("dense"))
+    model.begin_with(saved.part("dense"), lambda part: dataset.first(WHOLE, part), run.seed)
     _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
     load_optimizer(optimizer, saved)
     records = [record for tables in tables_of(model) for record in tables.all_records()]

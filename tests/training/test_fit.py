@@ -141,7 +141,8 @@ def test_a_row_that_spoils_its_score_is_named() -> None:
         "tags": Column(kind="list", table="tags", weights="by"),
     }
     given = Schema(columns=columns, encodings={"tags": Encoding()})
-    found = sparrow.fit(pa.table(log), schema=given, settings={"threads": 1, "loop.max_steps": 5})
+    settings = {"threads": 1, "loop.max_steps": 5, "model.name": "dcnv2"}
+    found = sparrow.fit(pa.table(log), schema=given, settings=settings)
     rows = {name: list(values[:9]) for name, values in log.items()}
     with pytest.raises(UserError, match=r"row 4: its score and 0 others are not finite; .* plain = 1e\+30: mend it"):
         found.predict(pa.table(rows | {"plain": [0.0] * 4 + [1e30] + [0.0] * 4}))

@@ -22,6 +22,7 @@ from sparrow.models._inputs import History, Ids, tasks
 from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
 from sparrow.models.blend.forest import WIDEST, Forest, available
 from sparrow.models.blend.logistic import Logistic
+from sparrow.models.blend.targets import TargetMeans
 
 _PREFERENCE = 6.0  # nats for each unit of the sum of squared weights, which is least where they are equal
 
@@ -63,6 +64,7 @@ class Blend(nn.Module):
     of which are fitted whole before. In training `forward` returns the members' logits alone.
     """
 
+    whole = ("logistic", "targets", "forest")
     weights_PT: Tensor
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
@@ -76,8 +78,9 @@ class Blend(nn.Module):
         encodings = {name: schema.encodings[str(schema.columns[name].table)] for name in schema.sparse}
         rows = {name: encoding.rows or 0 for name, encoding in encodings.items()}
         self.logistic = Logistic(list(rows.values()), columns, config.ranges, labels)
-        self.single = [name for name in schema.sparse if schema.columns[name].kind == "categorical"]
-        orderless = [encodings[name].order != "value" and rows[name] <= WIDEST for name in self.single]
+        self.singles = [name for name in schema.sparse if schema.columns[name].kind == "categorical"]
+        orderless = [encodings[name].order != "value" and rows[name] <= WIDEST for name in self.singles]
+        self.targets = TargetMeans([rows[name] for name in self.singles], labels)
         self.forest = Forest([columns + i for i, is_set in enumerate(orderless) if is_set], labels)
         self.register_buffer("weights_PT", torch.zeros(3, labels))
         self.weights_PT[0].fill_(1)
@@ -92,22 +95,30 @@ class Blend(nn.Module):
         """Returns the logits of members, logistic regression and trees, [B, 3, T]."""
         ids, dense_BC = batch.ids.expanded(), plain(batch.dense_BC)
         found = [mean_logit(self._members(batch)), self.logistic(ids, dense_BC, self.numbers.places(dense_BC))]
-        return torch.stack([*found, self.forest(self._for_trees(dense_BC, ids))], 1)
+        ids_BS = self._single(dense_BC, ids)
+        return torch.stack([*found, self.forest(self._for_trees(dense_BC, ids_BS, self.targets(ids_BS)))], 1)
+
+    @property
+    def there(self) -> dict[str, bool]:
+        """Part -> whether the model has it, in the order of `parts`."""
+        is_fitted = any(bool(weights.any()) for weights in self.logistic.buffers())
+        return {"members": True, "logistic": is_fitted, "trees": len(self.forest.root_G) > 0}
 
     def _members(self, batch: Batch) -> Tensor:
         dense_BC = plain(batch.dense_BC)
         inputs = [self.ids(batch), self.numbers(dense_BC), dense_BC]
         return self.members(torch.cat([to_compute(plain(one)) for one in inputs], 1))
 
-    def _for_trees(self, dense_BC: Tensor, ids: KeyedJagged) -> Tensor:
-        """Returns numbers and ids side by side, [B, X] in float64."""
-        columns = (_first(ids[name])[:, None].double() for name in self.single)
-        return torch.cat([dense_BC.double(), *columns], 1)
+    def _for_trees(self, dense_BC: Tensor, ids_BS: Tensor, targets: Tensor) -> Tensor:
+        """Returns numbers, ids and what `TargetMeans` made of these side by side, [B, X] in float64."""
+        return torch.cat([dense_BC.double(), ids_BS.double(), targets.double()], 1)
+
+    def _single(self, dense_BC: Tensor, ids: KeyedJagged) -> Tensor:
+        """Returns the ids of columns that have one each, [B, S]."""
+        return torch.cat([dense_BC[:, :0].long(), *(_first(ids[name])[:, None] for name in self.singles)], 1)
 
     def look(self, examples: Callable[[str], Batch]) -> None:
         """Choose the ranges of numbers. See `fit`."""
-        if self.weights_PT.device.type != "cpu":
-            raise UserError("model.name: a blend is trained on the CPU alone; use --device cpu")
         self.numbers.fit(examples("train").dense_BC)
 
     def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
@@ -118,6 +129,8 @@ class Blend(nn.Module):
             offset_T: is added to the logits.
             seed: of what is drawn.
         """
+        if self.weights_PT.device.type != "cpu":
+            raise UserError("model.name: a blend is trained on the CPU alone; use --device cpu")
         train = replace(examples("train"), host=None)
         try:
             valid = replace(examples("valid"), host=None)
@@ -128,15 +141,20 @@ class Blend(nn.Module):
             places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
             self.logistic.fit((train, valid), places, offset_T)
         if self.config.trees and available():
-            read = (self._for_trees(train.dense_BC, train.ids), self._for_trees(valid.dense_BC, valid.ids))
+            ids_NS, ids_VS = (self._single(part.dense_BC, part.ids) for part in (train, valid))
+            read = (
+                self._for_trees(train.dense_BC, ids_NS, self.targets.fit(ids_NS, train, seed)),
+                self._for_trees(valid.dense_BC, ids_VS, self.targets(ids_VS)),
+            )
             self.forest.fit(train, valid, read, offset_T, self.config.trees, seed)
 
     @torch.no_grad()
     def settle(
         self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor
     ) -> dict[str, dict[str, float]]:
-        """Choose the parts' weights, multiples of a tenth with the sum 1, by the loss of valid rows.
+        """Choose the parts' weights, multiples of a tenth with a sum of at most 1, by the loss of valid rows.
 
+        What is left to 1 is the weight of the offset alone, which is right where nothing that was learnt still holds.
         Few rows do not tell which weights are best, so equal ones are preferred: see `_PREFERENCE`.
 
         Args:
@@ -148,18 +166,18 @@ class Blend(nn.Module):
         Returns:
             See `Offset.settle`.
         """
-        there = {"members": True, "logistic": self.config.logistic, "trees": len(self.forest.root_G) > 0}
-        tenths = [range(11) if is_there else range(1) for is_there in there.values()]
-        choices_SP = torch.tensor([choice for choice in itertools.product(*tenths) if sum(choice) == 10]) / 10
+        tenths = [range(11) if is_there else range(1) for is_there in self.there.values()]
+        choices_SP = torch.tensor([choice for choice in itertools.product(*tenths) if sum(choice) <= 10]) / 10
         mass = float(len(labels_NT) if weights_N is None else weights_N.sum())
         for task in range(labels_NT.shape[1]):
             logits_NP, labels_N = parts_NPT[:, :, task] + offset_T[task], labels_NT[:, task]
             losses = [logloss_from_logits(logits_NP @ choice_P, labels_N, weights_N) for choice_P in choices_SP]
-            costs_S = mass * torch.tensor(losses) + _PREFERENCE * (choices_SP**2).sum(1)
+            squares_S = (choices_SP**2).sum(1) + (1 - choices_SP.sum(1)) ** 2
+            costs_S = mass * torch.tensor(losses) + _PREFERENCE * squares_S
             self.weights_PT[:, task] = choices_SP[costs_S.argmin()]
         first_NP = torch.sigmoid(parts_NPT[:, :, 0] + offset_T[0])
         alone = [ne(p_N, labels_NT[:, 0], weights_N) for p_N in first_NP.unbind(1)]
-        told = zip(there.items(), self.weights_PT[:, 0].tolist(), alone, strict=True)
+        told = zip(self.there.items(), self.weights_PT[:, 0].tolist(), alone, strict=True)
         return {name: {"weight": weight, "ne": value} for (name, is_there), weight, value in told if is_there}
 
 

@@ -70,8 +70,9 @@ class PiecewiseLinear(nn.Module):
 class Members(nn.Module):
     """K MLPs with one set of weights, [B, in] -> logits [B, T, K] (TabM, arXiv 2410.24210).
 
-    Each member scales inputs and outputs of every layer by vectors of its own (BatchEnsemble, arXiv 2002.06715). Those
-    of the first layer begin as random signs, which makes members differ; the others begin as 1.
+    Each member scales inputs and outputs of a layer by vectors of its own (BatchEnsemble, arXiv 2002.06715), and of the
+    first layer the outputs alone: so its product is one for all members. These begin as random signs, which makes
+    members differ; all others begin as 1.
 
     Args:
         in_features: columns of the input.
@@ -85,7 +86,7 @@ class Members(nn.Module):
         super().__init__()
         widths = [in_features, *sizes]
         self.layers = nn.ModuleList(
-            _Layer(*pair, members, signs=i == 0) for i, pair in enumerate(itertools.pairwise(widths))
+            _Layer(*pair, members, is_first=i == 0) for i, pair in enumerate(itertools.pairwise(widths))
         )
         self.head_KXT = nn.Parameter(torch.randn(members, widths[-1], tasks) / math.sqrt(widths[-1]))
         self.bias_KT = nn.Parameter(torch.zeros(members, tasks))
@@ -93,7 +94,7 @@ class Members(nn.Module):
 
     def forward(self, x_BX: Tensor) -> Tensor:
         """Returns logits [B, T, K]."""
-        h_BKX = x_BX[:, None].expand(-1, len(self.bias_KT), -1)
+        h_BKX = x_BX[:, None]
         for layer in self.layers:
             h_BKX = F.dropout(torch.relu(layer(h_BKX)), self.dropout, self.training)
         logits_BKT = torch.einsum("bkx,kxt->bkt", h_BKX.float(), self.head_KXT) + self.bias_KT
@@ -101,21 +102,22 @@ class Members(nn.Module):
 
 
 class _Layer(nn.Module):
-    """(x r_k) W^T s_k + b_k for each member k, [B, K, in] -> [B, K, out]."""
+    """(x r_k) W^T s_k + b_k for each member k, [B, K, in] -> [B, K, out]; the first without r_k, [B, 1, in]."""
 
-    def __init__(self, in_features: int, out_features: int, members: int, signs: bool) -> None:
+    def __init__(self, in_features: int, out_features: int, members: int, is_first: bool) -> None:
         super().__init__()
         scale = 1 / math.sqrt(in_features)
         self.weight = nn.Parameter((torch.rand(out_features, in_features) - 0.5) * (2 * scale))
-        first_KX = torch.randn(members, in_features).sign_()
-        self.inputs_KX = nn.Parameter(first_KX if signs else torch.ones(members, in_features))
-        self.outputs_KY = nn.Parameter(torch.ones(members, out_features))
+        signs_KY = torch.randn(members, out_features).sign_()
+        self.inputs_KX = None if is_first else nn.Parameter(torch.ones(members, in_features))
+        self.outputs_KY = nn.Parameter(signs_KY if is_first else torch.ones(members, out_features))
         self.bias_KY = nn.Parameter((torch.rand(members, out_features) - 0.5) * (2 * scale))
         self.product = Product()
 
     def forward(self, x_BKX: Tensor) -> Tensor:
-        scaled = (x_BKX * self.inputs_KX).flatten(0, 1)
-        return plain(self.product([scaled], self.weight)).unflatten(0, x_BKX.shape[:2]) * self.outputs_KY + self.bias_KY
+        scaled_BKX = x_BKX if self.inputs_KX is None else x_BKX * self.inputs_KX
+        y_BKY = plain(self.product([scaled_BKX.flatten(0, 1)], self.weight)).unflatten(0, x_BKX.shape[:2])
+        return y_BKY * self.outputs_KY + self.bias_KY
 
 
 def mean_logit(logits_BTK: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from sparrow.core import Batch
 WIDEST = 1024  # ids of a column that splits may sort into two sets
 _SETTINGS = {"objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 30}
 _SETTINGS |= {"cat_smooth": 20, "verbose": -1, "deterministic": True, "force_row_wise": True}
+_SETTINGS |= {"bagging_fraction": 0.7, "bagging_freq": 1}
+_FORESTS = 2  # of other rows and columns each, of which the mean counts
+_COLUMNS = 8  # that a tree sees at least, where it sees half of them
 _PATIENCE = 20
 
 
@@ -96,13 +99,13 @@ class Forest(nn.Module):
     def fit(
         self, train: Batch, valid: Batch, inputs: tuple[Tensor, Tensor], offset_T: Tensor, trees: int, seed: int
     ) -> None:
-        """Grow at most so many trees for each label, as many as are best for the valid rows.
+        """Grow two forests for each label, each of as many trees as are best for the valid rows.
 
         Args:
             train, valid: have the labels and weights.
             inputs: [N, X] of each.
             offset_T: is added to the logits.
-            trees: for a label, at most.
+            trees: of a forest, at most.
             seed: of what is drawn.
         """
         import lightgbm
@@ -110,6 +113,8 @@ class Forest(nn.Module):
         nodes: list[tuple[Any, ...]] = []
         sets: list[list[int]] = []
         roots = []
+        share = min(max(0.5, _COLUMNS / inputs[0].shape[1]), 1.0)
+        settings = {**_SETTINGS, "feature_fraction": share, "num_threads": torch.get_num_threads()}
         for task in range(self.tasks):
             made: list[Any] = []
             for part, x in zip((train, valid), inputs, strict=True):
@@ -127,16 +132,17 @@ class Forest(nn.Module):
                         reference=made[0] if made else None,
                     )
                 )
-            booster = lightgbm.train(
-                {**_SETTINGS, "seed": seed, "num_threads": torch.get_num_threads()},
-                made[0],
-                trees,
-                valid_sets=[made[1]],
-                callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
-            )
-            for tree in booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]:
-                roots.append(len(nodes))
-                _write(tree["tree_structure"], task, nodes, sets)
+            for forest in range(_FORESTS):
+                booster = lightgbm.train(
+                    {**settings, "seed": _FORESTS * seed + forest},
+                    made[0],
+                    trees,
+                    valid_sets=[made[1]],
+                    callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
+                )
+                for tree in booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]:
+                    roots.append(len(nodes))
+                    _write(tree["tree_structure"], task, nodes, sets)
         self._take(nodes, sets, roots)
 
     def _take(self, nodes: list[tuple[Any, ...]], sets: list[list[int]], roots: list[int]) -> None:
@@ -159,7 +165,7 @@ def _write(node: dict[str, Any], task: int, nodes: list[tuple[Any, ...]], sets: 
     number = len(nodes)
     nodes.append(())
     if "split_feature" not in node:
-        nodes[number] = 0, 0.0, number, number, -1, task, node["leaf_value"]
+        nodes[number] = 0, 0.0, number, number, -1, task, node["leaf_value"] / _FORESTS
         return number
     of, threshold = -1, node["threshold"]
     if node["decision_type"] == "==":

@@ -44,13 +44,16 @@ def test_members_are_mlps_with_scaled_weights(tasks: int) -> None:
     model = Members(5, (7, 6), tasks, 3, dropout=0.0)
     for layer in model.layers:
         layer.outputs_KY.data.normal_()
+        if layer is not model.layers[0]:
+            layer.inputs_KX.data.normal_()
     x = torch.randn(4, 5)
     logits_BTK = model(x)
     assert logits_BTK.shape == (4, tasks, 3)
     for k in range(3):
         h = x
         for layer in model.layers:
-            weight = layer.outputs_KY[k][:, None] * layer.weight * layer.inputs_KX[k]
+            weight = layer.outputs_KY[k][:, None] * layer.weight
+            weight = weight if layer is model.layers[0] else weight * layer.inputs_KX[k]
             h = torch.relu(F.linear(h, weight, layer.bias_KY[k]))
         torch.testing.assert_close(logits_BTK[:, :, k], h @ model.head_KXT[k] + model.bias_KT[k])
     assert (logits_BTK[:, :, 0] - logits_BTK[:, :, 1]).abs().max() > 1e-3

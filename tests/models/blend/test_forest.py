@@ -40,11 +40,13 @@ def test_trees_are_those_of_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightgbm, "train", kept)
     model, (test, x) = grown(), examples(2000, 2)
     x[:50, 2] = torch.arange(50)  # ids that no tree has seen
-    want = boosters[0].predict(x.numpy(), raw_score=True, num_iteration=boosters[0].best_iteration)
+    each = [one.predict(x.numpy(), raw_score=True, num_iteration=one.best_iteration) for one in boosters]
+    want = np.mean(each, 0)
+    assert len(each) == 2 and np.abs(each[0] - each[1]).max() > 0.01
     np.testing.assert_allclose(model(x)[:, 0], want, rtol=1e-5, atol=1e-5)
     assert len(model.sets_SW) and (model.set_M < 0).any()  # splits of both kinds are there
     right = (torch.sigmoid(model(x)[:, 0] + 0.4) > 0.5) == (test.labels_BT[:, 0] > 0.5)
-    assert right[50:].float().mean() > 0.85  # of 0.9 that are to be had
+    assert right[50:].float().mean() > 0.8  # of 0.9 that are to be had
     assert model(x[:0]).shape == (0, 1)
 
 

@@ -1,0 +1,48 @@
+"""The settings with which a log is trained where nobody says others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparrow import data
+from sparrow.core.config import read_toml
+
+SMALL_ROWS = 500_000  # of training; a larger log is trained once, in its own order
+SMALL: dict[str, Any] = {
+    "model.name": "blend",
+    "tables.rule.name": "rowwise_adam",
+    "tables.rule.lr": 0.0003,
+    "loop.epochs": 10,
+    "loop.patience": 2,
+}
+
+
+def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where the log is small.
+
+    With another model, on a GPU, or without valid rows that end the training, a small log is trained like a large one.
+    What begins with another run's weights has that one's model. Of a member of a family that is given, the settings
+    are its own.
+
+    Args:
+        prepared: the log.
+        given: settings of a person, by dotted name.
+
+    Raises:
+        UserError: when it is no prepared log.
+    """
+    rows = data.open(prepared).manifest["rows"]
+    model = given.get("model.name") or _begun_with(given.get("init_from"))
+    is_small = rows["train"] <= SMALL_ROWS and rows["valid"] and given.get("device", "cpu") == "cpu"
+    if model != "blend" and (model or not is_small):
+        return dict(given)
+    families = tuple(name.removesuffix("name") for name in given if name.endswith(".name"))
+    return {**{name: value for name, value in SMALL.items() if not name.startswith(families)}, **given}
+
+
+def _begun_with(run_dir: Any) -> str | None:
+    """Returns the name of the model of a run that is begun with. None: there is none, or no such run."""
+    file = Path(str(run_dir)) / "run.toml"
+    return str(read_toml(file)["model"]["name"]) if run_dir and file.is_file() else None
