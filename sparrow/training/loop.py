@@ -27,6 +27,7 @@ from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
+from sparrow.training.compared import side_by_side
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 from sparrow.training.preflight import check_monitor, resolved, threads_given_back, with_threads, within_device
@@ -147,7 +148,7 @@ class Trainer:
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
         run = self.run
-        loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        loader = side_by_side(self._reader("train", shuffle=bool(run.data.shuffle)), run, self.dataset, self._say)
         self.loader = in_time(loader, self.tables, run, self.dataset)
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
@@ -209,8 +210,7 @@ class Trainer:
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
-        self.clock = time.perf_counter()
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = time.perf_counter(), self.examples
         try:
             if self.step and self._time_to_evaluate():
                 self._evaluate()  # a signal came between the step and its evaluation
@@ -320,8 +320,7 @@ class Trainer:
     def _log(self) -> None:
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
-        self.clock = now
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = now, self.examples
         for tables in self.tables:
             tables.raise_bad_ids()
         values = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
@@ -353,8 +352,7 @@ class Trainer:
         if self._compare(values[self.run.loop.monitor]):
             self.best_evaluation = {**self.last_evaluation, "parts": parts}
             self.save(best=True)
-        self.clock = time.perf_counter()
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = time.perf_counter(), self.examples
 
     def _diverged(self, what: str) -> UserError:
         told = f"step {self.step}: {what} are not finite, the model diverged; lower the learning rates"

@@ -19,7 +19,7 @@ from sparrow.core.config import flatten, to_dict
 from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.features.schema import Schema
-from sparrow.losses import judged
+from sparrow.losses import Loss, judged
 from sparrow.sharding import Codecs, Layout, ShardedTables
 from sparrow.sharding.plan import Grid
 from sparrow.trained.build import build, tables_of
@@ -64,8 +64,9 @@ class Ranks:
         check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
-        """Returns the model, its tables sharded by the run's plan."""
+        """Returns the model, its tables sharded by the run's plan. What `learner` returns has the log's loss."""
         setting = run.sharding
+        self._loss = run.loss.build(schema.labels)
 
         def shard(model: nn.Module) -> None:
             components = [record.component for tables in tables_of(model) for record in tables.all_records()]
@@ -78,9 +79,9 @@ class Ranks:
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         """Returns a function Batch -> `judged`. Its dense gradients are summed over all ranks while backward runs."""
         if self.world.size == 1:
-            return lambda batch: judged(model(batch), batch)
+            return lambda batch: judged(model(batch), batch, self._loss)
         dense = self.world.group()  # of its own: its sums overlap the tables' exchange
-        learner = _Learner(model)
+        learner = _Learner(model, self._loss)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
         # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an
@@ -131,14 +132,15 @@ def _sources() -> str:
 
 
 class _Learner(nn.Module):
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, loss: Loss) -> None:
         super().__init__()
         self.model = model
+        self.loss = loss
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         for tables in tables_of(self.model):
             tables.begin(batch.ids)
-        return judged(self.model(batch), batch)
+        return judged(self.model(batch), batch, self.loss)
 
 
 def _sum(

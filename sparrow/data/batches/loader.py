@@ -102,7 +102,8 @@ class Loader:
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
-        self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
+        self._by = schema.cluster.by if schema.cluster else None  # its equal rows stay side by side
+        self._leading = (self._by, *request(schema)) if self._by else ()  # what the order depends on
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._columns += self._leading
@@ -124,6 +125,34 @@ class Loader:
                 yield share
         self._epoch = self._epoch + 1
         self._next = 0
+
+    def with_groups(self) -> None:
+        """Let rows of a group that stand side by side stay in one batch and with one rank. In a clustered log they do.
+
+        Rows are cut apart at the end of a window and, where rows are shuffled, of a row group.
+        """
+        group = self.schema.role("group")
+        if self._by is None and group is not None:
+            self._by, self._leading = group, (group,)
+
+    def groups_cut(self, most: int = 1_000_000) -> tuple[int, int, int]:
+        """Returns how many groups there are, how many of them come in pieces, and in how many rows they were counted.
+
+        most: about how many of the first rows are counted.
+        """
+        name = str(self.schema.role("group"))
+        ends = np.cumsum(self._group_rows)
+        counted = min(int(np.searchsorted(ends, most)) + 1, len(ends))
+        with opened(self._folder, self.schema) as parquet:
+            files = {None: parquet[None]}
+            group_N = Rows(self.schema, [read_groups(files, list(range(counted)), (name,))]).column("group")
+        begin_N = begins([(group_N, None)], len(group_N))
+        step = 1 if self._shuffle else self._window_groups()
+        begin_N[ends[: counted - 1][step - 1 :: step]] = True
+        first = np.flatnonzero(begin_N)
+        pieces = -(-np.diff(first, append=len(group_N)) // self.batch_size)
+        groups, of = np.unique(group_N[first], return_inverse=True)
+        return len(groups), int((np.bincount(of, pieces) > 1).sum()), len(group_N)
 
     def with_time(self) -> None:
         """Let batches have the time of their last row."""
@@ -247,11 +276,11 @@ class Loader:
             The places of its rows in this epoch's order; which rows begin a request in the file; and where in that
             order a batch may begin.
         """
-        places, cluster = np.arange(count), self.schema.cluster
-        if cluster is None:
+        places = np.arange(count)
+        if self._by is None:
             return (places if random is None else _mixed(count, random)), None, None
         if random is not None:
-            kind = self.schema.columns[cluster.by].kind
+            kind = self.schema.columns[self._by].kind
             session = np.append(np.flatnonzero(begins([(lead.column(kind), None)], count)), count)
             chosen = _mixed(len(session) - 1, random)
             lengths = np.diff(session)[chosen]
