@@ -105,7 +105,7 @@ def compare(
         dataset = data.open(found.run.data.path)
         check_schema(found.schema, dataset.schema, dataset.path)
         number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
-        rows = score_part(found, dataset, split, told, number)
+        rows = score_part(found, dataset, split, told, number).known()
         scored[path] = _Scored(
             path=path, found=found, rows=rows, log=dataset.fingerprint, label=found.schema.labels[number]
         )

@@ -150,7 +150,7 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
-        lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
+        lines += [[name, len(r.known().scores_N), *_cells(r.estimates())] for name, r in scored.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
     html = elements.text(_in_words(source.split, estimates))
     html += elements.table(*elements.without_gaps(header, lines))
@@ -221,7 +221,7 @@ def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list
     cancels, times the group's share of the weight. The error is Agresti and Coull's (1998), so that none of 20 does not
     mean never.
     """
-    stream = Streaming()
+    rows, stream = rows.known(), Streaming()
     stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
     points = stream.reliability()
     worth_Q = points.weights_Q
@@ -234,7 +234,7 @@ def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list
 
 
 def _calibration(source: _Source, whole: Estimate) -> Section:
-    rows = source.rows
+    rows = source.rows.known()
     predictions, shares, errors, worth = reliability(rows)
     scores, mass = rows.scores_N.numpy(), None if rows.weights_N is None else rows.weights_N.numpy()
 
@@ -277,7 +277,7 @@ def _slices(source: _Source, by: Sequence[str]) -> Section:
         used = [(label, rows_N) for label, rows_N in used if bool(rows_N.any())]
         found = [source.rows.estimates(rows_N) for _, rows_N in used]
         lines = [
-            [label, int(rows_N.sum()), elements.share(float(source.rows.labels_N[rows_N].mean())), *_cells(one)]
+            [label, int(rows_N.sum()), elements.share(float(source.rows.labels_N[rows_N].nanmean())), *_cells(one)]
             for (label, rows_N), one in zip(used, found, strict=True)
         ]
         labels = [label for label, _ in used]

@@ -40,7 +40,8 @@ class Column:
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
-    missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
+    missing: values that stand for none in a numeric or categorical column or a label, as they are written, such as "?"
+    or "-999". A label may be missing where there are several: such a cell has no loss and is in no metric.
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
     does. format: of a time that is text, as strptime takes it, also where a part of it is taken. note: why it was
     inferred so.
@@ -82,8 +83,9 @@ class Column:
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
-        if self.missing is not None and self.kind not in ("numeric", "categorical"):
-            raise UserError(f"missing: for numeric and categorical columns, and this one is {self.kind}; leave it out")
+        if self.missing is not None and self.kind not in ("numeric", "categorical", "label"):
+            told = f"for labels, numeric and categorical columns, and this one is {self.kind}"
+            raise UserError(f"missing: {told}; leave it out")
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
 

@@ -283,7 +283,8 @@ def _typed(
     if column.missing:
         raw = without(raw, column.missing)
     if column.kind == "label":
-        return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
+        needed = training and len(schema.labels) == 1
+        return {name: pa.array(labels(raw, name, column, training=needed, row0=row0).astype(np.float32))}
     if column.kind == "weight":
         return {name: pa.array(_weights(raw, name, row0).astype(np.float32))}
     if column.kind == "baseline":

@@ -343,7 +343,7 @@ class Trainer:
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
-        if any(math.isnan(one["logloss"]) for one in found):
+        if any(math.isnan(one["logloss"]) for one in found if one["examples"]):
             raise self._diverged("the model's scores")
         values = together(self.labels, found)
         self.last_evaluation = {"step": self.step, **values}

@@ -18,6 +18,7 @@ from sparrow.core import Batch
 from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_toml
 from sparrow.core.errors import UserError
 from sparrow.core.files import write_text
+from sparrow.metrics import labelled
 
 FILE = "calibrator.toml"
 KINDS = Literal["none", "logistic", "isotonic"]
@@ -42,7 +43,7 @@ def fitted(
     Args:
         kind: "logistic" or "isotonic".
         scores_BT: probabilities, of rows that the model did not learn from.
-        labels_BT: 0 or 1.
+        labels_BT: 0 or 1, NaN where one is missing.
         weights_B: of the rows.
         names: of the labels.
 
@@ -53,10 +54,10 @@ def fitted(
     weights_B = torch.ones(len(scores_BT)) if weights_B is None else weights_B
     made = []
     for name, scores_B, labels_B in zip(names, scores_BT.double().T, labels_BT.double().T, strict=True):
-        clicks = float((weights_B.double() * labels_B).sum())
-        if not 0 < clicks < float(weights_B.double().sum()):
+        y_B, p_B, mass_B = labelled(labels_B, scores_B, weights_B.double())
+        if not 0 < float((mass_B * y_B).sum()) < float(mass_B.sum()):
             raise UserError(f"--calibrate: label {name!r} is the same in all rows of the valid part; leave it out")
-        made.append(fit.fitted(scores_B, labels_B, weights_B.double()))
+        made.append(fit.fitted(p_B, y_B, mass_B))
     return tuple(made)
 
 
