@@ -21,7 +21,7 @@ from sparrow.core import Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
-from sparrow.layers import lacks_bf16
+from sparrow.layers import drops, lacks_bf16
 from sparrow.metrics import evaluate_labels
 from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
@@ -150,6 +150,8 @@ class Trainer:
         run = self.run
         loader = side_by_side(self._reader("train", shuffle=bool(run.data.shuffle)), run, self.dataset, self._say)
         self.loader = in_time(loader, self.tables, run, self.dataset)
+        if drops(self.model):
+            self.loader.with_rows()
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -205,8 +207,7 @@ class Trainer:
             evaluated=evaluated,
         )
         self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
-        self.ranks.world.step = self.step
-        self.ranks.world.stage = "between steps"
+        self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")

@@ -19,6 +19,7 @@ from sparrow.core.config import flatten, to_dict
 from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.features.schema import Schema
+from sparrow.layers import drawing
 from sparrow.losses import Loss, judged
 from sparrow.sharding import Codecs, Layout, ShardedTables
 from sparrow.sharding.plan import Grid
@@ -79,9 +80,9 @@ class Ranks:
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         """Returns a function Batch -> `judged`. Its dense gradients are summed over all ranks while backward runs."""
         if self.world.size == 1:
-            return lambda batch: judged(model(batch), batch, self._loss)
+            return lambda batch: learn(batch, model, self._loss, run.seed)
         dense = self.world.group()  # of its own: its sums overlap the tables' exchange
-        learner = _Learner(model, self._loss)
+        learner = _Learner(model, self._loss, run.seed)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
         # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an
@@ -131,16 +132,23 @@ def _sources() -> str:
     return digest.hexdigest()[:12]
 
 
+def learn(batch: Batch, model: Any, loss: Loss, seed: int) -> tuple[Tensor, Tensor]:
+    """Returns what `judged` does of a batch in training. seed: of what is drawn for its rows."""
+    with drawing(seed, batch.row_B):
+        return judged(model(batch), batch, loss)
+
+
 class _Learner(nn.Module):
-    def __init__(self, model: Any, loss: Loss) -> None:
+    def __init__(self, model: Any, loss: Loss, seed: int) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self.seed = seed
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         for tables in tables_of(self.model):
             tables.begin(batch.ids)
-        return judged(self.model(batch), batch, self.loss)
+        return learn(batch, self.model, self.loss, self.seed)
 
 
 def _sum(

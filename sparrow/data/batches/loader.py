@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from sparrow.core import Batch, UserError
 from sparrow.core.ahead import ahead
@@ -37,10 +38,14 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """What a window has of a batch: whether the batch begins here, and the places of this reader's rows of it."""
+    """What a window has of a batch: whether the batch begins here, and this reader's rows of it.
+
+    places: of the rows in the window. numbers: of the rows in the training, where they are asked for.
+    """
 
     begins: bool
     places: Int64s
+    numbers: Int64s | None
     samples: int
     mass: float
 
@@ -107,6 +112,7 @@ class Loader:
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._columns += self._leading
+        self._is_numbered = False
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
@@ -153,6 +159,10 @@ class Loader:
         pieces = -(-np.diff(first, append=len(group_N)) // self.batch_size)
         groups, of = np.unique(group_N[first], return_inverse=True)
         return len(groups), int((np.bincount(of, pieces) > 1).sum()), len(group_N)
+
+    def with_rows(self) -> None:
+        """Let batches have `row_B`, which does not depend on how rows are divided among ranks, or on where one goes on."""
+        self._is_numbered = True
 
     def with_time(self) -> None:
         """Let batches have the time of their last row."""
@@ -255,7 +265,8 @@ class Loader:
             if self._ranks > 1:
                 of_piece = self._mine(of_piece if random is None else np.sort(of_piece), begin_N)
             mass = float(samples) if weight_N is None else float(weight_N[places[first:last]].sum(dtype=np.float64))
-            found.append(_Piece(i > 0, of_piece, samples, mass))
+            numbers = of_piece + (low + (self._epoch << 40)) if self._is_numbered else None
+            found.append(_Piece(i > 0, of_piece, numbers, samples, mass))
         return found
 
     def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
@@ -309,7 +320,10 @@ def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
             if piece.begins and held:
                 yield _joined(held)
                 held = []
-            held.append(Share(rows.batch(piece.places), piece.samples, piece.mass))
+            batch = rows.batch(piece.places)
+            if piece.numbers is not None:
+                batch = replace(batch, row_B=torch.from_numpy(piece.numbers))
+            held.append(Share(batch, piece.samples, piece.mass))
     if held:
         yield _joined(held)
 
