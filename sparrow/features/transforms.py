@@ -51,8 +51,8 @@ class Transforms:
 
         Args:
             batch: the raw rows.
-            training: whether every column must be there and every label known. Else only features must be there, and a
-                missing label is NaN.
+            training: whether every column must be there and, where there is one label, every cell of it. Else only
+                features must be there. A missing label is NaN.
             row0: the log's row of the batch's first one, for errors.
             clipped: counts the numbers beyond training's range.
 

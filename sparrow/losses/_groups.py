@@ -49,7 +49,7 @@ def groups(batch: Batch, label: int) -> Groups:
     """
     host = batch.on_host
     if host.session_B is None:
-        raise UserError("loss: the batch has no groups to compare rows within; give a column kind = 'group', or use bce")
+        raise UserError("loss: the batch has no groups to compare rows in; give a column kind = 'group', or use bce")
     assert host.labels_BT is not None
     labels_B, group_B = host.labels_BT[:, label].cpu(), host.session_B.cpu()
     weights_B = torch.ones_like(labels_B) if host.weights_B is None else host.weights_B.cpu()
@@ -60,7 +60,10 @@ def groups(batch: Batch, label: int) -> Groups:
     kept_G = whole.sums(whole.labels_N) > 0
     kept_N = kept_G[whole.of_N]
     return Groups(
-        at_N=at_N[kept_N], labels_N=whole.labels_N[kept_N], weights_N=whole.weights_N[kept_N], lengths_G=lengths_G[kept_G]
+        at_N=at_N[kept_N],
+        labels_N=whole.labels_N[kept_N],
+        weights_N=whole.weights_N[kept_N],
+        lengths_G=lengths_G[kept_G],
     )
 
 

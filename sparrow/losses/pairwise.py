@@ -13,7 +13,7 @@ from sparrow.core.errors import require
 from sparrow.losses._groups import Groups, beside_bce
 from sparrow.losses._labels import Loss
 
-_MOST = 1 << 28  # pairs of a batch, each of which takes some 40 bytes
+_MOST = 1 << 26  # pairs of a batch, each of which takes some 40 bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,9 @@ def test_losses_of_labels_that_rows_lack(
     log, random = made(300, 4), np.random.default_rng(1)
     clicks = log["label"].to_numpy()
     bought = np.where((clicks == 1) | (random.random(len(clicks)) < 0.1), random.integers(0, 2, len(clicks)), np.nan)
-    log = log.append_column("bought", pa.array(bought)).append_column("w", pa.array(random.uniform(0.1, 2, len(clicks))))
+    log = log.append_column("bought", pa.array(bought)).append_column(
+        "w", pa.array(random.uniform(0.1, 2, len(clicks)))
+    )
     pq.write_table(log, tmp_path / "log.parquet")
     columns = {"row": Column(kind="numeric"), "bought": Column(kind="label"), "w": Column(kind="weight")}
     schema = replace(SCHEMA, columns={**SCHEMA.columns, **columns})

@@ -60,5 +60,7 @@ def test_without_numbers_of_rows_torch_draws() -> None:
 
 
 def test_all_of_a_layer_cannot_be_dropped() -> None:
-    with pytest.raises(UserError, match=r"model\.dropout: 1\.0 is out of range; give a number of 0 or more, at most 0\.9"):
+    with pytest.raises(
+        UserError, match=r"model\.dropout: 1\.0 is out of range; give a number of 0 or more, at most 0\.9"
+    ):
         MLP(2, (3,), 1.0)

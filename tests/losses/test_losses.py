@@ -27,7 +27,7 @@ def pairs(rows: list[Row]) -> Tensor | float:
 
 def lists(rows: list[Row]) -> Tensor | float:
     """ListNet's loss of a group."""
-    whole = torch.stack([w * s.exp() for s, _, w in rows]).sum()
+    whole: Any = sum(w * s.exp() for s, _, w in rows)
     clicks = [(-(s.exp() / whole).log(), w) for s, y, w in rows if y]
     return sum(loss * weight for loss, weight in clicks) / sum(weight for _, weight in clicks) if clicks else 0.0
 
@@ -82,7 +82,8 @@ def test_every_loss_has_a_row() -> None:
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize(
-    "settings", [{}, {"weights": {"b": 2.5}}, {"weights": {"a": 0.0}}, {"bce": 0.0}, {"bce": 0.3, "weights": {"a": 2.0}}],
+    "settings",
+    [{}, {"weights": {"b": 2.5}}, {"weights": {"a": 0.0}}, {"bce": 0.0}, {"bce": 0.3, "weights": {"a": 2.0}}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("make", LOSSES, ids=lambda make: named(make()))
@@ -99,7 +100,7 @@ def test_values_and_gradients_are_those_of_the_definition(
         s = logits(given, members)
         found = config.build("ab"[:tasks])(s, given)
         want = naive(config, s if members > 1 else s[:, :, None], given, settings.get("weights", {}))
-        assert float(found) == pytest.approx(float(want), rel=1e-5)
+        assert found.item() == pytest.approx(want.item(), rel=1e-5)
         one, other = (torch.autograd.grad(loss, s)[0] for loss in (found, want))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
         assert bool(one[given.labels_BT.isnan()].eq(0).all())
@@ -155,12 +156,12 @@ def test_where_there_is_nothing_to_learn_the_loss_has_a_graph(case: str, make: C
     loss.backward()
     assert s.grad.shape == s.shape and p_BT.shape == s.shape
     if make is not bce.Config or case != "no clicks":
-        assert float(loss) == 0 and not bool(s.grad.any())
+        assert loss.item() == 0 and not bool(s.grad.any())
 
 
 def test_a_missing_label_of_a_log_with_one_is_not_passed_over() -> None:
     given = batch(tasks=1)
-    assert math.isnan(float(bce.Config().build("a")(logits(given), given)))
+    assert math.isnan(bce.Config().build("a")(logits(given), given).item())
 
 
 @pytest.mark.parametrize("make", LOSSES, ids=lambda make: named(make()))
@@ -170,7 +171,7 @@ def test_what_cannot_be_is_refused(make: Callable[..., LossConfig]) -> None:
     with pytest.raises(UserError, match=r"weights\.a: -1.0 is out of range"):
         make(weights={"a": -1.0})
     if make().compares:
-        with pytest.raises(UserError, match=r"no groups to compare rows within; give a column kind = 'group'"):
+        with pytest.raises(UserError, match=r"no groups to compare rows in; give a column kind = 'group'"):
             make().build("ab")(logits(batch()), replace(batch(), session_B=None))
         with pytest.raises(UserError, match=r"bce: nan is out of range"):
             make(bce=math.nan)

@@ -51,7 +51,9 @@ def fitted(log: Path, run_dir: Path, **changes: Any) -> tuple[dict[str, Any], li
     return found, [note for note in notes if note.startswith("loss: ")]
 
 
-@pytest.mark.parametrize("loss", [pairwise.Config(), listwise.Config(), pairwise.Config(bce=0.0), listwise.Config(bce=0.0)])
+@pytest.mark.parametrize(
+    "loss", [pairwise.Config(), listwise.Config(), pairwise.Config(bce=0.0), listwise.Config(bce=0.0)]
+)
 def test_a_loss_that_compares_orders_the_rows_of_a_group(tmp_path: Path, loss: Any) -> None:
     log = prepared(tmp_path)
     found, notes = fitted(log, tmp_path / "run", loss=loss)

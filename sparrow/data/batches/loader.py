@@ -150,8 +150,8 @@ class Loader:
         ends = np.cumsum(self._group_rows)
         counted = min(int(np.searchsorted(ends, most)) + 1, len(ends))
         with opened(self._folder, self.schema) as parquet:
-            files = {None: parquet[None]}
-            group_N = Rows(self.schema, [read_groups(files, list(range(counted)), (name,))]).column("group")
+            read = read_groups({None: parquet[None]}, list(range(counted)), (name,))
+            group_N = Rows(self.schema, [read]).column("group")
         begin_N = begins([(group_N, None)], len(group_N))
         step = 1 if self._shuffle else self._window_groups()
         begin_N[ends[: counted - 1][step - 1 :: step]] = True
@@ -161,7 +161,7 @@ class Loader:
         return len(groups), int((np.bincount(of, pieces) > 1).sum()), len(group_N)
 
     def with_rows(self) -> None:
-        """Let batches have `row_B`, which does not depend on how rows are divided among ranks, or on where one goes on."""
+        """Let batches have `row_B`. It depends neither on how ranks divide the rows, nor on where one goes on."""
         self._is_numbered = True
 
     def with_time(self) -> None:

@@ -256,7 +256,8 @@ def test_groups_in_pieces_are_counted(dataset: Dataset, tmp_path: Path, monkeypa
     def cut(users: list[int], batch_size: int, shuffle: bool) -> tuple[int, int, int]:
         monkeypatch.setattr(parts, "GROUP_ROWS", 100)
         pq.write_table(log.set_column(at, "user", pa.array(users)), tmp_path / "log.parquet")
-        data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=SCHEMA, split=Split(valid=0, test=0), overwrite=True)  # fmt: skip
+        split = Split(valid=0, test=0)
+        data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=SCHEMA, split=split, overwrite=True)
         loader = data.open(tmp_path / "out").loader(batch_size, shuffle=shuffle)
         loader.with_groups()
         return loader.groups_cut()
