@@ -215,7 +215,7 @@ def test_what_judges_a_run_leaves_out_rows_that_lack_the_label(
     assert main(["compare", "a", "b", "--label", "bought"]) == 0
     assert main(["report", "a", "--label", "bought", "--by", "item"]) == 0
     assert ">nan" not in Path("a/report.html").read_text().lower()
-    assert main(["export", "a", "--out", "served", "--calibrate", "logistic"]) == 0
+    assert main(["export", "a", "served", "--log", str(lacking.parent / "log.parquet"), "--calibrate", "logistic"]) == 0
     card = json.loads(Path("served/card.json").read_text())["metrics"]["test"]["labels"]
     bought = next(one for name, one in found.items() if "bought" in name)
     assert card["bought"]["auc"]["value"] == pytest.approx(bought["auc"], abs=0.05)  # calibrated

@@ -29,12 +29,14 @@ SCHEMA = Schema(
 )  # fmt: skip
 
 
-def prepared(place: Path, schema: Schema = SCHEMA, *, mixed: bool = False, requests: int = 1500) -> Path:
+def prepared(
+    place: Path, schema: Schema = SCHEMA, *, mixed: bool = False, requests: int = 1500, signal: float = 2.0
+) -> Path:
     """Requests of four items, one of which is clicked: which, its appeal says. Users click for reasons of their own."""
     random = np.random.default_rng(0)
     request = np.arange(4 * requests) // 4
     user, item = random.integers(0, 30, requests)[request], random.integers(0, 25, 4 * requests)
-    appeal = np.linspace(-2, 2, 25)[item] + random.gumbel(size=len(item))
+    appeal = np.linspace(-signal, signal, 25)[item] + random.gumbel(size=len(item))
     best = appeal.reshape(-1, 4).argmax(1)
     clicks = (np.arange(4) == best[:, None]) & (random.random(requests) < 0.1 + 0.8 * (user[::4] % 2))[:, None]
     columns = {"label": clicks.ravel().astype(int), "request": request, "session": user, "user": user, "item": item}
@@ -58,12 +60,21 @@ def test_a_loss_that_compares_orders_the_rows_of_a_group(tmp_path: Path, loss: A
     log = prepared(tmp_path)
     found, notes = fitted(log, tmp_path / "run", loss=loss)
     plain, none = fitted(log, tmp_path / "plain")
-    assert found["valid"]["gauc"] > 0.75 and found["valid"]["gauc"] > plain["valid"]["gauc"] - 0.02
-    assert (0.9 < found["valid"]["calibration"] < 1.1) == (loss.bce > 0)  # without it scores are no probabilities
-    assert none == [] and len(notes) == 1  # sessions are not side by side: row groups cut a request
+    assert found["valid"]["gauc"] > 0.7 and abs(found["valid"]["gauc"] - plain["valid"]["gauc"]) < 0.03
+    if loss.bce:
+        assert 0.9 < found["valid"]["calibration"] < 1.1
+    else:  # it learns nothing of what all rows of a request have in common
+        assert found["valid"]["ne"] > plain["valid"]["ne"] + 0.05
+    assert none == notes == []  # requests stand side by side, and 4 divides the rows of a row group
     again = Run.load(tmp_path / "run" / "run.toml")
     assert again.loss == loss and restore(tmp_path / "run").run.loss == loss
     assert train(again, resume=True) == found
+
+
+@pytest.mark.parametrize("loss", [pairwise.Config(), listwise.Config()])
+def test_a_coin_is_not_ordered(tmp_path: Path, loss: Any) -> None:
+    found, _ = fitted(prepared(tmp_path, signal=0.0), tmp_path / "run", loss=loss)
+    assert 0.4 < found["valid"]["gauc"] < 0.6
 
 
 def test_groups_in_pieces_are_said(tmp_path: Path) -> None:
