@@ -201,7 +201,7 @@ def test_many_ranks_with_dedup_are_one_without(
     ("size", "changes"),
     [
         (2, {"loss.weights": {"bought": 3.0}}), (3, {"loop.accumulate": 3}), (2, {"loss.name": "pairwise"}),
-        (3, {"loss.name": "pairwise", "loss.bce": 0.0, "data.shuffle": True}),
+        (3, {"loss.name": "pairwise", "loss.bce": 0.1, "data.shuffle": True}),
         (3, {"loss.name": "listwise", "loss.weights": {"bought": 3.0}, "loop.accumulate": 2}),
     ],
     ids=str,
