@@ -19,7 +19,7 @@ from sparrow.core.config import flatten, to_dict
 from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.features.schema import Schema
-from sparrow.layers import drawing
+from sparrow.layers import drawing, drops
 from sparrow.losses import Loss, judged
 from sparrow.sharding import Codecs, Layout, ShardedTables
 from sparrow.sharding.plan import Grid
@@ -65,7 +65,11 @@ class Ranks:
         check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
-        """Returns the model, its tables sharded by the run's plan. What `learner` returns has the log's loss."""
+        """Returns the model, its tables sharded by the run's plan. What `learner` returns has the log's loss.
+
+        Raises:
+            UserError: for a plan or a loss that does not fit, and when a model with dropout is to be compiled.
+        """
         setting = run.sharding
         self._loss = run.loss.build(schema.labels)
 
@@ -75,7 +79,10 @@ class Ranks:
             check_same(self.world, "the plan", flatten({"plan": {name: to_dict(v) for name, v in self.plan.items()}}))
             sharding.shard(model, self.plan, self.world, Codecs(forward=setting.forward, backward=setting.backward))
 
-        return build(run, schema, shard if self.world.size > 1 else None)
+        model = build(run, schema, shard if self.world.size > 1 else None)
+        if run.compile and drops(model):
+            raise UserError("compile: not with model.dropout yet; leave one of them out")
+        return model
 
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         """Returns a function Batch -> `judged`. Its dense gradients are summed over all ranks while backward runs."""

@@ -14,6 +14,7 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.features.schema import Cluster, Column, Encoding, Schema, Split
 from sparrow.losses import bce, listwise, pairwise
+from sparrow.models import dlrm
 from sparrow.trained.run import Loop, Run
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, train
@@ -103,5 +104,7 @@ def test_what_does_not_fit_is_refused(prepared: Path, tmp_path: Path) -> None:
     data.prepare([prepared.parent / "log.parquet"], bare, schema=dataclasses.replace(log.schema, columns=columns))
     with pytest.raises(UserError, match=r"loss\.name: 'listwise' compares the rows of a group, and the log has no col"):
         Trainer(small_run(bare, tmp_path / "run", loss=listwise.Config()))
+    with pytest.raises(UserError, match=r"compile: not with model\.dropout yet; leave one of them out"):
+        Trainer(small_run(prepared, tmp_path / "run", model=dlrm.Config(dropout=0.1), compile=True))
     with pytest.raises(UserError, match=r"loss\.weights\.clck: no label of the log; .*leave it out"):
         Trainer(small_run(prepared, tmp_path / "run", loss=bce.Config(weights={"clck": 2.0})))
