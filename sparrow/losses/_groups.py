@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
-from sparrow.losses._labels import Loss, factors, members
+from sparrow.losses._labels import Loss, factors, members, sent
 from sparrow.losses.bce import binary_cross_entropy
 
 
@@ -111,6 +111,7 @@ def ranking(logits_BT: Tensor, batch: Batch, factors_T: Tensor | None, of_label:
     for label in range(labels_BT.shape[1]):
         found = groups(batch, label)
         if len(found.at_N):
-            loss = of_label(logits_BTK[found.at_N.to(logits_BTK.device), label], found)
+            (at_N,) = sent(logits_BTK.device, found.at_N)
+            loss = of_label(logits_BTK[at_N, label], found)
             total = total + (loss if factors_T is None else loss * factors_T[label])
     return total / (max(batch.mass, 1e-12) * labels_BT.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,12 @@ def members(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         raise UserError(f"loss: forward gave logits {found}, not [B, T] = {needed}; T is the number of labels")
     logits = logits_BT.float()
     return (logits.flatten(2) if logits.dim() > 2 else logits[:, :, None]), batch.labels_BT
+
+
+def sent(device: torch.device, *parts: Tensor) -> Iterator[Tensor]:
+    """Yields copies of tensors of the host on a device. The host does not wait for a GPU."""
+    for part in parts:
+        yield (part.pin_memory() if device.type == "cuda" else part).to(device, non_blocking=True)
 
 
 def factors(labels: Sequence[str], weights: Mapping[str, float]) -> Tensor | None:

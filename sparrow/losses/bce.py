@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sparrow.core import Batch
 from sparrow.core.errors import require
-from sparrow.losses._labels import Loss, factors, members
+from sparrow.losses._labels import Loss, factors, members, sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def binary_cross_entropy(logits_BT: Tensor, batch: Batch, factors_T: Tensor | No
     if may_miss:
         loss_BT = torch.where(labels_BT.isnan(), 0.0, loss_BT)
     if factors_T is not None:
-        loss_BT = loss_BT * factors_T.to(loss_BT.device)
+        loss_BT = loss_BT * next(sent(loss_BT.device, factors_T))
     if batch.weights_B is None:
         return loss_BT.mean() if len(loss_BT) else loss_BT.sum()  # a rank may have no samples of a batch
     weights_B1 = batch.weights_B[:, None]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparrow.core.errors import require
 from sparrow.losses._groups import Groups, beside_bce
-from sparrow.losses._labels import Loss
+from sparrow.losses._labels import Loss, sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,14 @@ def listwise(logits_NK: Tensor, groups: Groups) -> Tensor:
         logits_NK: s of the groups' rows and of members.
         groups: the rows.
     """
-    device = logits_NK.device
     ones_N = groups.weights_N * groups.labels_N
-    each_G = groups.sums(groups.weights_N) / groups.sums(ones_N)
-    lengths_G, of_N, weights_N = (t.to(device) for t in (groups.lengths_G, groups.of_N, groups.weights_N))
-    most_NK = torch.segment_reduce(logits_NK.detach(), "max", lengths=lengths_G)[of_N]  # so that no power overflows
-    powers_NK = weights_N[:, None] * (logits_NK - most_NK).exp()
-    whole_NK = torch.segment_reduce(powers_NK, "sum", lengths=lengths_G).log()[of_N] + most_NK
-    counts_N = (each_G[groups.of_N] * ones_N).to(device)
+    counts_N = (groups.sums(groups.weights_N) / groups.sums(ones_N))[groups.of_N] * ones_N
+    on_host = (groups.lengths_G, groups.of_N, groups.weights_N, counts_N)
+    lengths_G, of_N, weights_N, counts_N = sent(logits_NK.device, *on_host)
+
+    def reduced(x_NK: Tensor, how: str) -> Tensor:
+        return torch.segment_reduce(x_NK, how, lengths=lengths_G, unsafe=True)  # a check of lengths would wait
+
+    most_NK = reduced(logits_NK.detach(), "max")[of_N]  # so that no power overflows
+    whole_NK = reduced(weights_N[:, None] * (logits_NK - most_NK).exp(), "sum").log()[of_N] + most_NK
     return ((whole_NK - logits_NK).mean(1) * counts_N).sum()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sparrow.core import UserError
 from sparrow.core.errors import require
 from sparrow.losses._groups import Groups, beside_bce
-from sparrow.losses._labels import Loss
+from sparrow.losses._labels import Loss, sent
 
 _MOST = 1 << 26  # pairs of a batch, each of which takes some 40 bytes
 
@@ -54,7 +54,7 @@ def pairwise(logits_NK: Tensor, groups: Groups) -> Tensor:
     ones_G, mass_G = groups.sums(weights_N * groups.labels_N), groups.sums(weights_N)
     each_G = mass_G / (ones_G * (mass_G - ones_G))
     counts_P = each_G[of_N[ones_P]] * weights_N[ones_P] * weights_N[zeros_P]
-    ones_P, zeros_P, counts_P = (t.to(logits_NK.device) for t in (ones_P, zeros_P, counts_P))
+    ones_P, zeros_P, counts_P = sent(logits_NK.device, ones_P, zeros_P, counts_P)
     losses_P = F.softplus(logits_NK[zeros_P] - logits_NK[ones_P]).mean(1)
     return (losses_P * counts_P).sum()
 
