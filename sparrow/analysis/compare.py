@@ -156,7 +156,7 @@ def _of_run(
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
-    rows = score_part(found, dataset, split, told, number)
+    rows = score_part(found, dataset, split, told, number).known()
     return _Scored(
         path=path,
         rows=rows,

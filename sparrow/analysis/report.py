@@ -156,7 +156,7 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
             words += " " + parts.in_words(part, rows, apart)
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
-        judged_rows |= {name: (len(r.scores_N), r.estimates()) for name, r in scored.items()}
+        judged_rows |= {name: (len(r.known().scores_N), r.estimates()) for name, r in scored.items()}
     lines = [[name, count, *_cells(found)] for name, (count, found) in judged_rows.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
     html = elements.text(words)
@@ -236,7 +236,7 @@ def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list
     cancels, times the group's share of the weight. The error is Agresti and Coull's (1998), so that none of 20 does not
     mean never.
     """
-    stream = Streaming()
+    rows, stream = rows.known(), Streaming()
     stream.update(rows.scores_N, rows.labels_N, rows.weights_N)
     points = stream.reliability()
     worth_Q = points.weights_Q
@@ -249,7 +249,7 @@ def reliability(rows: Rows) -> tuple[list[float], list[float], list[float], list
 
 
 def _calibration(source: _Source, whole: Estimate) -> Section:
-    rows = source.rows
+    rows = source.rows.known()
     predictions, shares, errors, worth = reliability(rows)
     scores, mass = rows.scores_N.numpy(), None if rows.weights_N is None else rows.weights_N.numpy()
 

@@ -11,6 +11,7 @@ from sparrow.core.errors import UserError, suggest
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.features.schema import Schema
+from sparrow.metrics import labelled
 from sparrow.metrics.intervals import Estimate, estimates
 from sparrow.trained.scorer import Restored
 
@@ -18,6 +19,8 @@ from sparrow.trained.scorer import Restored
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """The judged label [N] of a part's rows in the log's order, with weights and sessions [N] where the log has them.
+
+    A label that is missing is NaN.
 
     scores_N: click probabilities, [N].
     """
@@ -30,13 +33,18 @@ class Rows:
     def estimates(self, rows_N: Tensor | None = None) -> dict[str, Estimate]:
         """Returns metrics with what each session, or else each row, adds to their error.
 
-        rows_N: a mask [N] of the rows to judge; by default all.
+        rows_N: a mask [N] of the rows to judge; by default all. Of them those count that have the label.
         """
         parts = (self.scores_N, self.labels_N, self.weights_N, self.sessions_N)
         scores, labels, weights, sessions = (part if part is None or rows_N is None else part[rows_N] for part in parts)
-        assert scores is not None
         assert labels is not None
+        labels, scores, weights, sessions = labelled(labels, scores, weights, sessions)
         return estimates(scores, labels, weights, sessions)
+
+    def known(self) -> Rows:
+        """Returns the rows that have the label."""
+        labels, scores, weights, sessions = labelled(self.labels_N, self.scores_N, self.weights_N, self.sessions_N)
+        return Rows(scores_N=scores, labels_N=labels, weights_N=weights, sessions_N=sessions)
 
     def by(self, scores_N: Tensor) -> Rows:
         """Returns the same rows with other scores. scores_N: click probabilities, [N]."""

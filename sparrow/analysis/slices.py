@@ -56,7 +56,7 @@ def judged(rows: Rows, dataset: Dataset, split: str, name: str) -> list[Slice]:
     for i, value in enumerate(values):
         mine_N = torch.from_numpy(at_N == i)
         if count := int(mine_N.sum()):
-            rate = float(rows.labels_N[mine_N].mean())
+            rate = float(rows.labels_N[mine_N].nanmean())
             found.append(Slice(value=value, rows=count, rate=rate, estimates=rows.estimates(mine_N)))
     return found
 

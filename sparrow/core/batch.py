@@ -333,6 +333,7 @@ class Batch:
         labels_BT: 0 or 1, float32 [B, T]; None when predicting.
         weights_B: sample weights, float32 [B]; None for ones.
         session_B: the group that GAUC ranks within, int64 [B]; None without groups.
+        row_B: a number of each row that no other row of the training has, int64 [B], from which dropout draws; or None.
         host: the batch that was copied to this device, see `Jagged`.
 
     Raises:
@@ -344,11 +345,13 @@ class Batch:
     labels_BT: Tensor | None = None
     weights_B: Tensor | None = None
     session_B: Tensor | None = None
+    row_B: Tensor | None = None
     host: Batch | None = None
 
     def __post_init__(self) -> None:
         size = self.dense_BC.shape[0]
         sizes = {"labels_BT": self.labels_BT, "weights_B": self.weights_B, "session_B": self.session_B}
+        sizes |= {"row_B": self.row_B}
         for name, tensor in sizes.items():
             if tensor is not None and tensor.shape[0] != size:
                 raise UserError(f"Batch.{name}: {tensor.shape[0]} samples where dense_BC has {size}; cut them alike")
@@ -383,6 +386,7 @@ class Batch:
             labels_BT=cut(self.labels_BT),
             weights_B=cut(self.weights_B),
             session_B=cut(self.session_B),
+            row_B=cut(self.row_B),
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
@@ -404,6 +408,7 @@ class Batch:
             labels_BT=changed(self.labels_BT),
             weights_B=changed(self.weights_B),
             session_B=changed(self.session_B),
+            row_B=changed(self.row_B),
         )
 
 

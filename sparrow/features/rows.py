@@ -204,6 +204,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
         labels_BT=_cat([part.labels_BT for part in parts]),
         weights_B=_cat([part.weights_B for part in parts]),
         session_B=_cat([part.session_B for part in parts]),
+        row_B=_cat([part.row_B for part in parts]),
     )
 
 

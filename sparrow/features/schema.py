@@ -40,7 +40,8 @@ class Column:
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
-    missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
+    missing: values that stand for none in a numeric or categorical column or a label, as they are written, such as "?"
+    or "-999". A label may be missing where there are several: such a cell has no loss and is in no metric.
     counts: makes a number of an id: in how many earlier rows of training it occurred ("seen"), in how many with a label
     of 1 ("positives"), or their share ("rate"), as if `prior` more rows (by default 20) had had the mean of all earlier
     rows. label: whose ones count, by default the first label's. until: fitted, the time of the last row that was
@@ -91,8 +92,9 @@ class Column:
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
-        if self.missing is not None and self.kind not in ("numeric", "categorical"):
-            raise UserError(f"missing: for numeric and categorical columns, and this one is {self.kind}; leave it out")
+        if self.missing is not None and self.kind not in ("numeric", "categorical", "label"):
+            told = f"for labels, numeric and categorical columns, and this one is {self.kind}"
+            raise UserError(f"missing: {told}; leave it out")
         if self.counts is None and (self.label is not None or self.prior is not None):
             raise UserError("label, prior: for columns with counts; give counts, or leave them out")
         if self.positive is not None and self.threshold is not None:

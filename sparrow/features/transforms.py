@@ -57,8 +57,8 @@ class Transforms:
 
         Args:
             batch: the raw rows.
-            training: whether every column must be there and every label known. Else only features must be there, and a
-                missing label is NaN.
+            training: whether every column must be there and, where there is one label, every cell of it. Else only
+                features must be there. A missing label is NaN.
             row0: the log's row of the batch's first one, for errors.
             clipped: counts the numbers beyond training's range.
 
@@ -333,7 +333,8 @@ def _typed(
     if column.missing:
         raw = without(raw, column.missing)
     if column.kind == "label":
-        return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
+        needed = training and len(schema.labels) == 1
+        return {name: pa.array(labels(raw, name, column, training=needed, row0=row0).astype(np.float32))}
     if column.kind == "weight":
         return {name: pa.array(_weights(raw, name, row0).astype(np.float32))}
     if column.kind == "baseline":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core.errors import require
+from sparrow.layers.dropout import dropped
 from sparrow.layers.precision import computing
 from sparrow.layers.product import Fold, Product
 
@@ -74,10 +75,14 @@ class MLP(nn.Module):
     Args:
         in_features: columns of the input.
         sizes: columns of each layer's output.
+        dropout: the share of each layer's output that is 0 in training; see `dropped`. x then has a row for each sample
+            of the batch.
     """
 
-    def __init__(self, in_features: int, sizes: Sequence[int]) -> None:
+    def __init__(self, in_features: int, sizes: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
+        require(least=0, most=0.9, **{"model.dropout": dropout})
+        self.dropout = dropout
         self.layers = nn.ModuleList(Linear(i, o) for i, o in itertools.pairwise([in_features, *sizes]))
         self.out_features = sizes[-1] if sizes else in_features
 
@@ -85,4 +90,10 @@ class MLP(nn.Module):
         """Returns the last layer's output. fold: fits the first layer's weight to x (see `NumericEmbedding.fold`)."""
         for layer in self.layers:
             x, fold = layer.product((x,), layer.weight, layer.bias, relu=True, fold=fold), None  # type: ignore[operator]
+            x = dropped(x, self.dropout) if self.dropout and self.training else x
         return x
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether some MLP of a model has dropout."""
+    return any(isinstance(module, MLP) and module.dropout > 0 for module in model.modules())

@@ -1,39 +1,66 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparrow.core import Batch, UserError
+from sparrow.core import Batch
+from sparrow.core.errors import require
+from sparrow.losses._labels import Loss, factors, members, sent
 
 
-def binary_cross_entropy(logits_BT: Tensor, batch: Batch) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Binary cross-entropy of each row. weights: label -> what its loss is multiplied by, by default 1."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    compares: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(least=0, **{f"weights.{name}": weight for name, weight in self.weights.items()})
+
+    def build(self, labels: Sequence[str]) -> Loss:
+        """Returns the loss for a log with these labels."""
+        return partial(binary_cross_entropy, factors_T=factors(labels, self.weights))
+
+
+def binary_cross_entropy(logits_BT: Tensor, batch: Batch, factors_T: Tensor | None = None) -> Tensor:
     """Returns the mean binary cross-entropy, a scalar: sum_b w_b l_b / sum_b w_b, averaged over the labels.
+
+    With several labels, one may be missing (NaN): its l_b is 0. So each label that there is counts the same, whatever
+    else its row and its batch have.
 
     Args:
         logits_BT: what a model gave, [B, T], or [B, T, K] of K members, each of which learns by itself.
         batch: has the labels [B, T] and perhaps sample weights [B].
+        factors_T: what each label's loss is multiplied by.
 
     Raises:
         UserError: when the batch has no labels, or labels of another shape.
     """
-    if batch.labels_BT is None:
-        raise UserError("loss: the batch has no labels; use a log with a label column, or only predict")
-    if logits_BT.shape[:2] != batch.labels_BT.shape:
-        found, needed = list(logits_BT.shape), list(batch.labels_BT.shape)
-        raise UserError(f"loss: forward gave logits {found}, not [B, T] = {needed}; T is the number of labels")
-    members = logits_BT.float().flatten(2) if logits_BT.dim() > 2 else logits_BT.float()[:, :, None]
-    labels_BTK = batch.labels_BT[:, :, None].expand_as(members)
-    loss_BT = F.binary_cross_entropy_with_logits(members, labels_BTK, reduction="none").mean(2)
+    logits_BTK, labels_BT = members(logits_BT, batch)
+    may_miss = labels_BT.shape[1] > 1
+    known_BT = labels_BT.nan_to_num(0.0) if may_miss else labels_BT
+    labels_BTK = known_BT[:, :, None].expand_as(logits_BTK)
+    loss_BT = F.binary_cross_entropy_with_logits(logits_BTK, labels_BTK, reduction="none").mean(2)
+    if may_miss:
+        loss_BT = torch.where(labels_BT.isnan(), 0.0, loss_BT)
+    if factors_T is not None:
+        loss_BT = loss_BT * next(sent(loss_BT.device, factors_T))
     if batch.weights_B is None:
         return loss_BT.mean() if len(loss_BT) else loss_BT.sum()  # a rank may have no samples of a batch
     weights_B1 = batch.weights_B[:, None]
     return (loss_BT * weights_B1).sum() / (weights_B1.sum().clamp(min=1e-12) * loss_BT.shape[1])
 
 
-def judged(logits_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns `binary_cross_entropy`, and the probabilities [B, T] of these logits, which have no graph."""
-    return binary_cross_entropy(logits_BT, batch), probabilities(logits_BT.detach())
+def judged(logits_BT: Tensor, batch: Batch, loss: Loss = binary_cross_entropy) -> tuple[Tensor, Tensor]:
+    """Returns a batch's loss, and the probabilities [B, T] of these logits, which have no graph."""
+    return loss(logits_BT, batch), probabilities(logits_BT.detach())
 
 
 def probabilities(logits_BT: Tensor) -> Tensor:

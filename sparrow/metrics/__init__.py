@@ -1,5 +1,6 @@
 """How good click probabilities are. Here `score` always means a probability in 0..1, never a logit."""
 
+from sparrow.metrics._columns import labelled
 from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
@@ -19,6 +20,7 @@ __all__ = [
     "evaluate_labels",
     "folded",
     "gauc",
+    "labelled",
     "logloss",
     "logloss_from_logits",
     "merged",

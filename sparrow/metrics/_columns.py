@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,19 @@ def columns(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> tup
     _check("labels", labels_B, 1.0, "are 0 and 1; leave out rows without a label")
     _check("weights", weights_B, torch.finfo(torch.float64).max, "are finite and not negative; mend the weight column")
     return scores_B, labels_B, weights_B
+
+
+def labelled(labels_B: Tensor, *others: Tensor | None) -> list[Any]:
+    """Returns the labels of the rows that have one, and what else is known of these rows.
+
+    Args:
+        labels_B: [B], NaN where one is missing.
+        others: scores, weights, groups, [B] each or None.
+    """
+    kept_B = ~labels_B.isnan()
+    if bool(kept_B.all()):
+        return [labels_B, *others]
+    return [labels_B[kept_B], *(None if other is None else other[kept_B.to(other.device)] for other in others)]
 
 
 def check_probabilities(scores_B: Tensor) -> None:

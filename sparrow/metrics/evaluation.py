@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparrow.core import Batch, UserError
 from sparrow.distributed import World
+from sparrow.metrics._columns import labelled
 from sparrow.metrics.across import auc_across, ece_across, groups_across, merged
 from sparrow.metrics.places import KS, names
 from sparrow.metrics.streaming import Streaming
@@ -52,6 +53,8 @@ def evaluate_labels(
 ) -> list[dict[str, float]]:
     """Returns what `evaluate` returns for each of several labels; every batch is scored once.
 
+    Of each label the rows count that have it.
+
     Args:
         score, batches: as for `evaluate`.
         labels: the numbers of the labels.
@@ -78,22 +81,24 @@ def evaluate_labels(
                 raise UserError(f"evaluate: {shapes}; give one score per row and label")
             scores_BT, labels_BT = scores[:, judged], batch.labels_BT[:, judged]
             for t, stream in enumerate(streams):
-                stream.update(scores_BT[:, t], labels_BT[:, t], batch.weights_B)
+                labels_B, scores_B, known_B = labelled(labels_BT[:, t], scores_BT[:, t], batch.weights_B)
+                stream.update(scores_B, labels_B, known_B)
             if exact:
                 weights_B = torch.ones_like(scores_BT[:, 0]) if batch.weights_B is None else batch.weights_B
                 kept.append((scores_BT, labels_BT, weights_B, batch.session_B))
     streams = merged(world, streams)
     results = [stream.result() | {"ece": stream.ece()} for stream in streams]
-    if not results[0]["examples"]:
+    if not any(result["examples"] for result in results):
         raise UserError("evaluate: no rows; give at least one batch that has some")
-    if exact and not any(math.isnan(result["logloss"]) for result in results):
+    if exact and not any(math.isnan(result["logloss"]) for result in results if result["examples"]):
         all_scores, all_labels, weights, sessions = zip(*kept, strict=True)
         scores_NT = torch.cat(all_scores)
         labels_NT = torch.cat(all_labels)
-        weights_N = torch.cat(weights)
-        sessions_N = torch.cat(sessions) if all(session_B is not None for session_B in sessions) else None
+        whole_N = torch.cat(weights)
+        groups_N = torch.cat(sessions) if all(session_B is not None for session_B in sessions) else None
         for t, (stream, result) in enumerate(zip(streams, results, strict=True)):
-            scores_N, labels_N = scores_NT[:, t], labels_NT[:, t]
+            known = labelled(labels_NT[:, t], scores_NT[:, t], whole_N, groups_N)
+            labels_N, scores_N, weights_N, sessions_N = known
             result["auc"] = auc_across(world, stream, scores_N, labels_N, weights_N)
             result["ece"] = ece_across(world, stream, scores_N, labels_N, weights_N)
             if sessions_N is not None:

@@ -16,7 +16,8 @@ from sparrow.models._inputs import History, Vectors, tasks
 class Config:
     """dim: the size of a feature's vector. layers, heads: of self-attention. width: of all heads together.
 
-    deep: hidden sizes of the MLP beside it; none makes it the plain AutoInt. history: lists that transformers read.
+    deep: hidden sizes of the MLP beside it; none makes it the plain AutoInt. dropout: of it, see `MLP`. history: lists
+    that transformers read.
     """
 
     dim: int = 16
@@ -24,6 +25,7 @@ class Config:
     width: int = 32
     heads: int = 2
     deep: tuple[int, ...] = (128, 64)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -45,7 +47,7 @@ class AutoInt(nn.Module):
         self.vectors = Vectors(schema, config.dim, tables, config.history)
         sizes = [config.dim, *[config.width] * config.layers]
         self.attention = nn.ModuleList(_Attention(size, config.width, config.heads) for size in sizes[:-1])
-        self.deep = MLP(self.vectors.features * config.dim, config.deep) if config.deep else None
+        self.deep = MLP(self.vectors.features * config.dim, config.deep, config.dropout) if config.deep else None
         self.head = Head(self.vectors.features * config.width + (config.deep[-1] if config.deep else 0), tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

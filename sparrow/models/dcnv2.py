@@ -23,6 +23,7 @@ class Config:
     embed_dense: each dense column has a vector of dim too, and not only its number. bottom: sizes of an MLP whose
     output replaces the dense columns (as in MLPerf's DLRM-DCNv2); embed_dense is then ignored.
     structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them (figure 1 of the paper).
+    dropout: of the MLP `deep`, see `MLP`.
     history: lists that transformers read.
     """
 
@@ -33,6 +34,7 @@ class Config:
     structure: Literal["stacked", "parallel"] = "parallel"
     embed_dense: bool = True
     bottom: tuple[int, ...] = ()
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class DCNv2(nn.Module):
         features = self.bottom.out_features if self.bottom else features
         features += config.dim * self.ids.vectors
         self.cross = CrossNet(features, config.cross_layers, config.rank)
-        self.deep = MLP(features, config.deep)
+        self.deep = MLP(features, config.deep, config.dropout)
         self.structure = config.structure
         width = self.deep.out_features + (features if config.structure == "parallel" else 0)
         self.head = Head(width, tasks(schema))

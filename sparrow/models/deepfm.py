@@ -14,12 +14,13 @@ from sparrow.models._inputs import History, Vectors, tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """dim: the size of a feature's vector. deep: hidden sizes of the MLP. history: lists that transformers read; its
-    heads must divide labels * (dim + 1), which is all of a feature's numbers.
+    """dim: the size of a feature's vector. deep: hidden sizes of the MLP. dropout: of it, see `MLP`. history: lists
+    that transformers read; its heads must divide labels * (dim + 1), which is all of a feature's numbers.
     """
 
     dim: int = 16
     deep: tuple[int, ...] = (128, 64)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ class DeepFM(nn.Module):
         super().__init__()
         self.vectors = Vectors(schema, tasks(schema) * (config.dim + 1), tables, config.history)
         self.machine = FactorizationMachine(tasks(schema))
-        self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep)
+        self.deep = MLP(self.vectors.features * tasks(schema) * config.dim, config.deep, config.dropout)
         self.head = Head(self.deep.out_features, tasks(schema), bias=False)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -20,6 +20,7 @@ class Config:
     the MLP that predicts.
 
     pairs: list -> the candidate's column that weighs its ids; by default each list whose table has an id column.
+    dropout: of the MLP that predicts, see `MLP`.
     history: lists that transformers read instead.
     """
 
@@ -27,6 +28,7 @@ class Config:
     attention: tuple[int, ...] = (32,)
     deep: tuple[int, ...] = (128, 64)
     pairs: dict[str, str] = field(default_factory=dict)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -80,7 +82,7 @@ class DIN(nn.Module):
         for weight in self.weights:
             nn.init.ones_(weight.bias)  # type: ignore[arg-type]
         self.numeric = NumericEmbedding(len(schema.dense), config.dim)
-        self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep)
+        self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep, config.dropout)
         self.head = Head(self.deep.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

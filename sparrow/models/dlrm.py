@@ -17,13 +17,14 @@ from sparrow.models._inputs import History, Ids, tasks
 class Config:
     """dim: the size of every embedding and of the bottom MLP's output. bottom, top: hidden sizes of the MLPs.
 
-    If there are dense columns, dim is appended to bottom. The top MLP ends in a logit for each label. history: lists
-    that transformers read.
+    If there are dense columns, dim is appended to bottom. The top MLP ends in a logit for each label. dropout: of it,
+    see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (64, 32)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class DLRM(nn.Module):
                 "one; use logistic or dcnv2"
             )
         pairs = DotInteraction.out_features(vectors)
-        self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top)
+        self.top = MLP(pairs + (config.dim if self.bottom is not None else 0), config.top, config.dropout)
         self.head = Head(self.top.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ class Config:
     gates: hidden sizes of the MLPs that weigh the inputs of each MLP; none leaves the inputs as they are.
     first_context, second_context: features that decide these weights, such as the user's for one and the item's for the
     other.
-    history: lists that transformers read.
+    dropout: of the two MLPs, see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -30,6 +30,7 @@ class Config:
     gates: tuple[int, ...] = (64,)
     first_context: tuple[str, ...] = ()
     second_context: tuple[str, ...] = ()
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class FinalMLP(nn.Module):
         self.gates = nn.ModuleList(
             _Gate(config.dim, len(places), features, config.gates) for places in self.contexts if config.gates
         )
-        self.streams = nn.ModuleList(MLP(features, sizes) for sizes in (config.first, config.second))
+        self.streams = nn.ModuleList(MLP(features, sizes, config.dropout) for sizes in (config.first, config.second))
         self.fusion = _Fusion(config.first[-1], config.second[-1], config.heads, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ from sparrow.models._inputs import History, Vectors, tasks
 class Config:
     """dim: the size of a feature's vector. layers: how many gated cross layers. deep: hidden sizes of the MLP.
 
-    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them.
+    structure: "stacked" puts the MLP on the cross layers' output, "parallel" beside them. dropout: of it, see `MLP`.
     history: lists that transformers read.
     """
 
@@ -26,6 +26,7 @@ class Config:
     layers: int = 3
     deep: tuple[int, ...] = (128, 64)
     structure: Literal["stacked", "parallel"] = "parallel"
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class GDCN(nn.Module):
         self.vectors = Vectors(schema, config.dim, tables, config.history)
         features = self.vectors.features * config.dim
         self.layers = nn.ModuleList(_GatedCross(features) for _ in range(config.layers))
-        self.deep = MLP(features, config.deep)
+        self.deep = MLP(features, config.deep, config.dropout)
         self.is_parallel = config.structure == "parallel"
         self.head = Head(self.deep.out_features + (features if self.is_parallel else 0), tasks(schema))
 

@@ -22,7 +22,7 @@ class Config:
     sizes of the MLP after the blocks.
 
     structure: "parallel" blocks all read the features; a "serial" block reads the output of the block before it.
-    history: lists that transformers read.
+    dropout: of the MLP after the blocks, see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -31,6 +31,7 @@ class Config:
     reduction: float = 1.0
     deep: tuple[int, ...] = (64,)
     structure: Literal["parallel", "serial"] = "parallel"
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class MaskNet(nn.Module):
         self.is_parallel = config.structure == "parallel"
         inputs = [features] * config.blocks if self.is_parallel else [features, *[config.width] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(_Block(features, size, config) for size in inputs)
-        self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep)
+        self.deep = MLP(config.width * (config.blocks if self.is_parallel else 1), config.deep, config.dropout)
         self.head = Head(self.deep.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -22,6 +22,7 @@ class Config:
     experts: int = 4
     expert: tuple[int, ...] = (64,)
     tower: tuple[int, ...] = (32,)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -40,5 +41,6 @@ class Config:
             levels=1,
             expert=self.expert,
             tower=self.tower,
+            dropout=self.dropout,
             history=self.history,
         )

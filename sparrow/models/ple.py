@@ -19,7 +19,7 @@ class Config:
     label has for itself, in each level.
 
     levels: layers of experts. expert: sizes of an expert's MLP. tower: sizes of the MLP of each label after them.
-    history: lists that transformers read.
+    dropout: of experts and towers, see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -28,6 +28,7 @@ class Config:
     levels: int = 2
     expert: tuple[int, ...] = (64,)
     tower: tuple[int, ...] = (32,)
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class PLE(nn.Module):
         for level in range(config.levels):
             self.levels.append(_Level(size, labels, config, is_last=level == config.levels - 1))
             size = config.expert[-1] if config.expert else size
-        self.towers = nn.ModuleList(MLP(size, config.tower) for _ in range(labels))
+        self.towers = nn.ModuleList(MLP(size, config.tower, config.dropout) for _ in range(labels))
         self.heads = nn.ModuleList(Head(tower.out_features, 1) for tower in self.towers)  # type: ignore[arg-type]
 
     def forward(self, batch: Batch) -> Tensor:
@@ -69,7 +70,9 @@ class _Level(nn.Module):
     def __init__(self, inputs: int, labels: int, config: Config, *, is_last: bool) -> None:
         super().__init__()
         counts = [config.own] * labels + [config.shared]
-        self.experts = nn.ModuleList(nn.ModuleList(MLP(inputs, config.expert) for _ in range(n)) for n in counts)
+        self.experts = nn.ModuleList(
+            nn.ModuleList(MLP(inputs, config.expert, config.dropout) for _ in range(n)) for n in counts
+        )
         mixed = [config.own + config.shared] * labels + ([] if is_last else [config.own * labels + config.shared])
         self.gates = nn.ModuleList(Linear(inputs, n, bias=False) for n in mixed)
 

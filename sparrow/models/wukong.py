@@ -23,7 +23,7 @@ class Config:
 
     several: table -> vectors of each of its ids, for important features. projection: the Y of the low-rank
     product is learned ("linear"), or is an MLP's output for each example ("attentive"), from `compressed` vectors.
-    history: lists that transformers read.
+    dropout: of the MLPs of FM blocks and of the head, see `MLP`. history: lists that transformers read.
     """
 
     dim: int = 16
@@ -37,6 +37,7 @@ class Config:
     several: dict[str, int] = field(default_factory=dict)
     projection: Literal["attentive", "linear"] = "attentive"
     compressed: int = 4
+    dropout: float = 0.0
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class Wukong(nn.Module):
         self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
         sizes = [self.ids.vectors + bool(schema.dense), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
-        self.top = MLP(sizes[-1] * config.dim, config.top)
+        self.top = MLP(sizes[-1] * config.dim, config.top, config.dropout)
         self.head = Head(self.top.out_features, tasks(schema), scale=0.1)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -155,7 +156,7 @@ class _FactorizationBlock(nn.Module):
             self.attention = MLP(hidden, [hidden])
             self.project = Linear(hidden, n * config.k)
         self.norm = nn.LayerNorm(n * config.k)
-        self.mlp = MLP(n * config.k, config.mlp)
+        self.mlp = MLP(n * config.k, config.mlp, config.dropout)
         self.out = Linear(self.mlp.out_features, config.n_f * config.dim)
 
     def forward(self, x_NBD: Tensor, projected: Tensor) -> Tensor:

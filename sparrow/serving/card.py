@@ -10,6 +10,7 @@ from sparrow import data
 from sparrow.core.progress import Progress
 from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.schema import missing_of
+from sparrow.metrics import labelled
 from sparrow.metrics.intervals import estimates
 from sparrow.trained.calibrators import kind_of
 from sparrow.trained.parts import Scores, scored, scored_batches
@@ -35,7 +36,8 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
         scores_BT, labels_BT, weights_B, session_B = scored(found, dataset, split, told)
         of_labels = {}
         for t, label in enumerate(labels):
-            made = estimates(scores_BT[:, t], labels_BT[:, t], weights_B, session_B)
+            y_B, *rest = labelled(labels_BT[:, t], scores_BT[:, t], weights_B, session_B)
+            made = estimates(rest[0], y_B, *rest[1:])
             of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
         parts[split] = {"rows": len(scores_BT), "labels": of_labels}
         if split == "valid" and found.calibrators:

@@ -25,8 +25,9 @@ from sparrow.trained.run import Run
 
 def identity(run: Run, schema: Schema) -> dict[str, Any]:
     """Returns what makes two models the same model: if it is equal, a checkpoint of one fits the other."""
+    settings = {name: value for name, value in to_dict(run.model).items() if name != "dropout" or value}  # a later one
     return {
-        "model": {"name": Family("sparrow.models").name_of(run.model), **to_dict(run.model)},
+        "model": {"name": Family("sparrow.models").name_of(run.model), **settings},
         "tables": {name: _table(run, name, table) for name, table in schema.encodings.items()},
         "features": {name: schema.columns[name].table for name in schema.sparse},
         "dense columns": list(schema.dense),

@@ -19,6 +19,7 @@ from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings import TableChoices
 from sparrow.embeddings.components import Mode
 from sparrow.layers import Precision
+from sparrow.losses import LossConfig, bce
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
 from sparrow.trained.calibrators import KINDS
@@ -172,7 +173,7 @@ class Log:
 class Run:
     """A training job.
 
-    run_dir: where everything about it is written. model and dense (the optimizer of all but tables, with its lr):
+    run_dir: where everything about it is written. model, dense (the optimizer of all but tables, with its lr) and loss:
     members of their families, picked by name. tables: how they are addressed, stored and trained.
     threads: CPU threads that share each operation of a step, 0 for a choice by its size, which is then written down,
     because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
@@ -187,6 +188,7 @@ class Run:
     model: Annotated[ModelConfig, Family("sparrow.models")] = dataclasses.field(default_factory=dcnv2.Config)
     tables: TableChoices = dataclasses.field(default_factory=TableChoices)
     dense: Annotated[OptimizerConfig, Family("sparrow.optimizers")] = dataclasses.field(default_factory=adam.Config)
+    loss: Annotated[LossConfig, Family("sparrow.losses")] = dataclasses.field(default_factory=bce.Config)
     schedule: Schedule = Schedule()
     loop: Loop = Loop()
     checkpoint: Checkpoints = Checkpoints()

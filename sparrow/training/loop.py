@@ -21,13 +21,14 @@ from sparrow.core import Chunk, UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
-from sparrow.layers import lacks_bf16
+from sparrow.layers import drops, lacks_bf16
 from sparrow.metrics import evaluate_labels
 from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.calibrated import calibrated
+from sparrow.training.compared import side_by_side
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 from sparrow.training.preflight import check_monitor, resolved, threads_given_back, with_threads, within_device
@@ -148,8 +149,10 @@ class Trainer:
     def _read(self) -> None:
         """The batches of training, and how many steps they make."""
         run = self.run
-        loader = self._reader("train", shuffle=bool(run.data.shuffle))
+        loader = side_by_side(self._reader("train", shuffle=bool(run.data.shuffle)), run, self.dataset, self._say)
         self.loader = in_time(loader, self.tables, run, self.dataset)
+        if drops(self.model):
+            self.loader.with_rows()
         drop = Dropout(self.dataset.schema, run.data.id_dropout or {}, run.seed)
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
@@ -205,8 +208,7 @@ class Trainer:
             evaluated=evaluated,
         )
         self.listen("begin", {"step": self.step, "total": self.total_steps, "labels": self.labels})
-        self.ranks.world.step = self.step
-        self.ranks.world.stage = "between steps"
+        self.ranks.world.step, self.ranks.world.stage = self.step, "between steps"
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
@@ -320,8 +322,7 @@ class Trainer:
     def _log(self) -> None:
         now = time.perf_counter()
         rate = (self.examples - self.clock_examples) / max(now - self.clock, 1e-9)
-        self.clock = now
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = now, self.examples
         for tables in self.tables:
             tables.raise_bad_ids()
         values = {"examples": self.examples, "examples_per_s": rate, "skipped": self.skipped}
@@ -344,7 +345,7 @@ class Trainer:
         self.model.train()
         for tables in self.tables:
             tables.raise_bad_ids()
-        if any(math.isnan(one["logloss"]) for one in found):
+        if any(math.isnan(one["logloss"]) for one in found if one["examples"]):
             raise self._diverged("the model's scores")
         values = together(self.labels, found)
         self.last_evaluation = {"step": self.step, **values}

@@ -19,7 +19,8 @@ from sparrow.core.config import flatten, to_dict
 from sparrow.distributed import World, check_same
 from sparrow.embeddings import EmbeddingTables
 from sparrow.features.schema import Schema
-from sparrow.losses import judged
+from sparrow.layers import drawing, drops
+from sparrow.losses import Loss, judged
 from sparrow.sharding import Codecs, Layout, ShardedTables
 from sparrow.sharding.plan import Grid
 from sparrow.trained.build import build, tables_of
@@ -64,8 +65,13 @@ class Ranks:
         check_same(self.world, "settings", held)
 
     def build(self, run: Run, schema: Schema) -> Any:
-        """Returns the model, its tables sharded by the run's plan."""
+        """Returns the model, its tables sharded by the run's plan. What `learner` returns has the log's loss.
+
+        Raises:
+            UserError: for a plan or a loss that does not fit, and when a model with dropout is to be compiled.
+        """
         setting = run.sharding
+        self._loss = run.loss.build(schema.labels)
 
         def shard(model: nn.Module) -> None:
             components = [record.component for tables in tables_of(model) for record in tables.all_records()]
@@ -73,14 +79,17 @@ class Ranks:
             check_same(self.world, "the plan", flatten({"plan": {name: to_dict(v) for name, v in self.plan.items()}}))
             sharding.shard(model, self.plan, self.world, Codecs(forward=setting.forward, backward=setting.backward))
 
-        return build(run, schema, shard if self.world.size > 1 else None)
+        model = build(run, schema, shard if self.world.size > 1 else None)
+        if run.compile and drops(model):
+            raise UserError("compile: not with model.dropout yet; leave one of them out")
+        return model
 
     def learner(self, model: Any, run: Run) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         """Returns a function Batch -> `judged`. Its dense gradients are summed over all ranks while backward runs."""
         if self.world.size == 1:
-            return lambda batch: judged(model(batch), batch)
+            return lambda batch: learn(batch, model, self._loss, run.seed)
         dense = self.world.group()  # of its own: its sums overlap the tables' exchange
-        learner = _Learner(model)
+        learner = _Learner(model, self._loss, run.seed)
         rows = [name for name, _ in learner.named_buffers()]  # each rank has others
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, rows)
         # find_unused_parameters: else DDP makes other buckets from the second step on, and an all-reduce adds in an
@@ -130,15 +139,23 @@ def _sources() -> str:
     return digest.hexdigest()[:12]
 
 
+def learn(batch: Batch, model: Any, loss: Loss, seed: int) -> tuple[Tensor, Tensor]:
+    """Returns what `judged` does of a batch in training. seed: of what is drawn for its rows."""
+    with drawing(seed, batch.row_B):
+        return judged(model(batch), batch, loss)
+
+
 class _Learner(nn.Module):
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, loss: Loss, seed: int) -> None:
         super().__init__()
         self.model = model
+        self.loss = loss
+        self.seed = seed
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         for tables in tables_of(self.model):
             tables.begin(batch.ids)
-        return judged(self.model(batch), batch)
+        return learn(batch, self.model, self.loss, self.seed)
 
 
 def _sum(

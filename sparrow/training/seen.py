@@ -13,7 +13,7 @@ from sparrow.checkpoint import Checkpoint
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
-from sparrow.metrics import Streaming, folded, merged
+from sparrow.metrics import Streaming, folded, labelled, merged
 from sparrow.trained.build import of_whole_log
 from sparrow.trained.labels import first_label
 from sparrow.trained.run import Run
@@ -71,7 +71,9 @@ class Seen:
         for share, scores_BT in zip(micro, done.scores, strict=True):
             if scores_BT is not None and tells:  # else the step is left out, and said to be; a NaN stays in a sum
                 scores_B = of_whole_log(scores_BT[:, 0], self._kept)
-                self._window.update(scores_B, *first_label(share.batch, self._kept), also)
+                labels_B, weights_B = first_label(share.batch, self._kept)
+                labels_B, scores_B, weights_B = labelled(labels_B, scores_B, weights_B)
+                self._window.update(scores_B, labels_B, weights_B, also)
         self._losses += done.losses
 
     def line(self) -> dict[str, float]:

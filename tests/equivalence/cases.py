@@ -271,6 +271,11 @@ def scored(kind: str, rows: int = 400) -> dict[str, Tensor]:
             found["sessions"][::2] = -1 - torch.arange(rows)[::2]
         case "a NaN":
             found["scores"][3, 0] = torch.nan
+        case "a label that rows lack":  # all of the first rank's
+            found["labels"][: rows // 3, 1] = torch.nan
+            found["labels"][::3, 0] = torch.nan
+        case "a label that all rows lack":
+            found["labels"][:, 0] = torch.nan
         case "few rows":
             found = {name: column[:3] for name, column in found.items()}
     return found

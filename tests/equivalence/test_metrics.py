@@ -13,7 +13,7 @@ from tests.equivalence.pool import Pool
 pytestmark = pytest.mark.multi
 KINDS = (
     "plain", "ties", "equal scores", "one class", "no weight", "one group", "groups by the ranks",
-    "rows without a group", "a NaN", "few rows",
+    "rows without a group", "a NaN", "few rows", "a label that rows lack", "a label that all rows lack",
 )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_training_on_many_ranks_is_training_on_one(
         {"loop.clip_norm": 0.05}, {"loop.nonfinite": "off"},
         {"loop.epochs": 2, "data.shuffle": True}, {"model.name": "dlrm", "model.bottom": [8], "model.top": [8]},
         {"data.batch_size": 3, "loop.max_steps": 20},  # fewer samples than ranks
-        {"data.id_dropout": {"item": 0.3, "history": 0.5}},
+        {"data.id_dropout": {"item": 0.3, "history": 0.5}}, {"model.dropout": 0.4, "data.shuffle": True},
         {"loop.clip_norm": 0.05, "sharding.plan": "one table by rows, copies of the others"},
         {"tables.addressing.name": "dynamic", "tables.addressing.rows": 150, "tables.addressing.after": 2,
          "tables.addressing.bucket": 20},
@@ -198,6 +198,37 @@ def test_many_ranks_with_dedup_are_one_without(
     )
     torch.set_num_threads(before)
     assert_near(got, want)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (2, {"loss.weights": {"bought": 3.0}}), (3, {"loop.accumulate": 3}), (2, {"loss.name": "pairwise"}),
+        (3, {"loss.name": "pairwise", "loss.bce": 0.1, "data.shuffle": True}),
+        (3, {"loss.name": "listwise", "loss.weights": {"bought": 3.0}, "loop.accumulate": 2}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_losses_of_labels_that_rows_lack(
+    ranks: Callable[[int], Pool], tmp_path: Path, size: int, changes: dict[str, Any]
+) -> None:
+    log, random = made(300, 4), np.random.default_rng(1)
+    clicks = log["label"].to_numpy()
+    bought = np.where((clicks == 1) | (random.random(len(clicks)) < 0.1), random.integers(0, 2, len(clicks)), np.nan)
+    log = log.append_column("bought", pa.array(bought)).append_column(
+        "w", pa.array(random.uniform(0.1, 2, len(clicks)))
+    )
+    pq.write_table(log, tmp_path / "log.parquet")
+    columns = {"row": Column(kind="numeric"), "bought": Column(kind="label"), "w": Column(kind="weight")}
+    schema = replace(SCHEMA, columns={**SCHEMA.columns, **columns})
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
+    settings = {**SETTINGS, "data.batch_size": 60, "sharding.plan": "row_wise", "dense.name": "sgd", **changes}
+    got = ranks(size).run(cases.fit, str(tmp_path / "prepared"), str(tmp_path / "run"), settings, False)
+    before = torch.get_num_threads()
+    want = cases.fit(World(), str(tmp_path / "prepared"), str(tmp_path / "one"), settings, False)
+    torch.set_num_threads(before)
+    assert_near(got, want)
+    assert want["results"]["valid"]["bought.examples"] < want["results"]["valid"]["examples"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"loop.accumulate": 3}, {"loop.nonfinite": "off"}], ids=str)

@@ -121,6 +121,28 @@ def test_values_that_do_not_fit_are_named(kind: str, values: list, words: str) -
         one(kind, values)
 
 
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        ([1, None, 0], {}),
+        ([1.0, math.nan, 0.0], {}),
+        (["yes", None, "no"], {"positive": "yes"}),
+        ([5, None, 2], {"threshold": 3.0}),
+        ([1, -1, 0], {"missing": ("-1",)}),
+        (["yes", "?", "no"], {"positive": "yes", "missing": ("?",)}),
+    ],
+)
+def test_of_several_labels_one_may_be_missing(values: list, settings: dict) -> None:
+    columns = {"a": Column(kind="label"), "b": Column(kind="label", **settings)}
+    rows = pa.table({"a": [0, 1, 1], "b": values})
+    found = Transforms(schema=Schema(columns=columns)).transform(rows, training=True)
+    assert found["a"].to_pylist() == [0, 1, 1]
+    assert str(found["b"].to_pylist()) == "[1.0, nan, 0.0]"
+    alone = Transforms(schema=Schema(columns={"b": columns["b"]}))
+    with pytest.raises(UserError, match=r"label 'b', row 1: missing; leave rows without a label out of the log"):
+        alone.transform(rows, training=True)
+
+
 def test_a_positive_that_is_no_number_for_a_label_of_numbers() -> None:
     with pytest.raises(UserError, match=r"columns\.x\.positive: 'yes' is not a number"):
         one("label", [1, 2], positive="yes")

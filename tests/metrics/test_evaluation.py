@@ -110,6 +110,25 @@ def test_nothing_to_measure(rows: tuple, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
+def test_rows_that_lack_a_label_are_in_none_of_its_metrics(rows: tuple, exact: bool) -> None:
+    """A label's figures are those of the rows that have it, to the last bit; one that nobody has has none."""
+    labels = rows[1]
+    lacks = torch.rand(2000) < 0.4
+    three = torch.stack([labels.where(~lacks, torch.nan), labels, torch.full_like(labels, torch.nan)], 1)
+    batches = [dataclasses.replace(batch, labels_BT=of) for batch, of in zip(cut(*rows), three.split(300), strict=True)]
+    found = evaluate_labels(lambda b: b.dense_BC.expand(-1, 3), batches, [0, 1, 2], exact=exact)
+    assert found[1] == evaluate(lambda b: b.dense_BC, cut(*rows), exact=exact)
+    kept = [None if part is None else part[~lacks] for part in rows]
+    alone = evaluate(lambda b: b.dense_BC, cut(*kept), exact=exact)
+    assert found[0].keys() == alone.keys() and found[0]["examples"] == int((~lacks).sum())
+    for name, value in alone.items():
+        assert found[0][name] == pytest.approx(value, rel=1e-12)  # batches are cut elsewhere
+    assert found[2]["examples"] == 0 and math.isnan(found[2]["ne"]) and math.isnan(found[2]["auc"])
+    with pytest.raises(UserError, match="no rows"):
+        evaluate(lambda b: b.dense_BC.expand(-1, 3), batches, label=2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
 def test_several_labels_are_judged_in_one_pass(rows: tuple, exact: bool) -> None:
     scores, _, weights, sessions = rows
     other = torch.bernoulli(scores / 3)

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from sparrow.core import Batch, Jagged, KeyedJagged, UserError
-from sparrow.core.config import Family
+from sparrow.core.config import Family, to_dict
 from sparrow.embeddings import EmbeddingTables, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import Head, computing
+from sparrow.layers import MLP, Head, computing, drawing
 from sparrow.losses import binary_cross_entropy, judged, probabilities
 from sparrow.models import (
     History,
@@ -118,6 +118,53 @@ def score(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def build(config: object, schema: Schema = SCHEMA, seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
     return config.build(schema, TableChoices(rule=rowwise_adagrad.Config(lr=0.3), seed=seed))
+
+
+def test_every_model_with_an_mlp_has_dropout() -> None:
+    """And a blend, whose members have it by themselves."""
+    with_it = {type(config) for config in MODELS if "dropout" in to_dict(config)}
+    assert {type(config) for config in MODELS} - with_it == {logistic.Config, fm.Config}
+
+
+@pytest.mark.parametrize("config", [one for one in MODELS if "dropout" in to_dict(one)], ids=named)
+def test_dropout_is_of_training_alone(config: Any) -> None:
+    example = dataclasses.replace(batch(), row_B=torch.arange(64))
+    model, plain = build(dataclasses.replace(config, dropout=0.5)), build(dataclasses.replace(config, dropout=0.0))
+
+    def trained(of: torch.nn.Module, seed: int = 0) -> torch.Tensor:
+        torch.manual_seed(1)
+        with drawing(seed, example.row_B):
+            return of.train()(example).detach()
+
+    hidden = [module for module in model.modules() if isinstance(module, MLP) and module.dropout and module.layers]
+    if not hidden and not isinstance(config, blend.Config):
+        assert torch.equal(trained(model), trained(plain))  # it has no hidden layer
+        return
+    assert not torch.equal(trained(model), trained(plain)) and torch.equal(trained(model), trained(model))
+    assert torch.equal(model.eval()(example), plain.eval()(example))
+    if not isinstance(config, blend.Config):  # its draws are torch's
+        assert not torch.equal(trained(model), trained(model, seed=1))
+        part = example.part(5, 20)
+        with drawing(0, part.row_B):  # as another rank would
+            mine = model.train()(part)
+        torch.testing.assert_close(mine, trained(model)[5:20], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", MODELS, ids=named)
+def test_a_table_has_a_dim_and_a_rate_of_its_own(config: Any) -> None:
+    """A matrix makes vectors of the model's dim of narrower rows."""
+    narrow = {"name": "mixed_dimension", "dims": [2]}
+    changes = (Override(names=("item",), addressing=narrow, rule={"lr": 0.0}),)
+    dim = getattr(config, "dim", 1)
+    if dim < 2:
+        changes = (Override(names=("item",), rule={"lr": 0.0}),)  # a row has one number
+    model = config.build(SCHEMA, TableChoices(rule=rowwise_adagrad.Config(lr=0.3), overrides=changes))
+    records = {record.component.name: record for tables in tables_of(model) for record in tables.all_records()}
+    assert records["item"].component.dim == (2 if dim > 1 else 1) and records["user"].component.dim >= dim
+    before = {name: record.weight.detach().clone() for name, record in records.items()}
+    loss_of(model, batch()).backward()
+    assert torch.equal(records["item"].weight, before["item"])
+    assert not torch.equal(records["user"].weight, before["user"])
 
 
 def test_every_model_has_a_row() -> None:

@@ -12,14 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.nn import functional as F
 
 from sparrow import data
 from sparrow.analysis import picture
 from sparrow.analysis.scaling import scale
 from sparrow.cli import main
-from sparrow.core import UserError
+from sparrow.core import Batch, UserError
 from sparrow.features.schema import Column, Encoding, Schema, Split
-from sparrow.metrics import evaluate
+from sparrow.losses import bce
+from sparrow.metrics import evaluate, ne
 from sparrow.trained.labels import by_label, of_first, together
 from sparrow.trained.scorer import restore
 from sparrow.training import Trainer, preflight, runlog, train
@@ -44,6 +46,21 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds |= {name: Column(kind="categorical", table=name) for name in ("user", "item")}
     schema = Schema(columns=kinds, encodings={"user": Encoding(), "item": Encoding()}, split=Split(by="ratio"))
     return data.prepare([place / "log.parquet"], place / "prepared", schema=schema).out
+
+
+@pytest.fixture(scope="module")
+def lacking(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same log, of which purchases are known where there was a click, and of some other rows."""
+    place, log = tmp_path_factory.mktemp("lacking"), pq.read_table(two.parent / "log.parquet")
+    known = (log["clicked"].to_numpy() == 1) | (np.arange(2000) % 7 == 0)
+    bought = pa.array(np.where(known, log["bought"].to_numpy(), np.nan))
+    pq.write_table(log.set_column(1, "bought", bought), place / "log.parquet")
+    schema = Schema.load(two / "schema.toml")
+    made = data.prepare([place / "log.parquet"], place / "prepared", schema=schema)
+    assert f"bought: missing in {2000 - known.sum():,} of 2,000 rows, which have no loss and are in no metric" in str(
+        made.notes
+    )
+    return made.out
 
 
 def test_metrics_lie_flat_and_come_back() -> None:
@@ -120,3 +137,93 @@ def test_the_commands_say_whose_numbers_they_are(
     assert list(found) == [f"{model}clicked", f"{model}bought", "guess: clicked"]
     rates = [one["base_rate"] for one in found.values()]
     assert rates[0] == rates[2] != rates[1]
+
+
+def rows_of(log: data.Dataset, split: str) -> Any:
+    return next(iter(log.loader(4000, split=split)))
+
+
+def test_rates_are_of_the_rows_that_have_the_label(two: Path, lacking: Path) -> None:
+    log, whole = data.open(lacking), data.open(two)
+    bought = rows_of(log, "train").labels_BT[:, 1]
+    bought = bought[~bought.isnan()]
+    assert log.manifest["base_rate"]["bought"] == pytest.approx(float(bought.double().mean()), rel=1e-12)
+    ones, zeros = float(bought.sum()), float((1 - bought).sum())
+    assert log.log_odds() == [whole.log_odds()[0], pytest.approx(np.log((ones + 0.5) / (zeros + 0.5)), rel=1e-12)]
+    valid = rows_of(log, "valid").labels_BT[:, 1]
+    assert log.manifest["label_mean"]["valid"]["bought"] == pytest.approx(float(valid.nanmean()), rel=1e-6)
+    lacks = {part: int(rows_of(log, part).labels_BT[:, 1].isnan().sum()) for part in ("train", "valid", "test")}
+    assert log.manifest["unlabelled"] == {"bought": lacks} and min(lacks.values()) > 0
+    assert "unlabelled" not in whole.manifest  # a log without missing labels is prepared as ever
+
+
+@pytest.mark.parametrize("weights", [{}, {"bought": 3.0, "clicked": 0.5}])
+def test_a_row_that_lacks_a_label_is_not_trained_on_for_it(
+    lacking: Path, tmp_path: Path, weights: dict[str, float]
+) -> None:
+    """As if each label had a log of its own, whose losses are added."""
+    trained, other = (
+        Trainer(small_run(lacking, tmp_path / name, batch_size=100, loss=bce.Config(weights=weights)))
+        for name in ("run", "reference")
+    )
+
+    def reference(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_BT, total = other.model(batch), torch.zeros(())
+        for label, (s_B, y_B) in zip(log.schema.labels, zip(logits_BT.T, batch.labels_BT.T, strict=True), strict=True):
+            rows = [b for b in range(len(y_B)) if y_B[b] in (0, 1)]
+            loss = F.binary_cross_entropy_with_logits(s_B[rows], y_B[rows], reduction="sum")
+            total = total + weights.get(label, 1.0) * loss / (2 * len(y_B))
+        return total, torch.sigmoid(logits_BT.detach())
+
+    log = data.open(lacking)
+    other.take_step.learn = reference
+    results, want = trained.fit(), other.fit()
+    assert results["valid"] == pytest.approx(want["valid"], rel=1e-5)
+    for one, two_ in zip(trained.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two_, rtol=1e-4, atol=1e-5)
+    valid = rows_of(log, "valid")
+    known = ~valid.labels_BT[:, 1].isnan()
+    p_N = restore(tmp_path / "run", which="last").scores(valid)[known, 1]
+    assert results["valid"]["bought.examples"] == int(known.sum()) < len(known) == results["valid"]["examples"]
+    assert results["valid"]["bought.ne"] == pytest.approx(ne(p_N, valid.labels_BT[known, 1]), rel=1e-6)
+    assert sum(fifth["examples"] for fifth in results["progressive"]) == log.rows("train")  # of the first label
+
+
+def test_progressive_validation_leaves_out_rows_that_lack_the_first_label(lacking: Path, tmp_path: Path) -> None:
+    schema = Schema.load(lacking / "schema.toml")
+    columns = {name: schema.columns[name] for name in ("bought", "clicked", *schema.columns)}
+    turned = dataclasses.replace(schema, columns=columns)
+    data.prepare([lacking.parent / "log.parquet"], tmp_path / "log", schema=turned)
+    results = train(small_run(tmp_path / "log", tmp_path / "run", batch_size=100))
+    log = data.open(tmp_path / "log")
+    known = int((~rows_of(log, "train").labels_BT[:, 0].isnan()).sum())
+    assert sum(fifth["examples"] for fifth in results["progressive"]) == known < log.rows("train")
+    assert train(small_run(tmp_path / "log", tmp_path / "run", batch_size=100), resume=True) == results
+
+
+def test_what_judges_a_run_leaves_out_rows_that_lack_the_label(
+    lacking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate("ab"):
+        train(small_run(lacking, tmp_path / name, batch_size=100, seed=seed))
+    assert main(["evaluate", "a", "--json-out", "found.json"]) == 0
+    found = json.loads(Path("found.json").read_text())
+    test = rows_of(data.open(lacking), "test").labels_BT
+    lacks = int(test[:, 1].isnan().sum())
+    assert [one["examples"] for one in found.values()] == [len(test), len(test) - lacks, len(test)]
+    assert main(["compare", "a", "b", "--label", "bought"]) == 0
+    assert main(["report", "a", "--label", "bought", "--by", "item"]) == 0
+    assert ">nan" not in Path("a/report.html").read_text().lower()
+    assert main(["export", "a", "served", "--log", str(lacking.parent / "log.parquet"), "--calibrate", "logistic"]) == 0
+    card = json.loads(Path("served/card.json").read_text())["metrics"]["test"]["labels"]
+    bought = next(one for name, one in found.items() if "bought" in name)
+    assert card["bought"]["auc"]["value"] == pytest.approx(bought["auc"], abs=0.05)  # calibrated
+    capsys.readouterr()
+
+
+def test_a_label_that_no_training_row_has_is_refused(two: Path, tmp_path: Path) -> None:
+    log = pq.read_table(two.parent / "log.parquet").set_column(1, "bought", pa.nulls(2000, pa.float64()))
+    pq.write_table(log, tmp_path / "log.parquet")
+    with pytest.raises(UserError, match=r"label 'bought': missing in all \d+ training rows; leave the column out"):
+        data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=Schema.load(two / "schema.toml"))

@@ -84,6 +84,7 @@ VARIANTS = {
     "ids dropped": {"data": {"id_dropout": {"item": 0.3, "history": 0.5}}, "loop": Loop(epochs=2, accumulate=2)},
     "momentum": {"dense": dense_sgd.Config(lr=0.01, momentum=0.9), "tables": TableChoices(rule=sgd.Config(lr=0.1))},
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
+    "dropout": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,), dropout=0.3), "loop": Loop(epochs=2)},
     "cached": {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))},
 }
 

@@ -64,6 +64,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fused": {"loop.nonfinite": "off"},
     "clipped and accumulated": {"loop.clip_norm": 0.01, "loop.accumulate": 2},
     "shuffled, no dedup": {"data.shuffle": True, "data.dedup": "off"},
+    "pairwise": {"loss.name": "pairwise", "loss.weights": {"label": 2.0}, "data.shuffle": True},
+    "listwise": {"loss.name": "listwise", "loss.bce": 0.5},
+    "dropout": {"model.dropout": 0.4},
     "two epochs": {"data.batch_size": 300, "loop.epochs": 2, "loop.max_steps": None},
 }
 

@@ -51,11 +51,13 @@ class Dataset:
     def log_odds(self) -> list[float]:
         """Returns the log of the odds of each label among the training rows that a loss sees.
 
-        Rows count by their sample weights, and negatives that were left out do not count. It is the empirical logit,
-        the log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all alike, too.
+        Rows count by their sample weights. Negatives that were left out do not count, nor do rows that lack the label.
+        It is the empirical logit, the log of (ones + 1/2) / (zeros + 1/2). So it is finite for labels that are all
+        alike, too.
         """
-        rows, rates = self.rows(), self.manifest["base_rate"]
-        counts = [(rates[label] * rows + 0.5, (1 - rates[label]) * rows + 0.5) for label in self.schema.labels]
+        rates, lacks = self.manifest["base_rate"], self.manifest.get("unlabelled", {})
+        rows = {label: self.rows() - lacks.get(label, {"train": 0})["train"] for label in self.schema.labels}
+        counts = [(rates[label] * n + 0.5, (1 - rates[label]) * n + 0.5) for label, n in rows.items()]
         return [math.log(ones / zeros) for ones, zeros in counts]
 
     @cached_property

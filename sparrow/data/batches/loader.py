@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from sparrow.core import Batch, UserError
 from sparrow.core.ahead import ahead
@@ -37,10 +38,14 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """What a window has of a batch: whether the batch begins here, and the places of this reader's rows of it."""
+    """What a window has of a batch: whether the batch begins here, and this reader's rows of it.
+
+    places: of the rows in the window. numbers: of the rows in the training, where they are asked for.
+    """
 
     begins: bool
     places: Int64s
+    numbers: Int64s | None
     samples: int
     mass: float
 
@@ -102,10 +107,12 @@ class Loader:
             self._group_rows = np.array([meta.row_group(i).num_rows for i in range(meta.num_row_groups)], np.int64)
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
-        self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
+        self._by = schema.cluster.by if schema.cluster else None  # its equal rows stay side by side
+        self._leading = (self._by, *request(schema)) if self._by else ()  # what the order depends on
         self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._columns += self._leading
+        self._is_numbered = False
         self._epoch = self._next = 0
 
     def __len__(self) -> int:
@@ -124,6 +131,38 @@ class Loader:
                 yield share
         self._epoch = self._epoch + 1
         self._next = 0
+
+    def with_groups(self) -> None:
+        """Let rows of a group that stand side by side stay in one batch and with one rank. In a clustered log they do.
+
+        Rows are cut apart at the end of a window and, where rows are shuffled, of a row group.
+        """
+        group = self.schema.role("group")
+        if self._by is None and group is not None:
+            self._by, self._leading = group, (group,)
+
+    def groups_cut(self, most: int = 1_000_000) -> tuple[int, int, int]:
+        """Returns how many groups there are, how many of them come in pieces, and in how many rows they were counted.
+
+        most: about how many of the first rows are counted.
+        """
+        name = str(self.schema.role("group"))
+        ends = np.cumsum(self._group_rows)
+        counted = min(int(np.searchsorted(ends, most)) + 1, len(ends))
+        with opened(self._folder, self.schema) as parquet:
+            read = read_groups({None: parquet[None]}, list(range(counted)), (name,))
+            group_N = Rows(self.schema, [read]).column("group")
+        begin_N = begins([(group_N, None)], len(group_N))
+        step = 1 if self._shuffle else self._window_groups()
+        begin_N[ends[: counted - 1][step - 1 :: step]] = True
+        first = np.flatnonzero(begin_N)
+        pieces = -(-np.diff(first, append=len(group_N)) // self.batch_size)
+        groups, of = np.unique(group_N[first], return_inverse=True)
+        return len(groups), int((np.bincount(of, pieces) > 1).sum()), len(group_N)
+
+    def with_rows(self) -> None:
+        """Let batches have `row_B`. It depends neither on how ranks divide the rows, nor on where one goes on."""
+        self._is_numbered = True
 
     def with_time(self) -> None:
         """Let batches have the time of their last row."""
@@ -226,7 +265,8 @@ class Loader:
             if self._ranks > 1:
                 of_piece = self._mine(of_piece if random is None else np.sort(of_piece), begin_N)
             mass = float(samples) if weight_N is None else float(weight_N[places[first:last]].sum(dtype=np.float64))
-            found.append(_Piece(i > 0, of_piece, samples, mass))
+            numbers = of_piece + (low + (self._epoch << 40)) if self._is_numbered else None
+            found.append(_Piece(i > 0, of_piece, numbers, samples, mass))
         return found
 
     def _mine(self, places: Int64s, begin_N: Bools | None) -> Int64s:
@@ -247,11 +287,11 @@ class Loader:
             The places of its rows in this epoch's order; which rows begin a request in the file; and where in that
             order a batch may begin.
         """
-        places, cluster = np.arange(count), self.schema.cluster
-        if cluster is None:
+        places = np.arange(count)
+        if self._by is None:
             return (places if random is None else _mixed(count, random)), None, None
         if random is not None:
-            kind = self.schema.columns[cluster.by].kind
+            kind = self.schema.columns[self._by].kind
             session = np.append(np.flatnonzero(begins([(lead.column(kind), None)], count)), count)
             chosen = _mixed(len(session) - 1, random)
             lengths = np.diff(session)[chosen]
@@ -280,7 +320,10 @@ def _gathered(windows: Iterator[tuple[Rows, list[_Piece]]]) -> Iterator[Share]:
             if piece.begins and held:
                 yield _joined(held)
                 held = []
-            held.append(Share(rows.batch(piece.places), piece.samples, piece.mass))
+            batch = rows.batch(piece.places)
+            if piece.numbers is not None:
+                batch = replace(batch, row_B=torch.from_numpy(piece.numbers))
+            held.append(Share(batch, piece.samples, piece.mass))
     if held:
         yield _joined(held)
 

@@ -165,7 +165,7 @@ class Fitter:
 
     given: what is fitted stays. With `grow`, vocabularies and ranges get the new ids after the old ones. work: a folder
     for what memory should not hold. pool: its threads take a column each. rows: of train, valid and test, int64 [3].
-    left_out: rows of no part. positives: int64 [3, labels].
+    left_out: rows of no part. positives, labelled: rows where a label is 1, and where it is known, int64 [3, labels].
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
@@ -176,8 +176,10 @@ class Fitter:
         self.rows = np.zeros(3, np.int64)
         self.left_out = 0
         self.positives = np.zeros((3, len(schema.labels)), np.int64)
-        # of training: the weights of rows, and of those where a label is one
-        self._weights = {name: Statistics() for name in ("", *schema.labels)} if schema.role("weight") else {}
+        self.labelled = np.zeros_like(self.positives)
+        # of training: the weights of rows where a label is known, and of those where it is one
+        names = [(name, is_one) for name in schema.labels for is_one in (False, True)]
+        self._weights = {_weights_of(*one): Statistics() for one in names} if schema.role("weight") else {}
         self._statistics = {name: Statistics() for name in schema.dense if schema.columns[name].transform != "missing"}
         self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
         wanted = [name for name, table in schema.encodings.items() if self._is_wanted(name, table)]
@@ -201,19 +203,21 @@ class Fitter:
         self.left_out += int((parts_N == LEFT_OUT).sum())
         for t, name in enumerate(self.given.schema.labels):
             y_N = batch.column(name).to_numpy()
-            self.positives[:, t] += np.bincount(parts_N, y_N, minlength=4)[:3].astype(np.int64)
+            self.positives[:, t] += np.bincount(parts_N[y_N == 1], minlength=4)[:3]
+            self.labelled[:, t] += np.bincount(parts_N[~np.isnan(y_N)], minlength=4)[:3]
         train_N = parts_N == 0
         if train_N.any():
             moments_2O, ordinal_N = order_of(moments_2N)
             ordinal_N = np.where(train_N, ordinal_N, -1)
             tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*self._statistics, *self._values)]
-            tasks += [partial(self._add_weights, label, batch, train_N) for label in self._weights]
+            labels = self.given.schema.labels if self._weights else ()
+            tasks += [partial(self._add_weights, label, batch, train_N) for label in labels]
             tasks += [partial(self._add_ids, table, batch, ordinal_N, moments_2O) for table in self._ids]
             list(self._map(lambda task: task(), tasks))
 
     def state(self) -> Iterator[tuple[str, str, Int64s, Int64s]]:
         """Yields what was taken in, for another one's `absorb`: kind, column or table, and numbers of two sorts."""
-        yield "rows", "", np.append(self.rows, self.left_out), self.positives.reshape(-1)
+        yield "rows", "", np.append(self.rows, self.left_out), np.stack([self.positives, self.labelled]).reshape(-1)
         for kind, found in (("statistics", self._statistics), ("weights", self._weights)):
             for name, moments in found.items():
                 limits = np.array([moments.low, moments.high]).view(np.int64)
@@ -229,7 +233,8 @@ class Fitter:
         if kind == "rows":
             self.rows = self.rows + a[:-1]
             self.left_out = self.left_out + int(a[-1])
-            self.positives = self.positives + b.reshape(self.positives.shape)
+            positives, labelled = b.reshape(2, *self.positives.shape)
+            self.positives, self.labelled = self.positives + positives, self.labelled + labelled
         elif kind in ("statistics", "weights"):
             found = self._statistics if kind == "statistics" else self._weights
             found[name].merge(Statistics(int(a[0]), _whole(a[3:]), _whole(b), *a[1:3].view(np.float64).tolist()))
@@ -241,12 +246,14 @@ class Fitter:
             self._ids[name].counts.add(np.vstack([a, b.reshape(3, -1)]))
 
     def base_rates(self) -> dict[str, float]:
-        """Returns each label's share of ones among the training rows, by their weights where these are not all 0."""
-        if self._weights and self._weights[""].total:
-            whole = self._weights[""].total
-            return {label: float(Fraction(self._weights[label].total, whole)) for label in self.given.schema.labels}
-        labels = enumerate(self.given.schema.labels)
-        return {label: float(self.positives[0, t] / self.rows[0]) for t, label in labels}
+        """Returns each label's share of ones among the training rows that have it, by their weights if any is not 0."""
+        rates = {}
+        for t, label in enumerate(self.given.schema.labels):
+            ones, whole = int(self.positives[0, t]), int(self.labelled[0, t])
+            if self._weights and self._weights[_weights_of(label, False)].total:
+                ones, whole = (self._weights[_weights_of(label, is_one)].total for is_one in (True, False))
+            rates[label] = float(Fraction(ones, whole))
+        return rates
 
     def fitted(self) -> Fitted:
         """Returns what was given, with what it lacked.
@@ -289,7 +296,9 @@ class Fitter:
 
     def _add_weights(self, label: str, batch: pa.RecordBatch, train_N: Bools) -> None:
         w_N = batch.column(str(self.given.schema.role("weight"))).to_numpy().astype(np.float64)
-        self._weights[label].add(w_N[train_N & (batch.column(label).to_numpy() == 1) if label else train_N])
+        y_N = batch.column(label).to_numpy()
+        self._weights[_weights_of(label, False)].add(w_N[train_N & ~np.isnan(y_N)])
+        self._weights[_weights_of(label, True)].add(w_N[train_N & (y_N == 1)])
 
     def _add_ids(self, table: str, batch: pa.RecordBatch, ordinal_N: Int64s, moments_2O: Int64s) -> None:
         for name, column in self.given.schema.columns.items():
@@ -315,10 +324,12 @@ class Fitter:
                 takes = "those of valid_files and test_files take all; name others for training"
             raise UserError(f"split: no row is left for training; of {total} rows {takes}")
         for t, label in enumerate(self.given.schema.labels):
-            ones = int(self.positives[0, t])
-            if ones in (0, rows):
-                everywhere = int(self.positives[:, t].sum()) in (0, total)
-                which = f"all {total} rows" if everywhere else f"all {rows} training rows"
+            ones, known = int(self.positives[0, t]), int(self.labelled[0, t])
+            if not known:
+                raise UserError(f"label {label!r}: missing in all {rows} training rows; leave the column out")
+            if ones in (0, known):
+                everywhere = int(self.positives[:, t].sum()) in (0, int(self.labelled[:, t].sum()))
+                which = f"all {int(self.labelled[:, t].sum())} rows" if everywhere else f"all {known} training rows"
                 remedy = "a model needs both outcomes; check the label's column and its `positive`"
                 raise UserError(f"label {label!r}: {which} are {1 if ones else 0}; {remedy}")
 
@@ -387,6 +398,11 @@ def _entries(code_M: Int64s, ordinal_M: Int64s, needed: int) -> tuple[Int64s, In
         code_M, ordinal_M = code_M[~at_M], ordinal_M[~at_M]
     code_E, ordinal_E, count_E = np.concatenate(entries, axis=1)
     return code_E, ordinal_E, count_E
+
+
+def _weights_of(label: str, is_one: bool) -> str:
+    """Returns the name of what is counted of the weights of rows that have a label."""
+    return f"{label}:{'ones' if is_one else 'known'}"
 
 
 def _limbs(x: int) -> Int64s:

@@ -341,6 +341,7 @@ def _write_manifest(
         "unknown_ids": unknown,
         "clipped": dict(sorted(clipped.found.items())),
         "base_rate": fitter.base_rates(),
+        **({"unlabelled": missing} if (missing := _unlabelled(fitter)) else {}),
         "schema_sha256": sha256(folder / "schema.toml"),
         "runs": {part: writer.runs for part, writer in zip(PARTS, writers, strict=True)},
         "saved_bytes": {part: writer.saved for part, writer in zip(PARTS, writers, strict=True)},
@@ -351,14 +352,21 @@ def _write_manifest(
 
 
 def _means(fitter: Fitter, nothing: Any) -> dict[str, dict[str, Any]]:
-    """Returns part -> label -> mean, or `nothing` for a part without rows."""
+    """Returns part -> label -> mean of the rows that have it, or `nothing` where none has."""
     return {
         part: {
-            label: float(fitter.positives[p, t] / fitter.rows[p]) if fitter.rows[p] else nothing
+            label: float(fitter.positives[p, t] / fitter.labelled[p, t]) if fitter.labelled[p, t] else nothing
             for t, label in enumerate(fitter.given.schema.labels)
         }
         for p, part in enumerate(PARTS)
     }
+
+
+def _unlabelled(fitter: Fitter) -> dict[str, dict[str, int]]:
+    """Returns label -> part -> how many rows lack it, for labels that some row lacks."""
+    lacks = fitter.rows[:, None] - fitter.labelled
+    labels = [(t, name) for t, name in enumerate(fitter.given.schema.labels) if lacks[:, t].any()]
+    return {name: {part: int(lacks[p, t]) for p, part in enumerate(PARTS)} for t, name in labels}
 
 
 def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int, int]]) -> None:
@@ -378,6 +386,9 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
     if schema.split_key:
         by["ratio"] += f", all rows of one {schema.split_key} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
+    for label, lacks in _unlabelled(fitter).items():
+        missing, rows = sum(lacks.values()), int(fitter.rows.sum())
+        yield f"{label}: missing in {missing:,} of {rows:,} rows, which have no loss and are in no metric of this label"
     if split.until is not None:
         yield f"the first {split.until:.1%} of the rows in time are taken"
     elif split.negatives < 1:

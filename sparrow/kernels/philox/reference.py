@@ -30,7 +30,7 @@ def uniform_(out_RD: Tensor, key: int, scale: float, row: int, column: int, rows
     rows, dim = out_RD.shape
     device = out_RD.device
     group_G = torch.arange(column // LANES, (column + dim - 1) // LANES + 1, device=device)
-    step, skip = torch.tensor(scale * 2.0**-23, dtype=torch.float32, device=device), column % LANES
+    step, skip = torch.full((), scale * 2.0**-23, dtype=torch.float32, device=device), column % LANES
     block = max(1, BLOCK // (LANES * len(group_G)))
     for first in range(0, rows, block):
         last = min(first + block, rows)

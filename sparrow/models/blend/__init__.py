@@ -17,7 +17,7 @@ from sparrow.core.repeated import plain
 from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.layers import require_sizes, to_compute
-from sparrow.metrics import logloss_from_logits, ne
+from sparrow.metrics import labelled, logloss_from_logits, ne
 from sparrow.models._inputs import History, Ids, tasks
 from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
 from sparrow.models.blend.forest import WIDEST, Forest, available
@@ -159,7 +159,7 @@ class Blend(nn.Module):
 
         Args:
             parts_NPT: what `parts` gave for the rows.
-            labels_NT: their labels.
+            labels_NT: their labels, NaN where one is missing.
             weights_N: their weights.
             offset_T: is added to the logits.
 
@@ -168,15 +168,17 @@ class Blend(nn.Module):
         """
         tenths = [range(11) if is_there else range(1) for is_there in self.there.values()]
         choices_SP = torch.tensor([choice for choice in itertools.product(*tenths) if sum(choice) <= 10]) / 10
-        mass = float(len(labels_NT) if weights_N is None else weights_N.sum())
+        squares_S = (choices_SP**2).sum(1) + (1 - choices_SP.sum(1)) ** 2
         for task in range(labels_NT.shape[1]):
-            logits_NP, labels_N = parts_NPT[:, :, task] + offset_T[task], labels_NT[:, task]
-            losses = [logloss_from_logits(logits_NP @ choice_P, labels_N, weights_N) for choice_P in choices_SP]
-            squares_S = (choices_SP**2).sum(1) + (1 - choices_SP.sum(1)) ** 2
-            costs_S = mass * torch.tensor(losses) + _PREFERENCE * squares_S
+            labels_N, parts_NP, mass_N = labelled(labels_NT[:, task], parts_NPT[:, :, task], weights_N)
+            mass = float(len(labels_N) if mass_N is None else mass_N.sum())
+            logits = (parts_NP @ choice_P + offset_T[task] for choice_P in choices_SP)
+            losses = [logloss_from_logits(logits_N, labels_N, mass_N) for logits_N in logits]
+            costs_S = _PREFERENCE * squares_S + (mass * torch.tensor(losses) if len(labels_N) else 0)
             self.weights_PT[:, task] = choices_SP[costs_S.argmin()]
         first_NP = torch.sigmoid(parts_NPT[:, :, 0] + offset_T[0])
-        alone = [ne(p_N, labels_NT[:, 0], weights_N) for p_N in first_NP.unbind(1)]
+        labels_N, first_NP, mass_N = labelled(labels_NT[:, 0], first_NP, weights_N)
+        alone = [ne(p_N, labels_N, mass_N) for p_N in first_NP.unbind(1)]
         told = zip(self.there.items(), self.weights_PT[:, 0].tolist(), alone, strict=True)
         return {name: {"weight": weight, "ne": value} for (name, is_there), weight, value in told if is_there}
 

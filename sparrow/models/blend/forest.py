@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch
+from sparrow.metrics import labelled
 
 WIDEST = 1024  # ids of a column that splits may sort into two sets
 _SETTINGS = {"objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 30}
@@ -117,16 +118,16 @@ class Forest(nn.Module):
         settings = {**_SETTINGS, "feature_fraction": share, "num_threads": torch.get_num_threads()}
         for task in range(self.tasks):
             made: list[Any] = []
-            for part, x in zip((train, valid), inputs, strict=True):
-                assert part.labels_BT is not None
-                weights = None if part.weights_B is None else part.weights_B.numpy()
-                base = np.full(len(x), float(offset_T[task]))
-                labels = part.labels_BT[:, task].contiguous().numpy()
+            known = [_of_label(part, task, x) for part, x in zip((train, valid), inputs, strict=True)]
+            if not all(len(labels_N) for labels_N, *_ in known):
+                continue  # nothing tells how many trees are best
+            for labels_N, x_NX, weights_N in known:
+                base = np.full(len(x_NX), float(offset_T[task]))
                 made.append(
                     lightgbm.Dataset(
-                        x.numpy(),
-                        labels,
-                        weight=weights,
+                        x_NX.numpy(),
+                        labels_N.contiguous().numpy(),
+                        weight=None if weights_N is None else weights_N.numpy(),
                         init_score=base,
                         categorical_feature=self.sets,
                         reference=made[0] if made else None,
@@ -158,6 +159,13 @@ class Forest(nn.Module):
             row[members] = 1
         self.root_G = torch.tensor(roots, dtype=torch.long)
         self.depth = self._deepest()
+
+
+def _of_label(part: Batch, task: int, inputs_NX: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns labels, inputs and weights of the rows of a part that have a label."""
+    assert part.labels_BT is not None
+    labels_N, x_NX, weights_N = labelled(part.labels_BT[:, task], inputs_NX, part.weights_B)
+    return labels_N, x_NX, weights_N
 
 
 def _write(node: dict[str, Any], task: int, nodes: list[tuple[Any, ...]], sets: list[list[int]]) -> int:

@@ -16,7 +16,8 @@ _PRIOR = 20.0  # rows with the mean label that each id gets beside its own (Micc
 class TargetMeans(nn.Module):
     """The mean label of each id, drawn towards that of all rows where the id is rare, and how many rows had the id.
 
-    A training row's means are of rows in other folds than its own, because its own label would tell itself.
+    Rows that lack a label are left out of its mean. A training row's means are of rows in other folds than its own,
+    because its own label would tell itself.
 
     mean_RT: of all columns' ids. count_R: rows of training, by their weight.
 
@@ -48,16 +49,21 @@ class TargetMeans(nn.Module):
             seed: of the folds.
         """
         assert batch.labels_BT is not None
+        labels_NT, tasks = batch.labels_BT, batch.labels_BT.shape[1]
         weights_N1 = (torch.ones(len(ids_NS)) if batch.weights_B is None else batch.weights_B)[:, None]
-        whole_N1, row_NS = torch.cat([batch.labels_BT * weights_N1, weights_N1], 1), self._places(ids_NS)
-        all_RT1 = self._sums(row_NS, whole_N1)
-        prior_T = whole_N1.sum(0)[:-1] / whole_N1[:, -1].sum()
-        self.mean_RT, self.count_R = _means(all_RT1, prior_T), all_RT1[:, -1].clone()
-        encoded = self(ids_NS).unflatten(1, (len(self.rows), all_RT1.shape[1]))
+        known_NT = ~labels_NT.isnan() * weights_N1
+        values_NV, row_NS = (
+            torch.cat([labels_NT.nan_to_num() * weights_N1, known_NT, weights_N1], 1),
+            self._places(ids_NS),
+        )
+        sums_V, all_RV = values_NV.sum(0), self._sums(row_NS, values_NV)
+        prior_T = sums_V[:tasks] / sums_V[tasks:-1].clamp(min=1e-12)
+        self.mean_RT, self.count_R = _means(all_RV, prior_T), all_RV[:, -1].clone()
+        encoded = self(ids_NS).unflatten(1, (len(self.rows), tasks + 1))
         fold_N = torch.randint(_FOLDS, (len(ids_NS),), generator=torch.Generator().manual_seed(seed))
         for fold in range(_FOLDS):
             mine_N = fold_N == fold
-            others_RT = _means(all_RT1 - self._sums(row_NS[mine_N], whole_N1[mine_N]), prior_T)
+            others_RT = _means(all_RV - self._sums(row_NS[mine_N], values_NV[mine_N]), prior_T)
             encoded[mine_N, :, :-1] = others_RT[row_NS[mine_N]]
         return encoded.flatten(1)
 
@@ -71,6 +77,7 @@ class TargetMeans(nn.Module):
         return sums_RV.index_add_(0, row_NS.flatten(), values_NV.repeat_interleave(row_NS.shape[1], 0))
 
 
-def _means(sums_RT1: Tensor, prior_T: Tensor) -> Tensor:
-    """Returns smoothed means [R, T] of sums of labels and of weights, side by side."""
-    return (sums_RT1[:, :-1] + _PRIOR * prior_T) / (sums_RT1[:, -1:] + _PRIOR)
+def _means(sums_RV: Tensor, prior_T: Tensor) -> Tensor:
+    """Returns smoothed means [R, T]. sums_RV: of T labels, of the weights of rows that have each, and of all rows."""
+    tasks = len(prior_T)
+    return (sums_RV[:, :tasks] + _PRIOR * prior_T) / (sums_RV[:, tasks:-1] + _PRIOR)

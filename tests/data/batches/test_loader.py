@@ -211,3 +211,61 @@ def test_a_reader_reads_the_row_groups_of_its_rows(
         assert sorted(group for group, features in read if not features) == list(range(64))
         everyone += mine
     assert sorted(everyone) == list(range(64))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 300), st.booleans(), st.integers(1, 5), st.integers(0, 40))
+def test_a_row_has_one_number_whoever_reads_it(
+    dataset: Dataset, batch_size: int, shuffle: bool, ranks: int, at: int
+) -> None:
+    def numbers(rank: int, ranks: int, at: int) -> list[dict[int, int]]:
+        """Row -> number, of each batch of two epochs."""
+        loader = dataset.loader(batch_size, shuffle=shuffle, seed=1, rank=rank, ranks=ranks)
+        loader.with_rows()
+        loader.load_state_dict({"epoch": 0, "batch": min(at, len(loader)), "batch_size": batch_size})
+        found = [*loader, *loader]
+        return [dict(zip(order([batch]), batch.row_B.tolist(), strict=True)) for batch in found]  # type: ignore[union-attr]
+
+    whole = numbers(0, 1, 0)
+    every = [number for batch in whole for number in batch.values()]
+    assert len(set(every)) == len(every) == 2 * ROWS  # another number in the next epoch
+    mine = [numbers(rank, ranks, at) for rank in range(ranks)]
+    together = [{row: n for batch in of_ranks for row, n in batch.items()} for of_ranks in zip(*mine, strict=True)]
+    assert together == whole[min(at, -(-ROWS // batch_size)) :]
+    assert next(iter(dataset.loader(8))).row_B is None  # unless asked for
+
+
+@settings(max_examples=40)
+@given(st.integers(5, 300), st.booleans(), st.integers(1, 4))
+def test_rows_of_a_group_come_together(dataset: Dataset, batch_size: int, shuffle: bool, ranks: int) -> None:
+    """Where they stand side by side: the groups of five end where row groups of 100 do."""
+    loaders = [dataset.loader(batch_size, shuffle=shuffle, seed=2, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for loader in loaders:
+        loader.with_groups()
+    assert loaders[0].groups_cut() == (201, 0, ROWS)
+    found = [[int(row) for row in batch.dense_BC[:, 0]] for loader in loaders for batch in loader]
+    assert sorted(row for rows in found for row in rows) == list(range(ROWS))
+    holders = [{row // 5 for row in rows} for rows in found]
+    assert sum(len(groups) for groups in holders) == 201  # each group in one batch of one reader
+
+
+def test_groups_in_pieces_are_counted(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = pq.read_table(dataset.path.parent / "log.parquet")
+    at = log.column_names.index("user")
+
+    def cut(users: list[int], batch_size: int, shuffle: bool) -> tuple[int, int, int]:
+        monkeypatch.setattr(parts, "GROUP_ROWS", 100)
+        pq.write_table(log.set_column(at, "user", pa.array(users)), tmp_path / "log.parquet")
+        split = Split(valid=0, test=0)
+        data.prepare([tmp_path / "log.parquet"], tmp_path / "out", schema=SCHEMA, split=split, overwrite=True)
+        loader = data.open(tmp_path / "out").loader(batch_size, shuffle=shuffle)
+        loader.with_groups()
+        return loader.groups_cut()
+
+    monkeypatch.setattr(loading, "PLAIN_GROUPS", 16)
+    of_seven = [row // 7 for row in range(ROWS)]
+    assert cut(of_seven, 50, shuffle=False) == (144, 0, ROWS)
+    ends = {100 * i // 7 for i in range(1, 11) if 100 * i % 7}
+    assert cut(of_seven, 50, shuffle=True) == (144, len(ends), ROWS)  # row groups are put in random order
+    assert cut(of_seven, 6, shuffle=False) == (144, 143, ROWS)  # all but the last, of two rows
+    assert cut([row % 9 for row in range(ROWS)], 50, shuffle=False) == (9, 9, ROWS)

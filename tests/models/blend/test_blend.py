@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from sparrow import data
-from sparrow.features.schema import Split
+from sparrow.data.meaning.inference import infer
+from sparrow.features.schema import Column, Split
 from sparrow.features.transforms import Transforms
 from sparrow.models import blend
 from sparrow.trained.run import Run
@@ -110,3 +113,30 @@ def test_parts_get_the_weights_that_are_best() -> None:
     assert weights[200_000] == 1 and 0.5 <= weights[20] < 1
     ones = torch.ones(200_000)
     assert model.settle(parts_NPT, label_N1, ones, torch.zeros(1)) == told
+    lacks = torch.rand(200_000, generator=random) < 0.5  # of rows that lack the label the others say nothing
+    lacking = torch.where(lacks[:, None], torch.nan, label_N1)
+    kept = model.settle(parts_NPT[~lacks], label_N1[~lacks], ones[~lacks], torch.zeros(1))
+    found = model.settle(parts_NPT, lacking, ones, torch.zeros(1))
+    assert all(found[name] == pytest.approx(kept[name], rel=1e-9) for name in ("members", "logistic"))
+    halves = parts_NPT + torch.tensor([0, -0.5, 0])[None, :, None]  # the offset counts whole, whatever the weights are
+    shifted = model.settle(halves, label_N1, None, torch.tensor([0.5]))
+    assert shifted["logistic"]["weight"] == 1
+    none = model.settle(parts_NPT, torch.full_like(label_N1, torch.nan), None, torch.zeros(1))
+    assert [round(part["weight"], 6) for part in none.values()] in ([0.3, 0.3], [0.3, 0.4], [0.4, 0.3])
+
+
+def test_a_label_that_rows_lack_is_no_less_learned(tmp_path: Path) -> None:
+    """All parts of a blend learn from the rows that have it."""
+    log(tmp_path, signal=1.5)
+    rows = pq.read_table(tmp_path / "log.parquet")
+    label, known = rows["label"].to_numpy(), np.random.default_rng(1).random(ROWS) < 0.7
+    rows = rows.append_column("other", pa.array(np.where(known, label, np.nan)))
+    pq.write_table(rows, tmp_path / "two.parquet")
+    schema = infer([tmp_path / "two.parquet"], "label")
+    schema = dataclasses.replace(schema, columns={**schema.columns, "other": Column(kind="label")})
+    data.prepare([tmp_path / "two.parquet"], tmp_path / "two", schema=schema)
+    results = run(tmp_path, tmp_path / "two", **{"model.members": 2})
+    assert results["best"]["other.examples"] < results["best"]["examples"]
+    assert results["best"]["other.ne"] < 0.85 and results["best"]["ne"] < 0.85
+    scores = restore(tmp_path / "run").model.model.weights_PT
+    assert bool(scores.isfinite().all())

@@ -38,6 +38,19 @@ def test_means_are_those_of_other_rows(weighed: bool) -> None:
         assert changed < 0.005 and float((again_NX - told_NX).abs().max()) > changed  # by the mean of all rows alone
 
 
+def test_rows_without_a_label_are_left_out_of_its_mean() -> None:
+    random = torch.Generator().manual_seed(1)
+    ids_NS = torch.randint(0, 5, (200, 1), generator=random)
+    labels_NT = torch.randint(0, 2, (200, 2), generator=random).float()
+    labels_NT[::3, 1] = torch.nan
+    known_N = torch.arange(200) % 3 > 0
+    both, alone = TargetMeans((5,), 2), TargetMeans((5,), 1)
+    assert torch.isfinite(both.fit(ids_NS, rows(labels_NT), seed=0)).all()
+    alone.fit(ids_NS[known_N], rows(labels_NT[known_N][:, 1:]), seed=0)
+    torch.testing.assert_close(both.mean_RT[:, 1], alone.mean_RT[:, 0])
+    assert both.count_R.tolist() == torch.bincount(ids_NS[:, 0], minlength=5).tolist()
+
+
 def test_a_coin_tells_nothing() -> None:
     """Ids with a row each or two would tell the labels, if their own labels counted."""
     random = np.random.default_rng(0)

@@ -172,6 +172,19 @@ def test_a_file_that_is_not_of_the_folder_is_not_read(prepared: Path, log: Path,
     assert load(tmp_path / "model").calibrators == ()
 
 
+@pytest.mark.parametrize("kind", ["logistic", "isotonic"])
+def test_rows_that_lack_a_label_are_not_fitted_to(kind: str) -> None:
+    torch.manual_seed(0)
+    scores, weights = torch.rand(400, 2), torch.rand(400) + 0.1
+    labels = torch.bernoulli(scores.square())
+    lacks = torch.rand(400) < 0.4
+    labels[lacks, 1] = torch.nan
+    both = calibrators.fitted(kind, scores, labels, weights, ["a", "b"])
+    kept = [part[~lacks] for part in (scores, labels, weights)]
+    assert both[1] == calibrators.fitted(kind, *kept, ["a", "b"])[1]
+    assert both[0] == calibrators.fitted(kind, scores[:, :1], labels[:, :1], weights, ["a"])[0]
+
+
 def test_what_cannot_be_fitted_or_read(tmp_path: Path) -> None:
     scores, ones = torch.rand(5, 1), torch.ones(5, 1)
     with pytest.raises(UserError, match="label 'click' is the same in all rows"):

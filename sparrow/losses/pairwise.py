@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparrow.core import UserError
+from sparrow.core.errors import require
+from sparrow.losses._groups import Groups, beside_bce
+from sparrow.losses._labels import Loss, sent
+
+_MOST = 1 << 26  # pairs of a batch, each of which takes some 40 bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Logistic loss of each pair of a click and a non-click of a group (RankNet), the smooth form of GAUC.
+
+    bce: what the binary cross-entropy that is added is multiplied by. Without it scores order the rows of a group, and
+    are no probabilities. weights: see `bce`.
+    """
+
+    bce: float = 1.0
+    weights: dict[str, float] = field(default_factory=dict)
+    compares: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(least=0, bce=self.bce, **{f"weights.{name}": weight for name, weight in self.weights.items()})
+
+    def build(self, labels: Sequence[str]) -> Loss:
+        """Returns the loss for a log with these labels."""
+        return beside_bce(pairwise, self.bce, labels, self.weights)
+
+
+def pairwise(logits_NK: Tensor, groups: Groups) -> Tensor:
+    """Returns the sum of the groups' losses, each times the weight of its rows.
+
+    A group's loss is the mean over its pairs of log(1 + exp(s_zero - s_one)), in which a pair counts w_one w_zero, and
+    over members (Burges et al. 2005, section 4). A group with one kind of label has none.
+
+    Args:
+        logits_NK: s of the groups' rows and of members.
+        groups: the rows.
+
+    Raises:
+        UserError: for more pairs than memory holds.
+    """
+    ones_P, zeros_P = _pairs(groups)
+    of_N, weights_N = groups.of_N, groups.weights_N
+    ones_G, mass_G = groups.sums(weights_N * groups.labels_N), groups.sums(weights_N)
+    each_G = mass_G / (ones_G * (mass_G - ones_G))
+    counts_P = each_G[of_N[ones_P]] * weights_N[ones_P] * weights_N[zeros_P]
+    ones_P, zeros_P, counts_P = sent(logits_NK.device, ones_P, zeros_P, counts_P)
+    losses_P = F.softplus(logits_NK[zeros_P] - logits_NK[ones_P]).mean(1)
+    return (losses_P * counts_P).sum()
+
+
+def _pairs(groups: Groups) -> tuple[Tensor, Tensor]:
+    """Returns the places of the one and of the zero of each pair, int64 [P] each."""
+    of_N, is_one_N = groups.of_N, groups.labels_N > 0
+    ones, zeros = is_one_N.nonzero()[:, 0], (~is_one_N).nonzero()[:, 0]
+    zeros_G = torch.bincount(of_N[zeros], minlength=len(groups.lengths_G))
+    first_G = zeros_G.cumsum(0) - zeros_G
+    pairs_O = zeros_G[of_N[ones]]  # of each one
+    pairs = int(pairs_O.sum())
+    if pairs > _MOST:
+        remedy = "lower data.batch_size, or use the listwise loss"
+        raise UserError(f"loss: a batch has {pairs:,} pairs of a click and a non-click of a group; {remedy}")
+    before_O = pairs_O.cumsum(0) - pairs_O
+    zero_P = (first_G[of_N[ones]] - before_O).repeat_interleave(pairs_O) + torch.arange(pairs)
+    return ones.repeat_interleave(pairs_O), zeros[zero_P]
