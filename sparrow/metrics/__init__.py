@@ -3,7 +3,7 @@
 from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
-from sparrow.metrics.ranking import GroupedAUC, auc, gauc
+from sparrow.metrics.ranking import GroupedAUC, auc, auc_by_group, gauc
 from sparrow.metrics.streaming import Reliability, Streaming
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Reliability",
     "Streaming",
     "auc",
+    "auc_by_group",
     "calibration",
     "evaluate",
     "evaluate_labels",
