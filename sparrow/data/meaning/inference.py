@@ -14,7 +14,15 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.read import Log, open_log, with_candidates
-from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none, time_of
+from sparrow.data.meaning.looks import (
+    digits_lost,
+    list_of,
+    nearly_time,
+    numbers_in,
+    sign_of_number,
+    stands_for_none,
+    time_of,
+)
 from sparrow.data.meaning.names import (
     GROUPS,
     LABELS,
@@ -113,14 +121,14 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
 
 def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     columns = _labels(seen, label)
-    columns |= _times(s for s in seen.values() if s.name not in columns)
+    repair = log.source.bad_rows == "repair"
+    columns |= _times((s for s in seen.values() if s.name not in columns), repair)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
         note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
         columns[name] = Column(kind="ignore" if i else "group", note=note)
     if log.source.format == "criteo":
         columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
         columns |= {n: Column(kind="categorical", table=n) for n in seen if n[0] == "C"}
-    repair = log.source.bad_rows == "repair"
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     cells = {name: s.bare for name, s in seen.items()}
@@ -237,9 +245,10 @@ def _positive(seen: _Seen) -> dict[str, str]:
     return {"positive": positive, "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1"}
 
 
-def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
+def _times(seen: Iterable[_Seen], repair: bool) -> dict[str, Column]:
     """Returns the time column, with its format, and the other columns that tell times, which are ignored."""
     found: dict[str, tuple[str | None, str | None]] = {}
+    strays: dict[str, str] = {}
     listed = [s for s in seen if not s.is_list and len(s.values)]
     gaps, plain = {s.name: s.rows - len(s.values) for s in listed}, {s.name for s in listed if s.called in TIMES}
     for s in sorted(listed, key=lambda s: (s.called not in TIMES, gaps[s.name] > 0)):
@@ -248,6 +257,8 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
             found[s.name] = (None, None)
         elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *DAYS[:3])):
             found[s.name] = look
+        elif is_text(s.type) and (near := nearly_time(s.values)) and (named or near[0] not in DAYS[:3]):
+            found[s.name], strays[s.name] = near[:2], near[2]
         elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
             look = time_of(s.values)
             found[s.name] = look if look and look[0] != "%s" else (None, None)
@@ -263,6 +274,9 @@ def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
             columns[name] = Column(kind="ignore", note=f"time is {first}")
         elif gaps[name] and name not in plain:  # what is plainly the time is refused, with a remedy
             told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
+            columns[name] = Column(kind="ignore", note=told)
+        elif name in strays and (repair or name not in plain):
+            told = f"a time, but {strays[name]!r} is not {format or 'ISO 8601'!r} as most are; mend it to split by it"
             columns[name] = Column(kind="ignore", note=told)
         else:
             columns[name] = Column(kind="time", format=format, note=note)
@@ -408,7 +422,8 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
     note = None
     if seen.called in TIMES:
-        note = "by its name a time, but its texts have no format in common; mend them to split by it"
+        such = " and ".join(repr(text) for text in seen.distinct[:2].to_pylist())
+        note = f"by its name a time, but its texts, such as {such}, have no format in common; mend them to split by it"
     elif is_text(seen.type):
         share, odd, numbers = numbers_in(seen.values)
         codes = odd.filter(pc.match_substring_regex(odd, r"^0\d+$"))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,11 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
         for p, part in enumerate(PARTS):
             if asked.get(part) and not fitter.rows[p]:
                 yield f"{part}: no rows, though the split asks for {asked[part]}"
+    for (p, part), (t, label) in product(list(enumerate(PARTS))[1:], enumerate(schema.labels)):
+        rows, ones = int(fitter.rows[p]), int(fitter.positives[p, t])
+        if rows and ones in (0, rows):
+            remedy = f"give it more rows (--{part}), or divide the log in another way (--split)"
+            yield f"{part}: all {rows:,} rows have {label} {min(ones, 1)}, so AUC and NE have no value there; {remedy}"
     valid = [(bad / ids, name) for name, (bad, ids) in unknown["valid"].items() if ids and bad >= 0.01 * ids]
     if valid:
         most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid, reverse=True)[:6])
