@@ -124,7 +124,8 @@ def nearly_time(values: pa.Array) -> tuple[str | None, str | None, str] | None:
 
     It is None where more than one in ten of the texts, none of which is missing, is no time.
     """
-    misfits, best = np.ones(len(values), bool), None
+    misfits = np.ones(len(values), bool)
+    best: str | None = None
     for format in (None, *FORMATS[:-1]):
         if 10 * misfits_of(values[:100], format).sum() <= min(len(values), 100):
             bad = misfits_of(values, format)
