@@ -134,7 +134,8 @@ def _parsed(texts: pa.Array, name: str, row0: int, format: str | None) -> Int64s
     cores, fraction_N, zone_N = _cut_tail(texts if format else _iso(texts), format or _LONGEST_ISO)
     times = _strptime(cores, format or _LONGEST_ISO)
     if times.null_count:
-        words = f"not {repr(format) if format else _ISO}; mend it, set columns.{name}.format to what it is, or make the column 'ignore'"
+        remedy = f"mend it, set columns.{name}.format to what it is, or make the column 'ignore'"
+        words = f"not {repr(format) if format else _ISO}; {remedy}"
         _refuse(texts, times.is_null(), name, row0, words)
     return _numpy(times) + fraction_N - zone_N
 

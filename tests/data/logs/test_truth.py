@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -24,7 +25,7 @@ def judged(first: int, cuts: list[int], *, exact: bool) -> dict[str, float]:
     starts = np.searchsorted(sessions, sessions)  # of each row's session
     truth = Truth(int(starts[first]), exact=exact)
     edges = [int(starts[cut]) for cut in [0, *cuts]] + [ROWS]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         truth.add(low, p[low:high], labels[low:high], sessions[low:high])
     return truth.result()
 
