@@ -195,7 +195,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     found = seen[chosen]
     if len(found.distinct) <= 2 and not found.is_list:
         settings: dict[str, Any] = _positive(found)
-        if chosen in guessed and chosen != label:
+        if chosen in guessed and chosen not in (label, *named, *rated, *wide):
             told = "taken for the label, as no column is named like one; if another is, name it with --label"
             settings["note"] = f"{told}; {settings['note']}" if "note" in settings else told
     elif chosen in (*rated, *scored):

@@ -112,7 +112,9 @@ def prepare(
         given = _complete(given, logs[0], label, split)
         try:
             with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
-                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None), ray=ray)
+                told = progress or (lambda *step: None)
+                is_like = isinstance(schema, Transforms)
+                job = _Job(logs=logs, given=given, work=work, pool=pool, told=told, ray=ray, is_like=is_like)
                 made = job.run(work / "new", grow)
             if out.exists():
                 out.rename(work / "old")
@@ -128,7 +130,7 @@ def prepare(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One preparation. logs: one, or those of train, valid and test."""
+    """One preparation. logs: one, or those of train, valid and test. is_like: columns are those of an earlier log."""
 
     logs: list[Log]
     given: Transforms
@@ -136,6 +138,7 @@ class _Job:
     pool: Executor
     told: Progress
     ray: str | None
+    is_like: bool
     writers: list[PartWriter] = field(default_factory=list)
 
     def run(self, new: Path, grow: bool) -> Prepared:
@@ -168,7 +171,7 @@ class _Job:
             label_means=_means(fitter, float("nan")),
             notes=(
                 *engine.notes(),
-                *_notes(schema, fitter, unknown),
+                *_notes(schema, fitter, unknown, is_new=not self.is_like),
                 *engine.clipped.notes(schema),
                 *self._group_notes(int(fitter.rows[0])),
             ),
@@ -337,9 +340,12 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
         unknown[name] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != MISSING).sum())
 
 
-def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
-    """Yields what a person should look at, a line each."""
-    for name, column in schema.columns.items():
+def _notes(schema: Schema, fitter: Fitter, unknown: Unknown, *, is_new: bool) -> Iterator[str]:
+    """Yields what a person should look at, a line each; of the columns only if they are new."""
+    names, source = schema.source.names, schema.source
+    if is_new and names and not source.header and source.format != "criteo":
+        yield f"no header was found, so the columns are called {names[0]} to {names[-1]}; write one to name them"
+    for name, column in schema.columns.items() if is_new else ():
         if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
             yield f"{name}: {column.note}"
     split = schema.split

@@ -451,6 +451,13 @@ def test_labels_by_words_and_by_what_is_left(tmp_path: Path, columns: dict, labe
     assert inferred(tmp_path, {name: (values * 50)[:100] for name, values in columns.items()}).labels == (label,)
 
 
+def test_a_label_that_its_name_tells_carries_no_note(tmp_path: Path) -> None:
+    """Also where it is the last column, the only one of two values, or both."""
+    for columns in ({"click": [0, 1], "x": [1.5, 2.5]}, {"x": [1.5, 2.5], "label": [0, 1]}):
+        schema = inferred(tmp_path, {name: values * 50 for name, values in columns.items()})
+        assert schema.columns[schema.labels[0]].note is None
+
+
 @pytest.mark.parametrize("share", [0.002, 0.2, 1.0])
 def test_numbers_with_zeros_before_them_are_codes(tmp_path: Path, share: float) -> None:
     codes = [f"0{x}" if i < share * N_ROWS else f"1{x}" for i, x in enumerate(RNG.integers(1000, 9999, N_ROWS))]

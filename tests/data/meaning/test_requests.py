@@ -39,7 +39,8 @@ def test_lists_that_may_go_along_are_told() -> None:
     """Where all rows have as many candidates, lengths do not tell."""
     even = TABLE.filter(pa.array([i % 2 == 1 for i in range(50)]))
     schema = infer_log(table_log(even))
-    assert schema.source.parallel == () and "name it with --parallel" in str(schema.columns["position"].note)
+    flags = "--candidates article_ids_inview --clicked=article_ids_clicked --parallel position"
+    assert schema.source.parallel == () and str(schema.columns["position"].note).endswith(f"add {flags}")
     named = Source(candidates="article_ids_inview", clicked="article_ids_clicked", parallel=("position",))
     assert infer_log(table_log(even, named)).columns["position"].kind == "categorical"
 

@@ -62,6 +62,17 @@ def test_what_is_wrong_with_a_log_is_said_and_nothing_is_left(tmp_path: Path, ch
     assert [p.name for p in tmp_path.iterdir()] == ["log.parquet"]
 
 
+def test_columns_are_explained_once(tmp_path: Path) -> None:
+    """A log without a header is told what its columns are called. The next day's, which is like it, is told nothing."""
+    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i % 9},word{i % 5}\n" for i in range(300)))
+    made = prepare([tmp_path / "log.csv"], tmp_path / "out")
+    header = "no header was found, so the columns are called c0 to c2; write one to name them"
+    assert header in made.notes and any(note.startswith("c0: taken for the label") for note in made.notes)
+    transforms = data.open(tmp_path / "out").transforms
+    again = prepare([tmp_path / "log.csv"], tmp_path / "again", schema=transforms)
+    assert set(made.notes) - set(again.notes) == {header, *(n for n in made.notes if n.startswith("c"))}
+
+
 @pytest.mark.parametrize(("part_of", "value"), [("valid", 0), ("test", 1)])
 def test_a_label_that_is_constant_in_a_part_is_told(tmp_path: Path, part_of: str, value: int) -> None:
     raw = log_of(200)
