@@ -124,7 +124,8 @@ def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     repair = log.source.bad_rows == "repair"
     columns |= _times((s for s in seen.values() if s.name not in columns), repair)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
-        note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
+        group = next((n for n, c in columns.items() if c.kind == "group"), None)
+        note = f"ignored, as the group is {group}" if i else None
         columns[name] = Column(kind="ignore" if i else "group", note=note)
     if log.source.format == "criteo":
         columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
@@ -271,7 +272,7 @@ def _times(seen: Iterable[_Seen], repair: bool) -> dict[str, Column]:
     for name, (format, note) in found.items():
         first = next(iter(columns), None)
         if first is not None:
-            columns[name] = Column(kind="ignore", note=f"time is {first}")
+            columns[name] = Column(kind="ignore", note=f"ignored, as the time is {first}")
         elif gaps[name] and name not in plain:  # what is plainly the time is refused, with a remedy
             told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
             columns[name] = Column(kind="ignore", note=told)

@@ -67,7 +67,7 @@ def test_kinds(tmp_path: Path) -> None:
         "record.a": "ignore",
     }
     assert (schema.columns["height"].transform, schema.columns["price"].transform) == ("standard", "log")
-    assert schema.columns["session_id"].note == "group is request_id"
+    assert schema.columns["session_id"].note == "ignored, as the group is request_id"
     assert all(column.note for column in schema.columns.values() if column.kind == "ignore")
     assert set(schema.encodings) == {"user", "deviceType", "few", "city", "tags"}
 

@@ -32,7 +32,10 @@ def test_what_a_log_of_requests_has() -> None:
 def test_a_log_may_number_its_requests_itself() -> None:
     schema = infer_log(table_log(TABLE.rename_columns(["impression_id", *TABLE.column_names[1:]])))
     assert schema.role("group") == "impression_id"
-    assert (schema.columns["request"].kind, schema.columns["request"].note) == ("ignore", "group is impression_id")
+    assert (schema.columns["request"].kind, schema.columns["request"].note) == (
+        "ignore",
+        "ignored, as the group is impression_id",
+    )
 
 
 def test_lists_that_may_go_along_are_told() -> None:
