@@ -253,8 +253,9 @@ def found(source: Source, held: Types, sample: pa.Table) -> Source:
     rows; or text such as "N1-1 N2-0", as MIND has it.
     """
     lists = [name for name, kind in held.items() if is_list(kind) or is_text(kind)]
-    named = {name: set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())) for name in lists}
-    pairs = [(a, b) for a in lists for b in lists if a != b and named[a] & _SHOWN and named[b] & _CLICKS]
+    single = [name for name, kind in held.items() if pa.types.is_integer(kind) and source.format != "parquet"]  # ids
+    named = {name: set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())) for name in held}
+    pairs = [(a, b) for a in lists for b in lists + single if a != b and named[a] & _SHOWN and named[b] & _CLICKS]
     pairs += [(name, "-") for name in lists if is_text(held[name]) and _is_marked(sample[name])]
     for candidates, clicked in pairs:
         try:
