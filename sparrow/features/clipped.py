@@ -47,7 +47,8 @@ class Clipped:
         """Yields a line for each column."""
         for name, (count, row, value) in sorted(self.found.items()):
             column = schema.columns[name]
-            clipped = f"numbers clipped to {column.low:g} .. {column.high:g}, training's range: {count:,}"
+            numbers = "number" if count == 1 else "numbers"
+            clipped = f"{count:,} {numbers} beyond training's range, clipped to {column.low:g} .. {column.high:g}"
             yield f"{name}: {clipped}; the first is {value:g} in row {row:,}"
 
     def save(self, path: Path) -> None:

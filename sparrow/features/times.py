@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparrow.core.arrays import Int64s
+from sparrow.core.arrays import Bools, Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.ids import is_text
 
@@ -41,6 +41,7 @@ FORMATS = (
 """What `sparrow prepare` looks for in text, in this order; "%s" is seconds since 1970."""
 
 _ISO = "ISO 8601, such as 2026-11-21 10:00:00"
+_LONGEST_ISO = "%Y-%m-%dT%H:%M:%S"
 _TAIL = r"(?P<fraction>\.\d+)?(?P<zone>\s*(?:Z|z|UTC|GMT|(?P<sign>[-+])(?P<hours>\d\d):?(?P<minutes>\d\d)?))?$"
 
 
@@ -112,6 +113,15 @@ def time_format(texts: pa.Array) -> str | None:
     return None
 
 
+def misfits_of(texts: pa.Array, format: str | None) -> Bools:
+    """Returns which texts [N], none missing, are no times of 1900 to 2199 in this format; None is ISO 8601."""
+    texts = pc.utf8_trim_whitespace(texts.cast(pa.string()))
+    cores, *_ = _cut_tail(texts if format else _iso(texts), format or _LONGEST_ISO)
+    years = pc.year(_strptime(cores, format or _LONGEST_ISO))
+    good = pc.and_(pc.greater_equal(years, 1900), pc.less(years, 2200)).fill_null(False)
+    return pc.invert(good).to_numpy(zero_copy_only=False)
+
+
 def _parsed(texts: pa.Array, name: str, row0: int, format: str | None) -> Int64s:
     if format == "%s":
         return _seconds(texts, name, row0)
@@ -121,10 +131,11 @@ def _parsed(texts: pa.Array, name: str, row0: int, format: str | None) -> Int64s
                 return _numpy(texts.cast(kind))  # the fast way: all have a zone, or none has
             except pa.ArrowInvalid:
                 pass
-    cores, fraction_N, zone_N = _cut_tail(texts if format else _iso(texts), format or "%Y-%m-%dT%H:%M:%S")
-    times = _strptime(cores, format or "%Y-%m-%dT%H:%M:%S")
+    cores, fraction_N, zone_N = _cut_tail(texts if format else _iso(texts), format or _LONGEST_ISO)
+    times = _strptime(cores, format or _LONGEST_ISO)
     if times.null_count:
-        words = f"not {repr(format) if format else _ISO}; mend it, or set columns.{name}.format to what it is"
+        remedy = f"mend it, set columns.{name}.format to what it is, or make the column 'ignore'"
+        words = f"not {repr(format) if format else _ISO}; {remedy}"
         _refuse(texts, times.is_null(), name, row0, words)
     return _numpy(times) + fraction_N - zone_N
 

@@ -5,7 +5,7 @@ from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
 from sparrow.metrics.places import topk
-from sparrow.metrics.ranking import GroupedAUC, auc, gauc
+from sparrow.metrics.ranking import GroupedAUC, auc, auc_by_group, gauc
 from sparrow.metrics.streaming import Reliability, Streaming, ece
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Reliability",
     "Streaming",
     "auc",
+    "auc_by_group",
     "calibration",
     "ece",
     "evaluate",

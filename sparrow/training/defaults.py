@@ -23,7 +23,7 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where the log is small.
 
     With another model, on a GPU, or without valid rows that end the training, a small log is trained like a large one.
-    What begins with another run's weights has that one's model. Of a member of a family that is given, the settings
+    What begins with another run's weights has that one's model, for one epoch if there are no valid rows. Of a member of a family that is given, the settings
     are its own.
 
     Args:
@@ -38,8 +38,9 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     is_small = rows["train"] <= SMALL_ROWS and rows["valid"] and given.get("device", "cpu") == "cpu"
     if model != "blend" and (model or not is_small):
         return dict(given)
-    families = tuple(name.removesuffix("name") for name in given if name.endswith(".name"))
-    return {**{name: value for name, value in SMALL.items() if not name.startswith(families)}, **given}
+    left_out = [name.removesuffix("name") for name in given if name.endswith(".name")]
+    left_out += [] if rows["valid"] else ["loop."]  # nothing would say when to stop
+    return {**{name: value for name, value in SMALL.items() if not name.startswith(tuple(left_out))}, **given}
 
 
 def _begun_with(run_dir: Any) -> str | None:

@@ -132,7 +132,7 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     capsys.readouterr()
     assert main(["evaluate", str(trained), "--data", "far"]) == 0
     assert re.search(
-        r"note: num_1: numbers clipped .*: 1; the first is 1e\+12 in row 5 \(all parts", capsys.readouterr().out
+        r"note: num_1: 1 number beyond .*; the first is 1e\+12 in row 5 \(all parts", capsys.readouterr().out
     )
 
 

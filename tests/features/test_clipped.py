@@ -56,8 +56,8 @@ def test_the_range_is_trainings_and_what_is_beyond_is_counted(out: Prepared) -> 
     assert valid["plain"][9] == 1e9  # kept, as it says
     found = [note for note in out.notes if "training's range" in note]
     assert found == [
-        "long: numbers clipped to -5 .. 20, training's range: 2; the first is 1e+09 in row 309",
-        "x: numbers clipped to -5 .. 20, training's range: 1; the first is 1e+12 in row 307",
+        "long: 2 numbers beyond training's range, clipped to -5 .. 20; the first is 1e+09 in row 309",
+        "x: 1 number beyond training's range, clipped to -5 .. 20; the first is 1e+12 in row 307",
     ]
 
 

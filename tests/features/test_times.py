@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
-from sparrow.features.times import FORMATS, as_times, part_of, time_format
+from sparrow.features.times import FORMATS, as_times, misfits_of, part_of, time_format
 
 TEN = int(datetime.datetime(2026, 11, 21, 10, tzinfo=datetime.UTC).timestamp()) * 1_000_000
 DAY = TEN - 10 * 3_600_000_000
@@ -110,3 +110,9 @@ def test_parts_of_times(unit: int) -> None:
     times_N = np.array(seconds) * unit
     assert part_of(times_N, "hour").tolist() == [moment.hour for moment in moments]
     assert part_of(times_N, "weekday").tolist() == [moment.weekday() for moment in moments]
+
+
+def test_misfits_are_texts_that_are_no_times() -> None:
+    texts = pa.array(["21/11/2026", " 1/2/2026 ", "31/02/2026", "2026-11-21", "21/11/0999", ""])
+    assert misfits_of(texts, "%d/%m/%Y").tolist() == [False, False, True, True, True, True]
+    assert misfits_of(texts, None).tolist() == [True, True, True, False, True, True]

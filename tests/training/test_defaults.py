@@ -49,6 +49,8 @@ def test_a_run_goes_on_with_its_model(sized: Any, tmp_path: Path) -> None:
         given = {"init_from": str(tmp_path / name)}
         for rows in (1000, SMALL_ROWS + 1):
             assert defaults(sized(rows, 100), given) == {**expected, **given}
+    day = defaults(sized(1000, 0), {"init_from": str(tmp_path / "blend")})
+    assert day["model.name"] == "blend" and not [name for name in day if name.startswith("loop.")]
     given = {"init_from": str(tmp_path / "none")}  # training says what is wrong
     assert defaults(sized(1000, 100), given) == {**SMALL, **given}
 

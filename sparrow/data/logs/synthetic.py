@@ -12,17 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
-import torch
 
-from sparrow.core import Batch, KeyedJagged, Progress, UserError
+from sparrow.core import Progress, UserError
 from sparrow.core.arrays import Floats, Ints
 from sparrow.core.files import refuse_existing, to_json, whole, write_text
-from sparrow.metrics import evaluate
+from sparrow.data.logs.truth import EXACT_ROWS, Truth
 
 _BLOCK_ROWS = 50_000
 _PILOT_ROWS = 50_000
+_SORTED = 1 << 20  # sessions whose times are in memory to sort them
 _START_MS = 1_704_067_200_000  # 2024-01-01
 _DAY_MS = 86_400_000
+_SHARES_OF_TRUTH = {"all": 1.0, "last_20": 0.2, "last_10": 0.1}
 _LATENT = 4
 _TAGS, _TAGS_PER_ITEM = 53, 5  # a prime: steps through it repeat no tag
 _CANDIDATES = 4  # a history's item is the user's favourite of so many
@@ -85,7 +86,8 @@ def generate(
     cat_* (text; every other one has missing values), num_* (counts with missing values, and normals), label; and,
     with_truth, true_p: the probability that the label was drawn with. OUT.truth.json beside it says what the truth
     scores. CSV and TSV have no lists: history and tags are left out, and clicks do not depend on them. The same
-    arguments give the same log.
+    arguments give the same log. Memory does not grow with the rows. Of more than 1,048,576 rows the AUC of the truth
+    comes from bins, see `Streaming`.
 
     Args:
         out: the file. Its suffix says the format.
@@ -141,8 +143,7 @@ def generate(
     if with_truth:
         write_text(truth_file, to_json(truth | {"config": asdict(config)}, indent=1) + "\n")
     notes = () if lists else (f"{out.suffix} has no lists: history and tags are left out",)
-    sessions = len(log.sessions.rows_S)
-    return Generated(out=out, rows=rows, sessions=sessions, limit=truth["all"], truth=truth, notes=notes)
+    return Generated(out=out, rows=rows, sessions=log.sessions, limit=truth["all"], truth=truth, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +224,13 @@ class _Waves:
 
 @dataclass(frozen=True)
 class _Sessions:
-    """Sessions in order of time: rows of each, their time as a share of the log, and their user."""
+    """Some sessions in order of time: rows of each, their time as a share of the log, and their user.
 
+    first, row: how many sessions and rows of the log came before.
+    """
+
+    first: int
+    row: int
     rows_S: Ints
     time_S: Floats
     user_S: Ints
@@ -269,23 +275,55 @@ class _World:
         self._pair = random.normal("pair", *(self.vocabularies[:2] + 1)) if config.categorical > 1 else None
         self._bends = random.uniform("bends", config.numeric, 2) * [0.8, 2 * math.pi] + [0.8, 0.0]
 
-    def sessions(self, random: _Streams, rows: int) -> _Sessions:
-        """As many as hold `rows` rows: geometric lengths, at random times, users by Zipf's law."""
+    def sessions(self, part: str, rows: int, block_rows: int) -> Iterator[_Sessions]:
+        """As many as hold `rows` rows, those of about `block_rows` at a time: at random times, users by Zipf's law.
+
+        part: what they are drawn for.
+        """
+        count = sum(len(rows_S) for rows_S in self._lengths(part, rows, block_rows))
+        random, times, held_S = _Streams(self.config.seed, part), self._times(part, count), np.zeros(0)
+        first = row = 0
+        for rows_S in self._lengths(part, rows, block_rows):
+            while len(held_S) < len(rows_S):
+                held_S = np.concatenate([held_S, next(times)])
+            time_S, held_S = np.split(held_S, [len(rows_S)])
+            user_S = self._user_of_rank[self._users.ranks(random.uniform("user", len(rows_S)))]
+            yield _Sessions(first, row, rows_S, time_S, user_S)
+            first, row = first + len(rows_S), row + int(rows_S.sum())
+
+    def _lengths(self, part: str, rows: int, block_rows: int) -> Iterator[Ints]:
+        """Rows of each session, geometric; a block ends with the session that reaches a multiple of `block_rows`."""
+        random, held_S, row = _Streams(self.config.seed, part), np.zeros(0, np.int64), 0
         with np.errstate(divide="ignore"):
             stop = np.log1p(-1 / np.float64(self.config.session_rows))  # -inf when every session has one row
-        lengths_S = np.maximum(np.ceil(np.log1p(-random.uniform("length", rows)) / stop), 1).astype(np.int64)
-        ends_S = lengths_S.cumsum()
-        count = int(np.searchsorted(ends_S, rows)) + 1
-        lengths_S = lengths_S[:count]
-        lengths_S[-1] -= ends_S[count - 1] - rows
-        time_S = np.sort(random.uniform("time", count))
-        return _Sessions(lengths_S, time_S, self._user_of_rank[self._users.ranks(random.uniform("user", count))])
+        while row < rows:
+            drawn_S = np.ceil(np.log1p(-random.uniform("length", block_rows)) / stop).clip(1, rows).astype(np.int64)
+            rows_S = np.concatenate([held_S, drawn_S])
+            ends_S = row + rows_S.cumsum()
+            count = int(np.searchsorted(ends_S, rows)) + 1  # more than there are where the log goes on
+            is_last = count <= len(ends_S)
+            if is_last:
+                rows_S, ends_S = rows_S[:count], ends_S[:count]
+                rows_S[-1] -= ends_S[-1] - rows
+                ends_S[-1] = rows
+            *blocks, held_S = np.split(rows_S, np.flatnonzero(np.diff((ends_S - 1) // block_rows)) + 1)
+            yield from [*blocks, held_S] if is_last else blocks
+            row = rows if is_last else int(ends_S[-1] - held_S.sum())
 
-    def block(self, random: _Streams, sessions: _Sessions, low: int, high: int) -> _Block:
-        """Draw the rows of sessions [low, high)."""
-        config, rows_S = self.config, sessions.rows_S[low:high]
-        time_S, user_S = sessions.time_S[low:high], sessions.user_S[low:high]
-        local_B = np.repeat(np.arange(high - low), rows_S)
+    def _times(self, part: str, count: int) -> Iterator[Floats]:
+        """Uniform numbers in order of size, as many as `count`, some at a time: all are drawn again for each range."""
+        ranges = -(-count // _SORTED)
+        for i in range(ranges):
+            random, found = _Streams(self.config.seed, part), []
+            for start in range(0, count, _SORTED):
+                time_S = random.uniform("time", min(_SORTED, count - start))
+                found.append(time_S[(time_S >= i / ranges) & (time_S < (i + 1) / ranges)])
+            yield np.sort(np.concatenate(found))
+
+    def block(self, random: _Streams, sessions: _Sessions) -> _Block:
+        """Draw the rows of some sessions."""
+        config, time_S, user_S = self.config, sessions.time_S, sessions.user_S
+        local_B = np.repeat(np.arange(len(time_S)), sessions.rows_S)
         user_B = user_S[local_B]
         time_B = time_S[local_B]
         size = len(local_B)
@@ -308,7 +346,7 @@ class _World:
             "numeric": sum((self._bend(i, x) for i, x in enumerate(numbers)), zeros),
             "pair": zeros if self._pair is None else self._pair[categories[0], categories[1]],
         }
-        return _Block(low + local_B, user_B, item_B, liked_SH, liked_lengths_S, categories, numbers, terms)
+        return _Block(sessions.first + local_B, user_B, item_B, liked_SH, liked_lengths_S, categories, numbers, terms)
 
     def _shown(self, ranks: Ints, time: Floats) -> Ints:
         """The items of these popularity ranks at these times; the order of popularity changes daily."""
@@ -338,8 +376,8 @@ class _Law:
 
     def __init__(self, world: _World) -> None:
         config, random = world.config, _Streams(world.config.seed, "pilot")
-        sessions = world.sessions(random, _PILOT_ROWS)
-        terms = world.block(random, sessions, 0, len(sessions.rows_S)).terms
+        (sessions,) = world.sessions("pilot", _PILOT_ROWS, _PILOT_ROWS)
+        terms = world.block(random, sessions).terms
         self._scales = {name: (float(x.mean()), float(x.std()) or 1.0) for name, x in terms.items()}
         self._spread = 1.0
         self._bias = 0.0
@@ -362,40 +400,62 @@ class _Law:
 
 
 class _Log:
-    """A world's log as a stream of Arrow tables; keeps 20 bytes a row to tell the truth about it in the end."""
+    """A world's log as a stream of Arrow tables, and the truth about it."""
 
     def __init__(self, world: _World, *, with_truth: bool) -> None:
         self._world = world
         self._with_truth = with_truth
         self._random = _Streams(world.config.seed, "log")
-        self.sessions = world.sessions(self._random, world.config.rows)
         self._law = _Law(world)
-        self._p_N: list[Floats] = []
-        self._label_N: list[Ints] = []
+        exact = world.config.rows <= EXACT_ROWS
+        self._truth = {part: Truth(first, exact=exact) for part, first in self._first_rows().items()}
+        self.sessions = 0  # of the tables so far
 
-    @property
-    def _ts_S(self) -> Ints:
-        return _START_MS + (self.sessions.time_S * (self._world.config.days * _DAY_MS)).astype(np.int64)
+    def _sessions(self) -> Iterator[_Sessions]:
+        return self._world.sessions("log", self._world.config.rows, _BLOCK_ROWS)
+
+    def _ts(self, sessions: _Sessions) -> Ints:
+        """The time of each session, ms since 1970."""
+        return _START_MS + (sessions.time_S * (self._world.config.days * _DAY_MS)).astype(np.int64)
+
+    def _first_rows(self) -> dict[str, int]:
+        """The first row of each part of the truth. Rows of one time stay together."""
+        rows, last_ts, begin = self._world.config.rows, -1, 0
+        places = {part: min(round(rows * (1 - share)), rows - 1) for part, share in _SHARES_OF_TRUTH.items()}
+        found = {}
+        for sessions in self._sessions():
+            ts_S = self._ts(sessions)
+            row_S = sessions.row + sessions.rows_S.cumsum() - sessions.rows_S
+            begin_S = np.maximum.accumulate(np.where(np.diff(ts_S, prepend=last_ts) > 0, row_S, begin))
+            for part, place in places.items():
+                if sessions.row <= place < sessions.row + sessions.rows_S.sum():
+                    found[part] = int(begin_S[np.searchsorted(row_S, place, side="right") - 1])
+            last_ts, begin = int(ts_S[-1]), int(begin_S[-1])
+        return {part: found[part] for part in places}
 
     def tables(self, progress: Progress) -> Iterator[pa.Table]:
         """The rows in order of time, some ten thousand at a time; can be read once."""
-        rows, ends_S = self._world.config.rows, self.sessions.rows_S.cumsum()
-        lows = np.unique(np.searchsorted(ends_S, np.arange(0, rows, _BLOCK_ROWS), side="right"))
-        for low, high in zip(lows, [*lows[1:], len(ends_S)], strict=True):
-            block = self._world.block(self._random, self.sessions, int(low), int(high))
+        rows = self._world.config.rows
+        for sessions in self._sessions():
+            block = self._world.block(self._random, sessions)
             p_B = self._law(block.terms)
             label_B = (self._random.uniform("label", len(p_B)) < p_B).astype(np.int8)
-            self._p_N.append(p_B)
-            self._label_N.append(label_B)
-            yield self._table(block, int(low), p_B, label_B)
-            progress("generated", int(ends_S[high - 1]), rows)
+            for truth in self._truth.values():
+                truth.add(sessions.row, p_B, label_B, block.session_B)
+            self.sessions += len(sessions.rows_S)
+            yield self._table(block, sessions, p_B, label_B)
+            progress("generated", sessions.row + len(p_B), rows)
 
-    def _table(self, block: _Block, low: int, p_B: Floats, label_B: Ints) -> pa.Table:
-        world = self._world
-        columns: dict[str, Any] = {"session": block.session_B, "ts": self._ts_S[block.session_B]}
+    def truth(self) -> dict[str, dict[str, float]]:
+        """What the true probabilities score on all rows and on the last in time, once the tables have been read."""
+        return {part: truth.result() for part, truth in self._truth.items()}
+
+    def _table(self, block: _Block, sessions: _Sessions, p_B: Floats, label_B: Ints) -> pa.Table:
+        world, local_B = self._world, block.session_B - sessions.first
+        columns: dict[str, Any] = {"session": block.session_B, "ts": self._ts(sessions)[local_B]}
         columns |= {"user": block.user_B, "item": block.item_B}
         if world.lists and world.config.history:
-            columns["history"] = _lists(block.liked_SH, block.liked_lengths_S, block.session_B - low, None)
+            columns["history"] = _lists(block.liked_SH, block.liked_lengths_S, local_B, None)
         if world.lists:
             columns["tags"] = _lists(world.tags_RT, world.tag_counts_R, block.item_B, _names("tag", _TAGS))
         for i, (category_B, size) in enumerate(zip(block.categories, world.vocabularies, strict=True)):
@@ -407,27 +467,6 @@ class _Log:
         if self._with_truth:
             columns["true_p"] = p_B
         return pa.table(columns)
-
-    def truth(self) -> dict[str, dict[str, float]]:
-        """What the true probabilities score on all rows and on the last in time, once the tables have been read."""
-        p_N = np.concatenate(self._p_N)
-        label_N = np.concatenate(self._label_N)
-        rows_S = self.sessions.rows_S
-        session_N = np.repeat(np.arange(len(rows_S)), rows_S)
-        ts_S, rows = self._ts_S, len(p_N)
-        found = {}
-        for part, share in (("all", 1.0), ("last_20", 0.2), ("last_10", 0.1)):
-            at = min(round(rows * (1 - share)), rows - 1)
-            first_session = np.searchsorted(ts_S, ts_S[session_N[at]])  # rows of one time stay together
-            first = int(rows_S[:first_session].sum())
-            batch = Batch(
-                dense_BC=torch.from_numpy(p_N[first:, None]),
-                ids=KeyedJagged.from_lists({}),
-                labels_BT=torch.from_numpy(label_N[first:, None]),
-                session_B=torch.from_numpy(session_N[first:]),
-            )
-            found[part] = evaluate(lambda batch: batch.dense_BC, [batch], exact=True)
-        return found
 
 
 def _masked_mean(vectors_SHK: Floats, lengths_S: Ints) -> Floats:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.logs.read import Log, open_log, with_candidates
-from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none, time_of
+from sparrow.data.meaning.looks import digits_lost, list_of, numbers_in, sign_of_number, stands_for_none
 from sparrow.data.meaning.names import (
     GROUPS,
     LABELS,
@@ -26,12 +26,11 @@ from sparrow.data.meaning.names import (
     bare_label,
     is_id,
     is_measure,
-    tells_time,
     words_of,
 )
 from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
 from sparrow.data.meaning.requests import ids_of, label_of, noted
-from sparrow.data.meaning.times import DAYS, numbered_time, parts_of_time
+from sparrow.data.meaning.times import parts_of_time, time_told
 from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
@@ -113,14 +112,15 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
 
 def _inferred(log: Log, label: str | None, seen: dict[str, _Seen]) -> Schema:
     columns = _labels(seen, label)
-    columns |= _times(s for s in seen.values() if s.name not in columns)
+    repair = log.source.bad_rows == "repair"
+    columns |= _times((s for s in seen.values() if s.name not in columns), repair)
     for i, name in enumerate(n for n in _groups(seen.values()) if n not in columns):
-        note = f"group is {next(n for n, c in columns.items() if c.kind == 'group')}" if i else None
+        group = next((n for n, c in columns.items() if c.kind == "group"), None)
+        note = f"ignored, as the group is {group}" if i else None
         columns[name] = Column(kind="ignore" if i else "group", note=note)
     if log.source.format == "criteo":
         columns |= {n: Column(kind="numeric", transform="log") for n in seen if n[0] == "I"}
         columns |= {n: Column(kind="categorical", table=n) for n in seen if n[0] == "C"}
-    repair = log.source.bad_rows == "repair"
     clicks = _clicks(columns, seen)
     columns |= {name: _feature(s, repair, clicks) for name, s in seen.items() if name not in columns}
     cells = {name: s.bare for name, s in seen.items()}
@@ -187,7 +187,7 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
     found = seen[chosen]
     if len(found.distinct) <= 2 and not found.is_list:
         settings: dict[str, Any] = _positive(found)
-        if chosen in guessed and chosen != label:
+        if chosen in guessed and chosen not in (label, *named, *rated, *wide):
             told = "taken for the label, as no column is named like one; if another is, name it with --label"
             settings["note"] = f"{told}; {settings['note']}" if "note" in settings else told
     elif chosen in (*rated, *scored):
@@ -237,33 +237,26 @@ def _positive(seen: _Seen) -> dict[str, str]:
     return {"positive": positive, "note": f"of {' and '.join(map(repr, counts))}, {positive!r} counts as 1"}
 
 
-def _times(seen: Iterable[_Seen]) -> dict[str, Column]:
+def _times(seen: Iterable[_Seen], repair: bool) -> dict[str, Column]:
     """Returns the time column, with its format, and the other columns that tell times, which are ignored."""
-    found: dict[str, tuple[str | None, str | None]] = {}
+    found: dict[str, tuple[str | None, str | None, str | None]] = {}
     listed = [s for s in seen if not s.is_list and len(s.values)]
     gaps, plain = {s.name: s.rows - len(s.values) for s in listed}, {s.name for s in listed if s.called in TIMES}
     for s in sorted(listed, key=lambda s: (s.called not in TIMES, gaps[s.name] > 0)):
         named = s.called in TIMES or s.words[-1:] in (("ts",), ("timestamp",), ("datetime",))
-        if pa.types.is_timestamp(s.type) or pa.types.is_date(s.type):
-            found[s.name] = (None, None)
-        elif is_text(s.type) and (look := time_of(s.values)) and (named or look[0] not in ("%s", *DAYS[:3])):
-            found[s.name] = look
-        elif pa.types.is_integer(s.type) and (named or (s.words[-1:] == ("time",) and pc.min(s.values).as_py() > 5e8)):
-            look = time_of(s.values)
-            found[s.name] = look if look and look[0] != "%s" else (None, None)
-        elif pa.types.is_integer(s.type) and tells_time(s.words) and (look := numbered_time(s.values)):
-            found[s.name] = look
-        elif pa.types.is_floating(s.type) and named:
-            whole = pc.all(pc.equal(s.values, pc.round(s.values))).as_py()
-            found[s.name] = (None, None) if whole else ("%s", "numbers with a fraction, taken for seconds since 1970")
+        if told := time_told(s.type, s.values, s.words, named):
+            found[s.name] = told
     columns: dict[str, Column] = {}
-    for name, (format, note) in found.items():
+    for name, (format, note, stray) in found.items():
         first = next(iter(columns), None)
         if first is not None:
-            columns[name] = Column(kind="ignore", note=f"time is {first}")
+            columns[name] = Column(kind="ignore", note=f"ignored, as the time is {first}")
         elif gaps[name] and name not in plain:  # what is plainly the time is refused, with a remedy
-            told = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
-            columns[name] = Column(kind="ignore", note=told)
+            note = f"a time, missing in some rows ({gaps[name]:,}); fill it in to split by it"
+            columns[name] = Column(kind="ignore", note=note)
+        elif stray is not None and (repair or name not in plain):
+            note = f"a time, but {stray!r} is not {format or 'ISO 8601'!r} as most are; mend it to split by it"
+            columns[name] = Column(kind="ignore", note=note)
         else:
             columns[name] = Column(kind="time", format=format, note=note)
     return columns
@@ -408,7 +401,8 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
     note = None
     if seen.called in TIMES:
-        note = "by its name a time, but its texts have no format in common; mend them to split by it"
+        such = " and ".join(repr(text) for text in seen.distinct[:2].to_pylist())
+        note = f"by its name a time, but its texts, such as {such}, have no format in common; mend them to split by it"
     elif is_text(seen.type):
         share, odd, numbers = numbers_in(seen.values)
         codes = odd.filter(pc.match_substring_regex(odd, r"^0\d+$"))

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError
 from sparrow.features.ids import Int64s, as_lists
-from sparrow.features.times import FORMATS, as_times, time_format
+from sparrow.features.times import FORMATS, as_times, misfits_of, time_format
 
 NONE = (
     *("?", "-", "--", "---", ".", "*", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "(null)", "<null>"),
@@ -117,6 +117,24 @@ def time_of(values: pa.Array) -> tuple[str | None, str | None] | None:
             format, other = other, format  # a log's rows stand in order, and close together in time
         return format, f"day or month may come first, both fit: {format!r} is taken, not {other!r}"
     return format, None
+
+
+def nearly_time(values: pa.Array) -> tuple[str | None, str | None, str] | None:
+    """Returns format and note of a column of times in which some texts are none, and the first of these.
+
+    It is None where more than one in ten of the texts, none of which is missing, is no time.
+    """
+    misfits = np.ones(len(values), bool)
+    best: str | None = None
+    for format in (None, *FORMATS[:-1]):
+        if 10 * misfits_of(values[:100], format).sum() <= min(len(values), 100):
+            bad = misfits_of(values, format)
+            if bad.sum() < misfits.sum():
+                misfits, best = bad, format
+    if not 0 < 10 * misfits.sum() <= len(values):
+        return None
+    format, note = time_of(values.filter(pa.array(~misfits))) or (best, None)
+    return format, note, str(values[int(np.argmax(misfits))].as_py())
 
 
 def numbers_in(values: pa.Array) -> tuple[float, pa.Array, pa.Array]:

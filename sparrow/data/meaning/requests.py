@@ -15,8 +15,6 @@ from sparrow.data.shaping.candidates import CLICKED, REQUEST
 from sparrow.data.shaping.structs import is_list
 from sparrow.features.schema import Column
 
-_ALONG = "as long as the candidates in each row; if it goes along with them, name it with --parallel"
-
 
 def label_of(log: Log) -> str | None:
     """Returns the label that candidates make, or None where a log has none.
@@ -63,7 +61,10 @@ def noted(log: Log, columns: Mapping[str, Column], cells: Mapping[str, pa.Array]
         told[CLICKED] = replace(columns[CLICKED], note=note)
     for name, column in columns.items():
         if is_list(cells[name].type) and _as_long(cells[name], cells[REQUEST]):
-            told[name] = replace(column, note=f"{column.note}; {_ALONG}" if column.note else _ALONG)
+            flags = f"--candidates {source.candidates} --clicked={source.clicked}"
+            flags += f" --parallel {' '.join((*(source.parallel or ()), name))}"
+            along = f"as long as the candidates in each row; if it goes along with them, add {flags}"
+            told[name] = replace(column, note=f"{column.note}; {along}" if column.note else along)
     return told
 
 

@@ -7,7 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparrow.core.errors import UserError
-from sparrow.data.meaning.looks import time_of
+from sparrow.data.meaning.looks import nearly_time, time_of
+from sparrow.data.meaning.names import Words, tells_time
+from sparrow.features.ids import is_text
 from sparrow.features.schema import Column
 from sparrow.features.times import as_times, part_of, ticks_per_second
 
@@ -37,6 +39,37 @@ def parts_of_time(name: str, stem: str, column: Column, values: pa.Array) -> dic
         if len(np.unique(part_of(times_N, part))) > 1:
             made[of] = Column(kind="categorical", source=name, part=part, table=of, format=column.format, note=note)
     return made
+
+
+def time_told(
+    kind: pa.DataType, values: pa.Array, words: Words, named: bool
+) -> tuple[str | None, str | None, str | None] | None:
+    """Returns format and note of a column that tells times, and the first text that is none; or None for another.
+
+    Args:
+        kind: the column's type.
+        values: the column's in the sample, none missing.
+        words: of its name.
+        named: whether the name says that it is a time.
+    """
+    look: tuple[str | None, str | None] | None = None
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        look = None, None
+    elif is_text(kind):
+        look, plain = time_of(values), ("%s", *DAYS[:3])
+        near = nearly_time(values) if look is None else None
+        if near is not None and (named or near[0] not in plain):
+            return near
+        look = look if look and (named or look[0] not in plain) else None
+    elif pa.types.is_integer(kind) and (named or (words[-1:] == ("time",) and pc.min(values).as_py() > 5e8)):
+        look = time_of(values)
+        look = look if look and look[0] != "%s" else (None, None)
+    elif pa.types.is_integer(kind) and tells_time(words):
+        look = numbered_time(values)
+    elif pa.types.is_floating(kind) and named:
+        whole = pc.all(pc.equal(values, pc.round(values))).as_py()
+        look = (None, None) if whole else ("%s", "numbers with a fraction, taken for seconds since 1970")
+    return (*look, None) if look else None
 
 
 def numbered_time(values: pa.Array) -> tuple[str | None, str | None] | None:

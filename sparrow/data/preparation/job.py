@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def prepare(
         given = _complete(given, logs[0], label, split)
         try:
             with ThreadPoolExecutor(pa.cpu_count(), thread_name_prefix="sparrow-prepare") as pool:
-                job = _Job(logs=logs, given=given, work=work, pool=pool, told=progress or (lambda *step: None), ray=ray)
+                told = progress or (lambda *step: None)
+                is_like = isinstance(schema, Transforms)
+                job = _Job(logs=logs, given=given, work=work, pool=pool, told=told, ray=ray, is_like=is_like)
                 made = job.run(work / "new", grow)
             if out.exists():
                 out.rename(work / "old")
@@ -128,7 +131,7 @@ def prepare(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One preparation. logs: one, or those of train, valid and test."""
+    """One preparation. logs: one, or those of train, valid and test. is_like: columns are those of an earlier log."""
 
     logs: list[Log]
     given: Transforms
@@ -136,6 +139,7 @@ class _Job:
     pool: Executor
     told: Progress
     ray: str | None
+    is_like: bool
     writers: list[PartWriter] = field(default_factory=list)
 
     def run(self, new: Path, grow: bool) -> Prepared:
@@ -170,7 +174,7 @@ class _Job:
             label_means=_means(fitter, float("nan")),
             notes=(
                 *engine.notes(),
-                *_notes(schema, fitter, unknown),
+                *_notes(schema, fitter, unknown, is_new=not self.is_like),
                 *engine.clipped.notes(schema),
                 *self._count_notes(engine.times, grow),
                 *self._group_notes(int(fitter.rows[0])),
@@ -376,9 +380,12 @@ def _count_unknown(schema: Schema, table: pa.Table, unknown: dict[str, tuple[int
         unknown[name] = bad + int((ids == UNKNOWN).sum()), all_ids + int((ids != MISSING).sum())
 
 
-def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
-    """Yields what a person should look at, a line each."""
-    for name, column in schema.columns.items():
+def _notes(schema: Schema, fitter: Fitter, unknown: Unknown, *, is_new: bool) -> Iterator[str]:
+    """Yields what a person should look at, a line each; of the columns only if they are new."""
+    names, source = schema.source.names, schema.source
+    if is_new and names and not source.header and source.format != "criteo":
+        yield f"no header was found, so the columns are called {names[0]} to {names[-1]}; write one to name them"
+    for name, column in schema.columns.items() if is_new else ():
         if column.note and not (column.kind == "label" and column.note.startswith(OUTCOME)):  # done what it advises
             yield f"{name}: {column.note}"
     split = schema.split
@@ -399,6 +406,11 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
         for p, part in enumerate(PARTS):
             if asked.get(part) and not fitter.rows[p]:
                 yield f"{part}: no rows, though the split asks for {asked[part]}"
+    for (p, part), (t, label) in product(list(enumerate(PARTS))[1:], enumerate(schema.labels)):
+        rows, ones = int(fitter.rows[p]), int(fitter.positives[p, t])
+        if rows and ones in (0, rows):
+            remedy = f"give it more rows (--{part}), or divide the log in another way (--split)"
+            yield f"{part}: all {rows:,} rows have {label} {min(ones, 1)}, so AUC and NE have no value there; {remedy}"
     valid = [(bad / ids, name) for name, (bad, ids) in unknown["valid"].items() if ids and bad >= 0.01 * ids]
     if valid:
         most = ", ".join(f"{name} {share:.1%}" for share, name in sorted(valid, reverse=True)[:6])

@@ -135,6 +135,7 @@ class Blend(nn.Module):
         try:
             valid = replace(examples("valid"), host=None)
         except UserError:  # it has no rows, so nothing says when to stop: the members alone are the model
+            self.weights_PT.zero_()[0].fill_(1)
             return
         train, valid = (replace(batch, ids=batch.ids.expanded()) for batch in (train, valid))
         if self.config.logistic:

@@ -67,7 +67,7 @@ def test_kinds(tmp_path: Path) -> None:
         "record.a": "ignore",
     }
     assert (schema.columns["height"].transform, schema.columns["price"].transform) == ("standard", "log")
-    assert schema.columns["session_id"].note == "group is request_id"
+    assert schema.columns["session_id"].note == "ignored, as the group is request_id"
     assert all(column.note for column in schema.columns.values() if column.kind == "ignore")
     assert set(schema.encodings) == {"user", "deviceType", "few", "city", "tags"}
 
@@ -449,6 +449,13 @@ def test_a_label_that_only_its_place_or_name_tells(tmp_path: Path, columns: dict
 )
 def test_labels_by_words_and_by_what_is_left(tmp_path: Path, columns: dict, label: str) -> None:
     assert inferred(tmp_path, {name: (values * 50)[:100] for name, values in columns.items()}).labels == (label,)
+
+
+def test_a_label_that_its_name_tells_carries_no_note(tmp_path: Path) -> None:
+    """Also where it is the last column, the only one of two values, or both."""
+    for columns in ({"click": [0, 1], "x": [1.5, 2.5]}, {"x": [1.5, 2.5], "label": [0, 1]}):
+        schema = inferred(tmp_path, {name: values * 50 for name, values in columns.items()})
+        assert schema.columns[schema.labels[0]].note is None
 
 
 @pytest.mark.parametrize("share", [0.002, 0.2, 1.0])

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparrow.core import UserError
 from sparrow.data import prepare
+from sparrow.features.schema import Source
 from tests.data.logs.reading import inferred
 
 N = 2000
@@ -129,3 +131,28 @@ def test_dates_stand_close_together(tmp_path: Path) -> None:
     values = ["11/8/2017", "11/6/2017", "11/9/2017", "11/7/2017"] * 25
     column = inferred(tmp_path, {"date": values, "label": [0, 1] * 50}).columns["date"]
     assert column.format == "%m/%d/%Y" and "day or month may come first" in str(column.note)
+
+
+@pytest.mark.parametrize("stray", ["31/31/2017", "2017-11-06", "soon"])
+def test_a_date_that_fits_no_order_is_named(tmp_path: Path, stray: str) -> None:
+    """With its line, its text and what to do. Ignored where the name or --bad-rows says that it may be."""
+    dates = [f"{day}/11/2017" for day in range(6, 20)] * 10
+    dates[110] = stray
+    for name in ("date", "seen_on"):
+        rows = "".join(f"{i % 2},{i % 7},{date}\n" for i, date in enumerate(dates))
+        (tmp_path / f"{name}.csv").write_text(f"click,n,{name}\n{rows}")
+    words = rf"date\.csv, line 112: time 'date', row 110: '{stray}' is not '%d/%m/%Y'; mend it, set columns\.date\."
+    with pytest.raises(UserError, match=words) as caught:
+        prepare([tmp_path / "date.csv"], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    for name, source in (("date", Source(bad_rows="repair")), ("seen_on", None)):
+        made = prepare([tmp_path / f"{name}.csv"], tmp_path / name, source=source)
+        assert made.schema.columns[name].kind == "ignore"
+        assert any(f"{name}: a time, but {stray!r} is not '%d/%m/%Y'" in note for note in made.notes)
+
+
+def test_texts_that_are_rarely_times_stay_names(tmp_path: Path) -> None:
+    values = ["6/11/2017", "alpha", "7/11/2017", "beta"] * 50
+    columns = inferred(tmp_path, {"label": [0, 1] * 100, "tag": values, "date": values}).columns
+    assert columns["tag"].kind == "categorical" and columns["tag"].note is None
+    assert "such as '6/11/2017' and 'alpha', have no format in common" in str(columns["date"].note)

@@ -32,14 +32,18 @@ def test_what_a_log_of_requests_has() -> None:
 def test_a_log_may_number_its_requests_itself() -> None:
     schema = infer_log(table_log(TABLE.rename_columns(["impression_id", *TABLE.column_names[1:]])))
     assert schema.role("group") == "impression_id"
-    assert (schema.columns["request"].kind, schema.columns["request"].note) == ("ignore", "group is impression_id")
+    assert (schema.columns["request"].kind, schema.columns["request"].note) == (
+        "ignore",
+        "ignored, as the group is impression_id",
+    )
 
 
 def test_lists_that_may_go_along_are_told() -> None:
     """Where all rows have as many candidates, lengths do not tell."""
     even = TABLE.filter(pa.array([i % 2 == 1 for i in range(50)]))
     schema = infer_log(table_log(even))
-    assert schema.source.parallel == () and "name it with --parallel" in str(schema.columns["position"].note)
+    flags = "--candidates article_ids_inview --clicked=article_ids_clicked --parallel position"
+    assert schema.source.parallel == () and str(schema.columns["position"].note).endswith(f"add {flags}")
     named = Source(candidates="article_ids_inview", clicked="article_ids_clicked", parallel=("position",))
     assert infer_log(table_log(even, named)).columns["position"].kind == "categorical"
 

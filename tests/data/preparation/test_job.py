@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +60,29 @@ def test_what_is_wrong_with_a_log_is_said_and_nothing_is_left(tmp_path: Path, ch
         prepare([log], tmp_path / "out", schema=SCHEMA)
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["log.parquet"]
+
+
+def test_columns_are_explained_once(tmp_path: Path) -> None:
+    """A log without a header is told what its columns are called. The next day's, which is like it, is told nothing."""
+    (tmp_path / "log.csv").write_text("".join(f"{i % 2},{i % 9},word{i % 5}\n" for i in range(300)))
+    made = prepare([tmp_path / "log.csv"], tmp_path / "out")
+    header = "no header was found, so the columns are called c0 to c2; write one to name them"
+    assert header in made.notes and any(note.startswith("c0: taken for the label") for note in made.notes)
+    transforms = data.open(tmp_path / "out").transforms
+    again = prepare([tmp_path / "log.csv"], tmp_path / "again", schema=transforms)
+    assert set(made.notes) - set(again.notes) == {header, *(n for n in made.notes if n.startswith("c"))}
+
+
+@pytest.mark.parametrize(("part_of", "value"), [("valid", 0), ("test", 1)])
+def test_a_label_that_is_constant_in_a_part_is_told(tmp_path: Path, part_of: str, value: int) -> None:
+    raw = log_of(200)
+    raw["label"][slice(160, 180) if part_of == "valid" else slice(180, 200)] = value
+    raw["ts"] = np.arange(200)
+    schema = replace(SCHEMA, columns=SCHEMA.columns | {"ts": Column(kind="time")})
+    made = prepare([written(tmp_path, raw)], tmp_path / "out", schema=schema)
+    told = [note for note in made.notes if "no value there" in note]
+    remedy = f"give it more rows (--{part_of}), or divide the log in another way (--split)"
+    assert told == [f"{part_of}: all 20 rows have label {value}, so AUC and NE have no value there; {remedy}"]
 
 
 def test_what_is_wrong_with_a_schema_is_said(tmp_path: Path) -> None:

@@ -129,6 +129,32 @@ def test_lists_are_found_by_name_and_ids(tmp_path: Path) -> None:
     }
 
 
+def test_a_single_clicked_id_in_text_is_a_list_too(tmp_path: Path) -> None:
+    rows = "".join(f"u{i % 9},{i} {i + 1} {i + 2},{i + 1}\n" for i in range(300))
+    log = with_candidates(open_log([write(tmp_path / "log.csv", f"user,ids_inview,ids_clicked\n{rows}")]))
+    assert (log.source.candidates, log.source.clicked) == ("ids_inview", "ids_clicked")
+    assert [row["clicked"] for row in rows_of(log)] == [0, 1, 0] * 300
+    counts = "".join(f"u{i % 9},{i} {i + 1} {i + 2},{i % 3}\n" for i in range(10, 310))
+    other = with_candidates(open_log([write(tmp_path / "log.csv", f"user,ids_inview,clicks\n{counts}")]))
+    assert other.source.candidates is None
+
+
+@pytest.mark.parametrize("where", [3, 1500])
+def test_few_clicked_ids_that_are_no_candidates_are_told(tmp_path: Path, where: int) -> None:
+    """Whether the first one is among the rows that are looked at or not."""
+    clicks = [[i if i % 3 else i + 1] for i in range(2000)]
+    clicks[where] = [9999]
+    path = tmp_path / "log.parquet"
+    inview = [[i, i + 1, i + 2] for i in range(2000)]
+    pq.write_table(pa.table({"user": [1, 2] * 1000, "ids_inview": inview, "ids_clicked": clicks}), path)
+    words = rf"log\.parquet, row {where}: '9999' in 'ids_clicked' is not among the 3 of 'ids_inview'; mend it, or "
+    with pytest.raises(UserError, match=words) as caught:
+        data.prepare([path], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    made = data.prepare([path], tmp_path / "out", source=Source(bad_rows="repair"))
+    assert sum(made.rows.values()) == 3 * 1999
+
+
 SHOWN = {"user": ["a", "b", "c"], "inview": [[1, 2], [3], [4, 5]], "chosen": [[2], [], [4]], "n": [[1, 2], [3], [4, 5]]}
 
 

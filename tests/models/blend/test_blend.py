@@ -94,6 +94,15 @@ def test_the_next_day(tmp_path: Path) -> None:
     assert torch.equal(first.numbers.knots_CK1, second.numbers.knots_CK1)
     assert len(second.logistic.ids_RT) > len(first.logistic.ids_RT)
     assert results["best"]["parts"]["logistic"]["ne"] < 0.95 and results["best"]["ne"] < 0.85
+    whole = data.prepare(
+        [tmp_path / "next" / "log.parquet"],
+        tmp_path / "next" / "whole",
+        schema=Transforms.load(tmp_path / "run"),
+        split=Split(valid=0.0),
+        grow=True,
+    )
+    run(tmp_path / "next", whole.out, **warm, run_dir=str(tmp_path / "next" / "third"))
+    assert restore(tmp_path / "next" / "third").model.model.weights_PT[:, 0].tolist() == [1, 0, 0]
 
 
 def test_parts_get_the_weights_that_are_best() -> None:
