@@ -23,8 +23,8 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where the log is small.
 
     With another model, on a GPU, or without valid rows that end the training, a small log is trained like a large one.
-    What begins with another run's weights has that one's model, for one epoch if there are no valid rows. Of a member of a family that is given, the settings
-    are its own.
+    What begins with another run's weights has that one's model, for one epoch if there are no valid rows. Of a member
+    of a family that is given, the settings are its own.
 
     Args:
         prepared: the log.
