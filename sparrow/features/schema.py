@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -11,15 +13,29 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
 KINDS = Literal["vocabulary", "range", "hash"]  # of encodings: the members of `sparrow.features.encodings`
+COLUMN_KINDS = Literal[
+    "label",
+    "numeric",
+    "vector",
+    "categorical",
+    "list",
+    "time",
+    "group",
+    "session",
+    "weight",
+    "baseline",
+    "ignore",
+]
 NUMBERED = ("vocabulary", "range")  # kinds that make numbers below `rows` of ids, and have a file; others make hashes
 ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
+MOST_NUMBERS = 1 << 16  # of a vector
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
-kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
-stand together, see [cluster]), weight (of a sample), baseline (somebody else's click probability, which evaluate puts
-beside the model's) or ignore.
+kind: label, numeric, vector (as many numbers in each row, such as a content embedding), categorical, list, time, group
+(what GAUC ranks within: requests, or sessions), session (rows to stand together, see [cluster]), weight (of a sample),
+baseline (somebody else's click probability, which evaluate puts beside the model's) or ignore.
 [cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
 which are then stored, read and looked up once for every run of equal rows.
-What was fitted on the training part (mean, std, low, high; low, high, rows, distinct of an encoding) is kept when it
+What was fitted on the training part (mean, std, low, high; means, stds of a vector; low, high, rows, distinct of an encoding) is kept when it
 is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table are numbered; that of a
 table which a column names and [encodings] does not is made."""
 
@@ -40,13 +56,16 @@ class Column:
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
-    missing: values that stand for none in a numeric or categorical column, as they are written, such as "?" or "-999".
+    size: how many numbers a vector has; by default as many as the log's first one. Text of a vector is cut like that of
+    a list, and may stand in brackets. means, stds: what mean and std are for a numeric column, of each of its numbers.
+    missing: values that stand for none in a numeric, vector or categorical column, as they are written, such as "?" or
+    "-999".
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
     does. format: of a time that is text, as strptime takes it, also where a part of it is taken. note: why it was
     inferred so.
     """
 
-    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "session", "weight", "baseline", "ignore"]
+    kind: COLUMN_KINDS
     source: str | None = None
     table: str | None = None
     pooling: Literal["sum", "mean", "none"] | None = None
@@ -61,6 +80,9 @@ class Column:
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    size: int | None = None
+    means: tuple[float, ...] | None = None
+    stds: tuple[float, ...] | None = None
     missing: tuple[str, ...] | None = None
     positive: str | None = None
     threshold: float | None = None
@@ -72,20 +94,40 @@ class Column:
             raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
         require(least=1, max_length=self.max_length)
         require(least=2, most=10_000, quantiles=self.quantiles)
+        require(least=1, most=MOST_NUMBERS, size=self.size)
         require(mean=self.mean, threshold=self.threshold, low=self.low, high=self.high)
         require(above=0, std=self.std)
         if self.separator == "":
             raise UserError('separator: empty; give the text between two ids, or "json"')
-        allowed = {"separator": "list", "weights": "list", "max_length": "list", "pooling": "list"}
+        allowed = {"weights": "list", "max_length": "list", "pooling": "list"}
+        allowed |= {} if self.kind == "vector" else {"separator": "list"}
         allowed |= {"quantiles": "categorical", "part": "categorical", "threshold": "label"}
+        allowed |= {"size": "vector", "means": "vector", "stds": "vector"}
         allowed |= {} if self.part else {"format": "time"}
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
-        if self.missing is not None and self.kind not in ("numeric", "categorical"):
+        if self.missing is not None and self.kind not in ("numeric", "vector", "categorical"):
             raise UserError(f"missing: for numeric and categorical columns, and this one is {self.kind}; leave it out")
+        if self.kind == "vector":
+            self._check_vector()
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
+
+    @property
+    def width(self) -> int:
+        """How many columns of `Batch.dense_BC` a column of numbers takes."""
+        return (self.size or 0) if self.kind == "vector" else 1
+
+    def _check_vector(self) -> None:
+        for name in ("means", "stds"):
+            for number in getattr(self, name) or ():
+                require(**{name: number}, above=0 if name == "stds" else None)
+            count = len(getattr(self, name) or ())
+            if count and count != self.size:
+                raise UserError(f"{name}: {count} numbers for a vector of {self.size}; delete them to have them fitted")
+        if self.transform == "missing":
+            raise UserError("transform: 'missing' is for numeric columns; use 'standard', 'log' or 'none'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +278,7 @@ class Schema:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        vectors = self.of_kind("vector")
         for name, column in self.columns.items():
             if name.startswith(":"):
                 raise UserError(f"columns.{name}: such names are Sparrow's; name it otherwise, with source = {name!r}")
@@ -243,8 +286,11 @@ class Schema:
                 raise UserError(
                     f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.encodings)}"
                 )
-            if column.transform == "missing" and not any(missing_of(n) == name for n in self.of_kind("numeric")):
+            if column.transform == "missing" and not any(missing_of(n) == name for n in self.dense):
                 raise UserError(f"columns.{name}: tells where another numeric column has none; leave it out with that")
+            if (of := name.rpartition(":")[0]) in vectors and name != missing_of(of):
+                told = f"could be one of the numbers of the vector {of!r}"
+                raise UserError(f"columns.{name}: {told}; name it otherwise, with source = {name!r}")
         for table in {c.table for c in self.columns.values() if c.quantiles}:
             if mixed := [n for n, c in self.columns.items() if c.table == table and not c.quantiles]:
                 raise UserError(
@@ -289,8 +335,24 @@ class Schema:
 
     @property
     def dense(self) -> tuple[str, ...]:
-        """The numeric features, in the order of `Batch.dense_BC`'s columns."""
-        return self.of_kind("numeric")
+        """The features of numbers, in the order of `Batch.dense_BC`'s columns: of a vector these are several."""
+        return self.of_kind("numeric", "vector")
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Feature of numbers -> its columns of `Batch.dense_BC`."""
+        return self.side_by_side(self.dense)
+
+    def side_by_side(self, names: Sequence[str]) -> dict[str, slice]:
+        """Returns feature of numbers -> its columns where these features stand side by side."""
+        ends = list(accumulate((self.columns[name].width for name in names), initial=0))
+        return {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the columns of `Batch.dense_BC`: NAME of a numeric column, NAME:0, NAME:1, ... of a vector."""
+        each = [(name, self.columns[name]) for name in self.dense]
+        return tuple(made for name, column in each for made in _names(name, column))
 
     @property
     def sparse(self) -> tuple[str, ...]:
@@ -330,8 +392,17 @@ class Schema:
             raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None
 
 
+def number_name(vector: str, place: int) -> str:
+    """Returns the name of one of a vector's numbers."""
+    return f"{vector}:{place}"
+
+
+def _names(name: str, column: Column) -> list[str]:
+    return [number_name(name, i) for i in range(column.width)] if column.kind == "vector" else [name]
+
+
 def missing_of(name: str) -> str:
-    """Returns the name of the column that tells where a numeric one is missing."""
+    """Returns the name of the column that tells where a numeric one or a vector is missing."""
     return f"{name}:missing"
 
 
@@ -356,7 +427,7 @@ def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: fl
             raise UserError(f"cluster: no column {name!r}{suggest(name, columns)}")
         if columns[name].kind in kinds:
             return name
-        if columns[name].kind in ("label", "weight", "baseline", "list", *refused):
+        if columns[name].kind in ("label", "weight", "baseline", "list", "vector", *refused):
             raise UserError(f"cluster: {name!r} is of kind {columns[name].kind}; name a column that says {what}")
         former = schema.role(kinds[0])
         if former is not None:

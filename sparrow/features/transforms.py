@@ -28,6 +28,7 @@ from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times, part_of
+from sparrow.features.vectors import as_vectors, packed, transform_vectors
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -45,7 +46,7 @@ class Transforms:
     ) -> pa.Table:
         """Returns raw rows [N] as a table [N] of feature columns, in the schema's order.
 
-        Label, weight, baseline and numeric columns become float32. Time, group, session and hashed columns become
+        Label, weight, baseline and numeric columns become float32, and vectors the bytes of as many float32. Time, group, session and hashed columns become
         int64, and other categorical ones int32. Lists become large lists of the same types. The weights of a list are
         in a column beside it, named by `weights_of`.
 
@@ -81,7 +82,7 @@ class Transforms:
             beside = self.schema.columns.get(missing_of(name))
             if beside is not None and beside.transform == "missing":  # else the log has a column of that name
                 work[missing_of(name)] = values
-            if clipped is not None and name in self.schema.dense:
+            if clipped is not None and name in self.schema.of_kind("numeric"):
                 clipped.add(name, self.schema.columns[name], _numpy(values), row0)
         done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
         return pa.table(dict(zip(work, done, strict=True)))
@@ -125,6 +126,12 @@ class Transforms:
         column = self.schema.columns.get(name)
         if column is None:  # the weights of a list
             return values
+        if column.transform == "missing" and pa.types.is_fixed_size_binary(values.type):  # of a vector
+            return values.is_null().cast(pa.float32())
+        if column.kind == "vector":
+            if column.transform != "none" and (column.means is None or column.stds is None):
+                raise UserError(f"columns.{name}.means: not fitted; {REFIT}")
+            return packed(transform_vectors(values, column.transform, column.means, column.stds))
         if column.kind == "numeric":
             kind = column.transform
             if kind not in ("none", "missing") and (column.mean is None or column.std is None):
@@ -166,7 +173,7 @@ def typed(
 ) -> pa.RecordBatch:
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
-    Numeric columns become float64, where NaN is a missing number. Ids are coded: they become a dictionary array, whose
+    Numeric columns become float64, where NaN is a missing number. Vectors become bytes, see `as_vectors`. Ids are coded: they become a dictionary array, whose
     distinct values are integers (int64) or hashes (uint64).
 
     Args:
@@ -298,6 +305,10 @@ def _typed(
         return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
+    if column.kind == "vector":
+        if column.size is None:
+            raise UserError(f"columns.{name}.size: not known; {REFIT}")
+        return {name: as_vectors(raw, name, row0, column.size, column.separator)}
     table = schema.encodings[str(column.table)]
     hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":

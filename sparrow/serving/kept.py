@@ -72,8 +72,8 @@ def _telling(found: Restored, table: pa.Table) -> list[int]:
         row_N = ids.row_of_each()
         for number in (MISSING, UNKNOWN):
             rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
-    for c in range(len(found.schema.dense)):
-        x_B = batch.dense_BC[:, c]
+    for place in found.schema.places.values():
+        x_B = batch.dense_BC[:, place.start]
         rows |= {int(x_B.argmax()): None, int(x_B.argmin()): None}
     return list(rows)
 

@@ -24,8 +24,10 @@ from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import Repeated, Users
 from sparrow.features.encodings import kind_of
 from sparrow.features.numeric import transform
+from sparrow.features.schema import Column as Of
 from sparrow.features.schema import Schema, missing_of
 from sparrow.features.transforms import Transforms, typed, weights_of
+from sparrow.features.vectors import numbers_of
 from sparrow.kernels import Impl
 from sparrow.kernels.encode import Column, Encoded, Lookup, Rows, planned
 
@@ -34,7 +36,10 @@ _TYPES |= {"text": pa.string(), "bytes": pa.binary()}
 
 
 class Part(NamedTuple):
-    """A column's values in some rows: ids [N] with the lengths of rows and weights, or numbers, float64 [rows]."""
+    """A column's values in some rows: ids [N] with the lengths of rows and weights, or numbers.
+
+    numbers: float64 [rows]; of vectors of S numbers [S * rows], the first number of all rows first.
+    """
 
     values: Int64s
     lengths: Int64s
@@ -85,11 +90,12 @@ class Encoder:
         self._columns = [_column(transforms, name) for name in self._names]
         self._plan = planned(self._columns, impl)
         self._alone: dict[str, Transforms] = {}
+        self._widths = [schema.columns[name].width for name in schema.dense]
+        each = [fit for name in schema.dense for fit in _fits(schema.columns[name])]
         kinds: dict[tuple[str | None, bool], list[int]] = {}
-        for number, name in enumerate(schema.dense):
-            column = schema.columns[name]
-            kinds.setdefault((column.transform, column.low is not None and column.high is not None), []).append(number)
-        self._kinds = [(kind, at, self._fitted(at)) for (kind, _), at in kinds.items()]
+        for number, (kind, _, _, low, high) in enumerate(each):
+            kinds.setdefault((kind, low is not None and high is not None), []).append(number)
+        self._kinds = [(kind, at, _stacked([each[c][1:] for c in at])) for (kind, _), at in kinds.items()]
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -104,13 +110,19 @@ class Encoder:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What a request's columns are: "list" of ids or of weights, "number", or "integer" or other "id"."""
+        """What a request's columns are: "list" of ids or of weights, "number", "vector", "integer" or other "id"."""
         found: dict[str, str] = {}
         for column in self._columns:
             of = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
             found |= {column.source: "list" if column.is_list else of}
             found |= {column.weights: "list"} if column.weights else {}
-        return found
+        return found | dict.fromkeys(self.sizes, "vector")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Column of a request that holds vectors -> how many numbers these have."""
+        columns = self._schema.columns
+        return {columns[n].source or n: columns[n].width for n in self._schema.of_kind("vector")}
 
     @property
     def by_definition(self) -> tuple[str, ...]:
@@ -189,18 +201,13 @@ class Encoder:
             rows=stored,
             _bounds=found.bounds,
         )
-        dense_BC = self._standardised(found.numbers, count, of_users[ids:], users, user_B)
+        of_numbers = [of for of, width in zip(of_users[ids:], self._widths, strict=True) for _ in range(width)]
+        dense_BC = self._standardised(found.numbers, count, of_numbers, users, user_B)
         if whose is not None and shared and any(of_users):
-            dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_users[ids:]], dtype=torch.bool))
+            dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_numbers], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
 
     # -- numbers --------------------------------------------------------------------------------------------------
-
-    def _fitted(self, at: list[int]) -> list[Float64s | None]:
-        """Mean, std, low and high of numeric columns of one kind, [C, 1] each."""
-        columns = [self._schema.columns[self._schema.dense[c]] for c in at]
-        each = [[getattr(column, name) for column in columns] for name in ("mean", "std", "low", "high")]
-        return [None if None in one else np.array(one, np.float64)[:, None] for one in each]
 
     def _standardised(
         self, numbers: Float64s, count: int, of_users: Sequence[bool], users: Sequence[Any], user_B: Int64s | None
@@ -272,6 +279,10 @@ class Encoder:
         """Returns what the transforms make of a column."""
         column, name = self._columns[c], self._names[c]
         values = values_of(rows, column.source)
+        base = _base(self._schema, name)
+        is_vector, size = self._schema.columns[base].kind == "vector", self._schema.columns[base].width
+        if is_vector and (x_NS := _lists_of_numbers(values, size)) is not None:
+            return _of_vectors(x_NS, base == name)
         weights = values_of(rows, column.weights) if column.weights else None
         groups: dict[tuple[str, str], list[int]] = {}
         for row, value in enumerate(values):
@@ -289,13 +300,14 @@ class Encoder:
                     try:
                         self._transformed(c, pa.table(arrays).slice(place, 1), row)
                     except UserError as error:
-                        raise UserError(self._told(column, row, values[row], str(error))) from None
+                        raise UserError(self._told(c, row, values[row], str(error))) from None
                 raise
             for place, row in enumerate(at):
                 each[row] = made[place]
         if name in self._schema.dense:
             numbers = [one.numbers for one in each if one.numbers is not None]
-            return Part(_NONE, _NONE, None, np.concatenate([_NONE.astype(np.float64), *numbers]))
+            x_N = np.concatenate([_NONE.astype(np.float64), *numbers])
+            return Part(_NONE, _NONE, None, x_N.reshape(count, -1).T.reshape(-1) if count else x_N)
         listed = [one.weights for one in each if one.weights is not None]
         return Part(
             np.concatenate([_NONE, *(one.values for one in each)]),
@@ -303,8 +315,11 @@ class Encoder:
             np.concatenate(listed) if listed else None,
         )
 
-    def _told(self, column: Column, row: int, value: Any, told: str) -> str:
+    def _told(self, c: int, row: int, value: Any, told: str) -> str:
         """Returns an error about a value as who sends requests needs it: transforms advise who prepares a log."""
+        column, of = self._columns[c], self._schema.columns[self._names[c]]
+        if of.kind == "vector":
+            return f"{told.rpartition('; ')[0]}; give a list of {of.width} numbers, or null"
         if column.weights or column.lookup.kind == "refused":
             return told
         what = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
@@ -320,7 +335,7 @@ class Encoder:
         """Returns what the transforms make of a column, a part for each row."""
         made = self.part(self._names[c], table, row0)
         if made.numbers is not None:
-            return [Part(_NONE, _NONE, None, made.numbers[i : i + 1]) for i in range(len(made.numbers))]
+            return [Part(_NONE, _NONE, None, x_S) for x_S in made.numbers.reshape(-1, table.num_rows).T]
         each = []
         for low, high in itertools.pairwise([0, *np.cumsum(made.lengths).tolist()]):
             weights = None if made.weights is None else made.weights[low:high]
@@ -343,8 +358,10 @@ class Encoder:
         alone = self._alone[name]
         if name in self._schema.dense:
             (base,) = alone.schema.dense
-            numbers = typed(alone.schema, table, training=False, row0=row0)[base].to_numpy(zero_copy_only=False)
-            return Part(_NONE, _NONE, None, numbers)
+            values = typed(alone.schema, table, training=False, row0=row0)[base]
+            if alone.schema.columns[base].kind == "vector":
+                return _of_vectors(numbers_of(values), base == name)
+            return Part(_NONE, _NONE, None, values.to_numpy(zero_copy_only=False))
         made = alone.transform(table, training=False, row0=row0)
         column = made[name].combine_chunks()
         if self._schema.columns[name].kind != "list":
@@ -359,14 +376,54 @@ class Encoder:
 _NONE = np.empty(0, np.int64)
 
 
+def _fits(of: Of) -> list[tuple[Any, ...]]:
+    """Returns transform, mean, std, low and high of each number of a numeric or a vector column."""
+    if of.kind == "vector":
+        none = (None,) * of.width
+        return [(of.transform, *two, None, None) for two in zip(of.means or none, of.stds or none, strict=True)]
+    return [(of.transform, of.mean, of.std, of.low, of.high)]
+
+
+def _stacked(fits: list[tuple[Any, ...]]) -> list[Float64s | None]:
+    """Returns mean, std, low and high of numbers of one kind, [C, 1] each; None where one of them has none."""
+    return [None if None in one else np.array(one, np.float64)[:, None] for one in zip(*fits, strict=True)]
+
+
+def _lists_of_numbers(values: list[Any], size: int) -> Float64s | None:
+    """Returns vectors as float64 [N, S], NaN where one is missing; None where one is anything but a list of numbers."""
+    there = [i for i, value in enumerate(values) if value is not None]
+    if not all(isinstance(values[i], list) for i in there):
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            x_MS = np.array([values[i] for i in there], np.float64).astype(np.float32)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if there and (x_MS.shape != (len(there), size) or not np.isfinite(x_MS).all()):
+        return None
+    x_NS = np.full((len(values), size), np.nan)
+    if there:
+        x_NS[there] = x_MS
+    return x_NS
+
+
+def _of_vectors(x_NS: Float64s, whole: bool) -> Part:
+    """Returns vectors, or of each only the first number, which tells whether it is missing."""
+    return Part(_NONE, _NONE, None, (x_NS if whole else x_NS[:, :1]).T.reshape(-1))
+
+
+def _base(schema: Schema, name: str) -> str:
+    """Returns the column that a feature is read as: the one of which it tells whether it is missing, or itself."""
+    is_mark = schema.columns[name].transform == "missing"
+    return next(n for n in schema.dense if missing_of(n) == name) if is_mark else name
+
+
 def _column(transforms: Transforms, name: str) -> Column:
     """Returns how a column is encoded by compiled code."""
     schema = transforms.schema
-    column, base = schema.columns[name], name
-    if column.kind == "numeric":
-        if column.transform == "missing":
-            base = next(n for n in schema.dense if missing_of(n) == name)
-        lookup = Lookup("number")
+    column, base = schema.columns[name], _base(schema, name)
+    if column.kind in ("numeric", "vector"):
+        lookup = Lookup("refused" if schema.columns[base].kind == "vector" else "number")
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
     elif column.weights == ":" or column.part:
@@ -398,10 +455,8 @@ def _as_written(text: str) -> list[float]:
 def _alone(transforms: Transforms, name: str) -> Transforms:
     """Returns the transforms of one column."""
     schema = transforms.schema
+    name = _base(schema, name)
     column = schema.columns[name]
-    if column.transform == "missing":
-        name = next(n for n in schema.dense if missing_of(n) == name)
-        column = schema.columns[name]
     tables = {str(column.table)} & schema.encodings.keys()
     alone = Schema(columns={name: column}, encodings={table: schema.encodings[table] for table in tables})
     return replace(

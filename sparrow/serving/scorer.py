@@ -255,7 +255,7 @@ class Scorer:
                 mine = ours.values_N[ours.offsets_B1[row] : ours.offsets_B1[row + 1]].tolist()
                 if mine != ids:
                     raise differs(f"the ids of {name!r}", row, mine, ids)
-        for c, name in enumerate(self.schema.dense):
+        for c, name in enumerate(self.schema.numbers):
             x_B, were_B = batch.dense_BC[:, c].numpy(), np.array(kept[NUMBER + name].to_pylist(), np.float32)
             for row in np.flatnonzero(np.abs(x_B - were_B) > np.spacing(np.abs(were_B)))[:1]:  # libraries' logarithms
                 raise differs(f"the number of {name!r}", int(row), x_B[row], were_B[row])

@@ -88,7 +88,7 @@ class Restored:
 
     def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
         """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
-        numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
+        numbers = dict(zip(self.schema.numbers, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
         for name in batch.ids.keys:
             one = batch.ids[name].expanded()
             if one.weights_N is not None:

@@ -81,8 +81,8 @@ def warm_start(
     say(f"begun with {place}, step {saved.step}: {carried:,} of {rows:,} table rows come from there")
     for name in (*dataset.schema.dense, *dataset.schema.sparse):
         one, other = dataset.schema.columns[name], then.schema.columns[name]
-        fitted = (one.mean, one.std, one.transform, one.boundaries)
-        if fitted != (other.mean, other.std, other.transform, other.boundaries):
+        fitted = [(c.mean, c.std, c.means, c.stds, c.transform, c.boundaries) for c in (one, other)]
+        if fitted[0] != fitted[1]:
             remedy = f"`sparrow prepare --like {place} --grow` keeps it as it was"
             say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 

@@ -103,7 +103,7 @@ class Loader:
         rows = int(self._group_rows.sum())
         self._batches = -(-rows // batch_size)
         self._leading = (schema.cluster.by, *request(schema)) if schema.cluster else ()  # what the order depends on
-        self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
+        self._columns = schema.of_kind("label", "weight", "group", "numeric", "vector", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._columns += self._leading
         self._epoch = self._next = 0

@@ -399,7 +399,7 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         return pa.float64()
     if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "session", "list") or integers is False or pa.types.is_temporal(kind):
+    if column.kind in ("group", "session", "list", "vector") or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind
 

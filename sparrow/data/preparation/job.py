@@ -19,6 +19,7 @@ from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, 
 from sparrow.data.logs.files import find
 from sparrow.data.logs.read import Log, Repairs, open_again, open_log, with_candidates
 from sparrow.data.meaning.inference import OUTCOME, infer_log
+from sparrow.data.meaning.vectors import sized
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
 from sparrow.features.clipped import Clipped
@@ -282,7 +283,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
     by = split.by or ("file" if split.valid_files or split.test_files else "time" if schema.role("time") else "ratio")
     if by == "time" and schema.role("time") is None:
         raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
-    return replace(given, schema=replace(schema, split=replace(split, by=by)))
+    return replace(given, schema=replace(sized(schema, log), split=replace(split, by=by)))
 
 
 def _partition(schema: Schema, times: Ordered) -> int:

@@ -149,7 +149,7 @@ class Encoded:
         self.items, self.key, schema = items, items.key, scorer.schema
         made_of = scorer.encoder.made_of
         self._made_of = {name: of for name, of in made_of.items() if items.columns.issuperset(of)}
-        self._numbers = [name for name in schema.dense if name in self._made_of]
+        self._numbers = schema.side_by_side([name for name in schema.dense if name in self._made_of])
         self._lists = [name for name in self._made_of if schema.columns[name].kind == "list"]
         self._ids = [name for name in self._made_of if name not in {*self._numbers, *self._lists}]
         files = scorer.folder.manifest["files"]
@@ -169,7 +169,8 @@ class Encoded:
         one_B = np.ones(len(row_B), np.int64)
         ids_BF, numbers_BC = self._arrays["ids"][row_B], self._arrays["numbers"][row_B]
         parts = {name: Part(ids_BF[:, f], one_B) for f, name in enumerate(self._ids)}
-        parts |= {name: Part(one_B[:0], one_B[:0], None, numbers_BC[:, c]) for c, name in enumerate(self._numbers)}
+        for name, at in self._numbers.items():
+            parts[name] = Part(one_B[:0], one_B[:0], None, numbers_BC[:, at].T.reshape(-1))
         parts |= {name: self._list(name, row_B) for name in self._lists}
         return Known(self.key, {name: parts[name] for name in lacking}, row_B == len(self.items))
 
@@ -204,9 +205,13 @@ class Encoded:
             each = [getattr(part, field) for part in parts[name]]
             return np.concatenate([*each, np.array(last, each[0].dtype)])
 
+        def numbers_of(name: str, width: int) -> Array:
+            each = [part.numbers.reshape(width, -1) for part in parts[name] if part.numbers is not None]
+            return np.concatenate([*each, np.full((width, 1), np.nan)], axis=1)
+
         ids = [whole_of(name, "values", MISSING) for name in self._ids]
-        numbers = [whole_of(name, "numbers", np.nan) for name in self._numbers]
-        found = {"ids": np.array(ids, np.int64), "numbers": np.array(numbers, np.float64)}
+        numbers = [numbers_of(name, at.stop - at.start) for name, at in self._numbers.items()]
+        found = {"ids": np.array(ids, np.int64), "numbers": np.concatenate([np.empty((0, size + 1)), *numbers])}
         found = {of: np.ascontiguousarray(x.reshape(-1, size + 1).T) for of, x in found.items()}
         for name in self._lists:
             found[f"values {name}"] = whole_of(name, "values")
