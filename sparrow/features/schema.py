@@ -52,6 +52,8 @@ class Column:
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
     part: makes ids of a time, in UTC: its hour, or its day of the week from Monday, 0, on.
+    cross: makes ids of the ids that other columns of this schema have in a row, two or more; if one is missing, so is
+    theirs. The columns are categorical, or of kind ignore, group or session.
     transform: of a numeric column (by default standard): subtract mean, divide by std; "log" takes
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
@@ -74,6 +76,7 @@ class Column:
     weights: str | None = None
     quantiles: int | None = None
     part: Literal["hour", "weekday"] | None = None
+    cross: tuple[str, ...] | None = None
     boundaries: tuple[float, ...] | None = None
     transform: Literal["standard", "log", "none", "missing"] | None = None
     mean: float | None = None
@@ -101,7 +104,7 @@ class Column:
             raise UserError('separator: empty; give the text between two ids, or "json"')
         allowed = {"weights": "list", "max_length": "list", "pooling": "list"}
         allowed |= {} if self.kind == "vector" else {"separator": "list"}
-        allowed |= {"quantiles": "categorical", "part": "categorical", "threshold": "label"}
+        allowed |= {"quantiles": "categorical", "part": "categorical", "cross": "categorical", "threshold": "label"}
         allowed |= {"size": "vector", "means": "vector", "stds": "vector"}
         allowed |= {} if self.part else {"format": "time"}
         for name, kind in allowed.items():
@@ -111,6 +114,12 @@ class Column:
             raise UserError(f"missing: for numeric and categorical columns, and this one is {self.kind}; leave it out")
         if self.kind == "vector":
             self._check_vector()
+        if self.cross is not None:
+            if len(self.cross) < 2 or len(set(self.cross)) < len(self.cross):
+                raise UserError(f"cross: {list(self.cross)}; name two columns or more, each once")
+            for name in ("source", "quantiles", "part", "missing"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name}: a cross is made of what its columns are; set it there, or leave it out")
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
 
@@ -291,6 +300,8 @@ class Schema:
             if (of := name.rpartition(":")[0]) in vectors and name != missing_of(of):
                 told = f"could be one of the numbers of the vector {of!r}"
                 raise UserError(f"columns.{name}: {told}; name it otherwise, with source = {name!r}")
+            for part in column.cross or ():
+                self._check_crossed(name, part)
         for table in {c.table for c in self.columns.values() if c.quantiles}:
             if mixed := [n for n, c in self.columns.items() if c.table == table and not c.quantiles]:
                 raise UserError(
@@ -314,6 +325,32 @@ class Schema:
                     raise UserError(f"groups.{group}: {name!r} is named twice; a feature is in one group")
         if self.split.negatives < 1 and len(self.labels) > 1:
             raise UserError("split.negatives: scores are corrected for one label only; keep all rows, or one label")
+
+    def _check_crossed(self, name: str, part: str) -> None:
+        """Check one of the columns that a cross is made of."""
+        if part not in self.columns:
+            raise UserError(f"columns.{name}.cross: no column {part!r}{suggest(part, self.columns)}")
+        of = self.columns[part]
+        if of.kind not in ("categorical", "ignore", "group", "session") or of.quantiles or of.cross:
+            what = "a cross" if of.cross else "of quantiles" if of.quantiles else f"of kind {of.kind}"
+            raise UserError(f"columns.{name}.cross: {part!r} is {what}; name columns with one id in a row")
+        if self.encodings[str(self.columns[name].table)].kind == "range":
+            table = self.columns[name].table
+            raise UserError(f"encodings.{table}.kind: 'range' numbers integers, and {name!r} is a cross; leave it out")
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Returns the log's columns that a column is made of."""
+        column = self.columns[name]
+        if column.cross:
+            return tuple(dict.fromkeys(source for part in column.cross for source in self.sources(part)))
+        return (column.source or name, *([column.weights] if column.weights not in (None, ":") else []))
+
+    @property
+    def inputs(self) -> dict[str, Column]:
+        """The columns that models read, and those that crosses among them are made of."""
+        features = (*self.dense, *self.sparse)
+        parts = (part for name in features for part in self.columns[name].cross or ())
+        return {name: self.columns[name] for name in (*features, *parts)}
 
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Returns the names of the columns of these kinds, in the schema's order."""

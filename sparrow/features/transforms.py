@@ -21,7 +21,7 @@ from sparrow.core.arrays import Array, Bools, Float64s, Ints
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
-from sparrow.features.hashing import hash_ids
+from sparrow.features.hashing import crossed, hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers, without
 from sparrow.features.numeric import transform as transform_numbers
@@ -286,9 +286,10 @@ def _typed(
     schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, training: bool, row0: int, integers: bool
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
-    raw = raw_column(batch, name, column.source or name)
-    if column.missing:
-        raw = without(raw, column.missing)
+    if column.cross:
+        ids_N = crossed([hash_ids(_ids(schema, batch, part, row0)) for part in column.cross])
+        return {name: pa.array(ids_N.view(np.uint64), mask=ids_N == 0).dictionary_encode()}
+    raw = _raw(schema, batch, name)
     if column.kind == "label":
         return {name: pa.array(labels(raw, name, column, training=training, row0=row0).astype(np.float32))}
     if column.kind == "weight":
@@ -298,9 +299,9 @@ def _typed(
     if column.kind == "time":
         return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.part is not None:
-        return {name: _coded(_parts(raw, name, column, row0), name, hashed=False, strict=False)}
+        return {name: _coded(_ids(schema, batch, name, row0), name, hashed=False, strict=False)}
     if column.kind in ("group", "session"):
-        ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
+        ids_N = hash_ids(_ids(schema, batch, name, row0))
         ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
         return {name: pa.array(ids_N)}
     if column.kind == "numeric" or column.quantiles:
@@ -312,8 +313,7 @@ def _typed(
     table = schema.encodings[str(column.table)]
     hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":
-        ids = as_ids(raw, name, lambda i: row0 + i)
-        return {name: _coded(ids, name, hashed=hashed, strict=integers)}
+        return {name: _coded(_ids(schema, batch, name, row0), name, hashed=hashed, strict=integers)}
     sources = [raw]
     if column.weights not in (None, ":"):
         sources.append(raw_column(batch, name, str(column.weights)))
@@ -325,6 +325,19 @@ def _typed(
     lists = _typed_lists(column, name, once, hashed, lambda i: row0 + int(first_R[i]))
     run_N = pa.array(np.cumsum(begins_N) - 1)
     return {each: values.take(run_N) for each, values in lists.items()}
+
+
+def _raw(schema: Schema, batch: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    """Returns the raw column of a column, without values that stand for none."""
+    column = schema.columns[name]
+    raw = raw_column(batch, name, column.source or name)
+    return without(raw, column.missing) if column.missing else raw
+
+
+def _ids(schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, row0: int) -> pa.Array:
+    """Returns the ids of a column that has one in a row."""
+    raw, column = _raw(schema, batch, name), schema.columns[name]
+    return _parts(raw, name, column, row0) if column.part else as_ids(raw, name, lambda i: row0 + i)
 
 
 def _parts(raw: pa.Array, name: str, column: Column, row0: int) -> pa.Array:

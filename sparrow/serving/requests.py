@@ -88,6 +88,7 @@ class Encoder:
         schema = transforms.schema
         self._names = (*schema.sparse, *schema.dense)
         self._columns = [_column(transforms, name) for name in self._names]
+        self._made_of = {name: schema.sources(_base(schema, name)) for name in self._names}
         self._plan = planned(self._columns, impl)
         self._alone: dict[str, Transforms] = {}
         self._widths = [schema.columns[name].width for name in schema.dense]
@@ -105,18 +106,20 @@ class Encoder:
     @property
     def made_of(self) -> dict[str, tuple[str, ...]]:
         """Feature -> the columns of a request that it is made of."""
-        pairs = zip(self._names, self._columns, strict=True)
-        return {name: (column.source, *filter(None, [column.weights])) for name, column in pairs}
+        return self._made_of
 
     @property
     def kinds(self) -> dict[str, str]:
         """What a request's columns are: "list" of ids or of weights, "number", "vector", "integer" or other "id"."""
         found: dict[str, str] = {}
-        for column in self._columns:
+        for name, column in zip(self._names, self._columns, strict=True):
+            if self._schema.columns[name].cross:
+                continue
             of = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
             found |= {column.source: "list" if column.is_list else of}
             found |= {column.weights: "list"} if column.weights else {}
-        return found | dict.fromkeys(self.sizes, "vector")
+        found |= dict.fromkeys(self.sizes, "vector")
+        return {source: found.get(source, "id") for source in self.sources}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -175,7 +178,7 @@ class Encoder:
     ) -> Batch:
         rows = _as_lists(rows)
         given = users[0].keys() if users else ()
-        of_users = [column.source in given for column in self._columns]
+        of_users = [self._is_of(name, given) for name in self._names]
         count = _count(rows, len(users) if user_B is None else len(user_B))
         if user_B is not None and len(user_B) != count:
             raise UserError(f"candidates: {count} where users are named for {len(user_B)}; name one for each")
@@ -183,7 +186,7 @@ class Encoder:
         elsewhere = [is_user or name in known for name, is_user in zip(self._names, of_users, strict=True)]
         found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(elsewhere))
         if found is None or found.refused or known:
-            found = self._mended(found, rows, count, users, of_users, known)
+            found = self._mended(found, self._with_users(rows, users, user_B), count, users, of_users, known)
         ids = len(self._schema.sparse)
         inverse, stored = {}, (count,) * ids
         whose = None if user_B is None else Users.of(user_B, len(users))
@@ -206,6 +209,25 @@ class Encoder:
         if whose is not None and shared and any(of_users):
             dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_numbers], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
+
+    def _is_of(self, name: str, given: Collection[str]) -> bool:
+        """Returns whether a feature is of users, who have these columns."""
+        made_of = self._made_of[name]
+        return all(source in given for source in (made_of if self._schema.columns[name].cross else made_of[:1]))
+
+    def _with_users(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None) -> Rows:
+        """Returns candidates with the columns of their users that crosses need."""
+        crosses = [name for name in self._schema.sparse if self._schema.columns[name].cross]
+        given = users[0].keys() if users else ()
+        both = [name for name in crosses if not self._is_of(name, given)]
+        sources = dict.fromkeys(source for name in both for source in self._made_of[name])
+        if user_B is None or not rows or not any(source in given for source in sources):
+            return rows
+        whose = user_B.tolist()
+        others = {name for of in self._made_of.values() for name in of} - set(given)
+        named = rows if isinstance(rows, Mapping) else rows[0] if rows else {}
+        columns = {name: values_of(rows, name) for name in others if name in named}
+        return columns | {name: [users[user][name] for user in whose] for name in sources if name in given}
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -277,22 +299,20 @@ class Encoder:
 
     def _defined(self, c: int, rows: Rows, count: int) -> Part:
         """Returns what the transforms make of a column."""
-        column, name = self._columns[c], self._names[c]
-        values = values_of(rows, column.source)
+        name = self._names[c]
+        values = {source: values_of(rows, source) for source in self._made_of[name]}
+        first = next(iter(values.values()))
         base = _base(self._schema, name)
         is_vector, size = self._schema.columns[base].kind == "vector", self._schema.columns[base].width
-        if is_vector and (x_NS := _lists_of_numbers(values, size)) is not None:
+        if is_vector and (x_NS := _lists_of_numbers(first, size)) is not None:
             return _of_vectors(x_NS, base == name)
-        weights = values_of(rows, column.weights) if column.weights else None
-        groups: dict[tuple[str, str], list[int]] = {}
-        for row, value in enumerate(values):
-            kinds = (_kind(value, name, row), "" if weights is None else _kind(weights[row], name, row))
-            groups.setdefault(kinds, []).append(row)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for row, of_row in enumerate(zip(*values.values(), strict=True)):
+            groups.setdefault(tuple(_kind(value, name, row) for value in of_row), []).append(row)
         each: list[Part] = [Part(_NONE, _NONE)] * count
-        for (kind, theirs), at in groups.items():
-            arrays = {column.source: _array([values[row] for row in at], kind)}
-            if weights is not None and column.weights:
-                arrays[column.weights] = _array([weights[row] for row in at], theirs)
+        for kinds, at in groups.items():
+            pairs = zip(values.items(), kinds, strict=True)
+            arrays = {source: _array([of[row] for row in at], kind) for (source, of), kind in pairs}
             try:
                 made = self._transformed(c, pa.table(arrays))
             except UserError:
@@ -300,7 +320,7 @@ class Encoder:
                     try:
                         self._transformed(c, pa.table(arrays).slice(place, 1), row)
                     except UserError as error:
-                        raise UserError(self._told(c, row, values[row], str(error))) from None
+                        raise UserError(self._told(c, row, first[row], str(error))) from None
                 raise
             for place, row in enumerate(at):
                 each[row] = made[place]
@@ -426,7 +446,7 @@ def _column(transforms: Transforms, name: str) -> Column:
         lookup = Lookup("refused" if schema.columns[base].kind == "vector" else "number")
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
-    elif column.weights == ":" or column.part:
+    elif column.weights == ":" or column.part or column.cross:
         lookup = Lookup("refused")
     else:
         lookup = kind_of(schema.encodings[str(column.table)]).lookup(transforms.vocabularies.get(str(column.table)))
@@ -458,7 +478,10 @@ def _alone(transforms: Transforms, name: str) -> Transforms:
     name = _base(schema, name)
     column = schema.columns[name]
     tables = {str(column.table)} & schema.encodings.keys()
-    alone = Schema(columns={name: column}, encodings={table: schema.encodings[table] for table in tables})
+    parts = {part: schema.columns[part] for part in column.cross or ()}
+    tables |= {str(of.table) for of in parts.values()} & schema.encodings.keys()
+    columns = {name: column, **parts}
+    alone = Schema(columns=columns, encodings={table: schema.encodings[table] for table in tables})
     return replace(
         transforms,
         schema=alone,

@@ -52,7 +52,7 @@ class Restored:
         """
         columns = self.schema.columns
         features = (*self.schema.dense, *self.schema.sparse)
-        read = {source for n in features for source in (columns[n].source or n, columns[n].weights)}
+        read = {source for name in features for source in self.schema.sources(name)}
         roles = {columns[n].source or n for n in self.schema.of_kind(*ROLES)}
         rows = rows.select([n for n in rows.schema.names if n in read or n not in roles])  # labels may be anything
         table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)

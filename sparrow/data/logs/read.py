@@ -361,7 +361,7 @@ def made_again(log: Log, source: Source, schema: Schema) -> Log:
     is_made = not (is_list(kind) or is_text(kind) or (log.source.format != "parquet" and not pa.types.is_null(kind)))
     is_made |= CLICKED in log.types and source.clicked != CLICKED
     columns = {name: schema.columns[name] for name in features if schema.columns[name].transform != "missing"}
-    is_joined = all((column.source or name) in log.types for name, column in columns.items())
+    is_joined = all(source in log.types for name in columns for source in schema.sources(name))
     candidates = "" if is_made and source.candidates else source.candidates
     joins = None if is_joined else source.joins
     return log.shaped(replace(source, candidates=candidates, joins=joins)) if candidates or joins else log
@@ -376,9 +376,7 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
     """
     types: dict[str, pa.DataType] = {}
     for name, column in schema.columns.items():
-        wanted = {column.source or name: _text_type(column, schema, log.types.get(column.source or name))}
-        if column.weights not in (None, ":"):
-            wanted[str(column.weights)] = pa.string()
+        wanted = _wanted(schema, name, log)
         if column.missing and log.source.bad_rows == "stop":  # else these cells are repaired as any that do not fit
             wanted = dict.fromkeys(wanted, pa.string())
         for source, kind in wanted.items():
@@ -389,6 +387,15 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
     return types
 
 
+def _wanted(schema: Schema, name: str, log: Log) -> dict[str, pa.DataType | None]:
+    """Returns the log's columns that one of the schema is made of, and the type that text is read as for each."""
+    column = schema.columns[name]
+    if column.cross:
+        return {source: kind for part in column.cross for source, kind in _wanted(schema, part, log).items()}
+    source, *weights = schema.sources(name)
+    return {source: _text_type(column, schema, log.types.get(source)), **dict.fromkeys(weights, pa.string())}
+
+
 def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
     encoding = schema.encodings[column.table] if column.table else None
     if encoding is None or encoding.kind is None or column.part is not None:
@@ -397,9 +404,9 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         integers = kind_of(encoding).takes_integers
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time")):
+    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time", "ignore")):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "session", "list", "vector") or integers is False or pa.types.is_temporal(kind):
+    if column.kind in ("group", "session", "list", "vector", "ignore") or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind
 

@@ -268,8 +268,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
     given = given or Transforms(schema=infer_log(log, label))
     schema = given.schema
     for name, column in schema.columns.items():
-        needed = [column.source or name, *([column.weights] if column.weights not in (None, ":") else [])]
-        for source in needed if column.kind != "ignore" else []:
+        for source in schema.sources(name) if column.kind != "ignore" else ():
             if source not in log.types:
                 has = f"it has {', '.join(log.types)}"
                 raise UserError(f"columns.{name}: no column {source!r} in {log.name}; {has}")

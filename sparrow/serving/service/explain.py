@@ -93,7 +93,7 @@ def understood(transforms: Transforms, encoder: Encoder, row: dict[str, Any]) ->
     found: list[dict[str, Any]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
-        if column.transform == "missing":
+        if column.transform == "missing" or column.cross:  # they are made of others, which are told
             continue
         value = row[column.source or name]
         told = {"feature": name, "column": column.source or name, "kind": column.kind, "value": value}
@@ -128,7 +128,7 @@ def _together(schema: Schema) -> list[set[str]]:
     found: list[set[str]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
-        if column.transform != "missing":
+        if column.transform != "missing" and not column.cross:
             names = {of for of in (column.source or name, column.weights) if of and of != ":"}
             found, others = [one for one in found if not one & names], [one for one in found if one & names]
             found.append(names.union(*others))

@@ -149,6 +149,12 @@ class Encoded:
         self.items, self.key, schema = items, items.key, scorer.schema
         made_of = scorer.encoder.made_of
         self._made_of = {name: of for name, of in made_of.items() if items.columns.issuperset(of)}
+        for name, of in made_of.items():
+            here = [source for source in of if source in items.columns and source != items.key]
+            if schema.columns[name].cross and here and name not in self._made_of:
+                told = f"columns.{name}: a cross of {here[0]!r}, which the catalogue has, and of what it does not have"
+                raise UserError(f"{items.path}: {told}; leave {here[0]!r} out of it, and send it with the candidates")
+        self._crosses = {name for name in self._made_of if schema.columns[name].cross}
         self._numbers = schema.side_by_side([name for name in schema.dense if name in self._made_of])
         self._lists = [name for name in self._made_of if schema.columns[name].kind == "list"]
         self._ids = [name for name in self._made_of if name not in {*self._numbers, *self._lists}]
@@ -162,7 +168,8 @@ class Encoded:
         """See `Catalogue`."""
         of_rows = rows.keys() if isinstance(rows, Mapping) else rows[0].keys() if rows else ()
         given = {*given, *of_rows}
-        lacking = {name for name, of in self._made_of.items() if given.isdisjoint(of)}
+        more = given - {self.key}  # a cross of the key may be of what only the catalogue has, too
+        lacking = {n for n, of in self._made_of.items() if (more if n in self._crosses else given).isdisjoint(of)}
         if self.key not in of_rows or not lacking:
             return None
         row_B = self.items.rows_of(values_of(rows, self.key))

@@ -1,0 +1,230 @@
+"""Logs with vector columns: text = Parquet, dedup = expanded, resumed = uninterrupted, served = predicted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparrow import data
+from sparrow.core import UserError
+from sparrow.data.preparation.on_ray import OnRay  # noqa: F401 - its extras are installed where tests run
+from sparrow.features.schema import Column, Schema
+from sparrow.serving import load
+from sparrow.serving.convert import convert
+from sparrow.serving.export import export
+from sparrow.trained.predict import predict
+from sparrow.trained.scorer import restore
+from sparrow.training import train
+from tests.data.grouped import same
+from tests.equivalence.test_every_model import FAMILY
+from tests.runs import run_of
+from tests.training.test_loop import Kill, dies_at, tensors
+from tests.training.test_loop import same as same_tensors
+
+ROWS, SIZE = 1500, 6
+
+
+def raw(rows: int = ROWS, seed: int = 0) -> dict[str, Any]:
+    """Clicks that hang on one direction of a vector, which some rows lack."""
+    rng = np.random.default_rng(seed)
+    x_NS = rng.normal(0, 1, (rows, SIZE)).astype(np.float32) * np.float32([1, 10, 0.1, 1, 1, 1]) + np.float32(3)
+    z_N = (x_NS - 3) @ np.array([2, 0, 10, -1, 0, 0])
+    vectors = [None if i % 11 == 3 else x.tolist() for i, x in enumerate(x_NS)]
+    return {
+        "click": (rng.random(rows) < 1 / (1 + np.exp(-z_N))).astype(np.int64),
+        "user": rng.integers(0, 40, rows),
+        "n": rng.normal(0, 1, rows),
+        "emb": vectors,
+        "after": rng.normal(0, 1, rows),
+    }
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns | {"emb": pa.array(columns["emb"], pa.list_(pa.float32(), SIZE))}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("vectors")
+    write(place / "log.parquet", raw())
+    data.prepare([place / "log.parquet"], place / "prepared")
+    return place / "prepared"
+
+
+def part(prepared: Path, name: str = "train") -> pa.Table:
+    return pq.read_table(prepared / name / "part-00000.parquet")
+
+
+def test_fitted_values_are_those_of_training(prepared: Path) -> None:
+    dataset = data.open(prepared)
+    column = dataset.schema.columns["emb"]
+    assert (column.kind, column.size, column.transform) == ("vector", SIZE, "standard")
+    assert dataset.schema.dense == ("n", "emb", "emb:missing", "after")
+    assert dataset.schema.numbers == ("n", *(f"emb:{i}" for i in range(SIZE)), "emb:missing", "after")
+    (batch,) = dataset.loader(10_000)
+    x_BS = batch.dense_BC[:, dataset.schema.places["emb"]]
+    missing_B = batch.dense_BC[:, dataset.schema.places["emb:missing"].start]
+    assert 0 < missing_B.sum() < len(missing_B) and not x_BS[missing_B == 1].any()
+    there_BS = x_BS[missing_B == 0]
+    assert there_BS.mean(0).abs().max() < 0.1 and (there_BS.std(0) - 1).abs().max() < 0.15  # tails are tamed
+    kept = np.array([x for x in raw()["emb"] if x is not None])
+    assert np.allclose(column.means, kept.mean(0), atol=0.2) and np.allclose(column.stds, kept.std(0), rtol=0.1)
+    again = data.prepare([prepared.parent / "log.parquet"], prepared.parent / "again", schema=dataset.schema)
+    assert again.schema == dataset.schema and part(prepared.parent / "again").equals(part(prepared))
+
+
+def test_text_is_parquet(prepared: Path, tmp_path: Path) -> None:
+    columns = raw()
+    lines = ["click,user,n,emb,after"]
+    for y, user, n, x, after in zip(*(list(columns[name]) for name in columns), strict=True):
+        lines.append(f'{y},{user},{n!r},"{"" if x is None else x}",{after!r}')
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    made = data.prepare([tmp_path / "log.csv"], tmp_path / "prepared")
+    assert any("emb: a vector of 6 numbers: text, cut at ','" in note for note in made.notes)
+    assert part(tmp_path / "prepared").equals(part(prepared))
+
+
+@pytest.mark.parametrize(
+    ("row", "vector", "words"),
+    [
+        (700, [1.0, 2.0], r"log\.csv, line 702: column 'emb', row 700: a vector of 2 numbers where all have 6; mend"),
+        (3, ["x"] * SIZE, r"line 5: column 'emb', row 3: number 0 of the vector is 'x', which is no number; mend it"),
+    ],
+)
+def test_a_vector_that_does_not_fit_is_one_line(
+    tmp_path: Path, row: int, vector: list[Any], words: str
+) -> None:
+    columns = raw()
+    columns["emb"][row] = vector
+    texts = ["" if x is None else json.dumps(x) for x in columns["emb"]]
+    text = "click,emb\n" + "\n".join(f'{y},"{x}"'.replace('""', "") if x == "" else f"{y}," + json.dumps(x.replace('"', "")) for y, x in zip(columns["click"], texts, strict=True))
+    (tmp_path / "log.csv").write_text(text)
+    schema = Schema(columns={"click": Column(kind="label"), "emb": Column(kind="vector", separator="json")})
+    with pytest.raises(UserError, match=words):
+        data.prepare([tmp_path / "log.csv"], tmp_path / "out", schema=schema)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vector_without_transform_stays_as_it_is(prepared: Path, tmp_path: Path) -> None:
+    columns = {"click": Column(kind="label"), "emb": Column(kind="vector", transform="none")}
+    made = data.prepare([prepared.parent / "log.parquet"], tmp_path / "out", schema=Schema(columns=columns))
+    assert made.schema.columns["emb"].means is None and "emb:missing" not in made.schema.columns
+    seen = np.concatenate([np.frombuffer(b"".join(part(tmp_path / "out", p)["emb"].to_pylist()), "<f4") for p in data.batches.parts.PARTS])
+    wanted = np.concatenate([np.float32(x or [0] * SIZE) for x in raw()["emb"]])
+    assert sorted(seen.tolist()) == sorted(wanted.tolist())
+
+
+def test_dedup_is_expanded(tmp_path: Path) -> None:
+    """Vectors of a feature group are stored once for each run of equal rows."""
+    columns = {name: np.repeat(x, 3).tolist() if name != "emb" else [v for v in x for _ in range(3)] for name, x in raw(200).items()}
+    columns["session"] = np.repeat(np.arange(200), 3)
+    write(tmp_path / "log.parquet", columns)
+    schema = data.infer([tmp_path / "log.parquet"]) if hasattr(data, "infer") else None
+    from sparrow.data.meaning.inference import infer
+
+    schema = schema or infer([tmp_path / "log.parquet"])
+    kinds = {"session": Column(kind="session"), "user": Column(kind="categorical", table="user")}
+    plain = replace(schema, columns=schema.columns | kinds)
+    from sparrow.features.schema import Cluster, Encoding
+
+    plain = replace(plain, encodings={"user": Encoding()}, cluster=Cluster(by="session", hours=0))
+    groups = {"content": ("emb", "user")}
+    for name, of in (("plain", plain), ("grouped", replace(plain, groups=groups))):
+        data.prepare([tmp_path / "log.parquet"], tmp_path / name, schema=of)
+    assert data.open(tmp_path / "grouped").schema.groups["content"] == ("emb", "user", "emb:missing")
+    assert data.open(tmp_path / "grouped").factor("content") > 2.5
+    one = data.open(tmp_path / "grouped").loader(100, dedup="on")
+    two = data.open(tmp_path / "grouped").loader(100, dedup="off")
+    three = data.open(tmp_path / "plain").loader(100)
+    for deduped, expanded, alone in zip(one, two, three, strict=True):
+        same(deduped, expanded)
+        same(expanded, alone)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY.names() if name != "din"])
+def test_every_model_reads_vectors_resumes_and_serves(prepared: Path, tmp_path: Path, name: str) -> None:
+    changes: dict[str, Any] = {"model.name": name, "checkpoint.every": 3, "data.batch_size": 100, "loop.epochs": 2}
+    changes |= {} if name == "logistic" else {"model.dim": 4}
+    changes |= {"model.trees": 0} if name == "blend" else {}
+    whole = train(run_of(prepared, tmp_path / "whole", **changes))
+    with pytest.raises(Kill):
+        train(run_of(prepared, tmp_path / "cut", **changes), listener=dies_at(4))
+    assert train(run_of(prepared, tmp_path / "cut", **changes), resume=True) | {"run_dir": ""} == whole | {"run_dir": ""}
+    assert same_tensors(tensors(tmp_path / "whole"), tensors(tmp_path / "cut"))
+    log = write(tmp_path / "new.parquet", raw(300, seed=5))
+    predict(tmp_path / "whole", [log], tmp_path / "scores.parquet", keep=["click"])
+    scores_N = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
+    export(tmp_path / "whole", tmp_path / "model", [log])
+    scorer = load(tmp_path / "model")
+    rows = pq.read_table(log).to_pylist()
+    sources = {name: [row[name] for row in rows] for name in scorer.encoder.sources}
+    assert np.abs(scorer.score(sources)[:, 0] - scores_N).max() < 1e-5
+    once = scorer.rank({"emb": rows[0]["emb"], "n": 0.5}, {n: sources[n] for n in sources if n not in ("emb", "n")})
+    alike = scorer.score(sources | {"emb": [rows[0]["emb"]] * 300, "n": [0.5] * 300})
+    assert np.abs(once - alike).max() < 1e-5
+
+
+def test_a_vector_tells_what_it_tells(prepared: Path, tmp_path: Path) -> None:
+    """With it a model ranks; with the vectors of other rows it does not."""
+    changes: dict[str, Any] = {"model.name": "dcnv2", "data.batch_size": 100, "loop.epochs": 5}
+    train(run_of(prepared, tmp_path / "run", **changes))
+    log = write(tmp_path / "new.parquet", raw(1000, seed=7))
+    columns = raw(1000, seed=7)
+    other = write(tmp_path / "other.parquet", columns | {"emb": columns["emb"][1:] + columns["emb"][:1]})
+
+    def auc(path: Path) -> float:
+        predict(tmp_path / "run", [path], tmp_path / "scores.parquet", keep=["click"], overwrite=True)
+        found = pq.read_table(tmp_path / "scores.parquet")
+        from sparrow.metrics import auc as of
+
+        return float(of(torch.tensor(found["score"].to_numpy()), torch.tensor(found["click"].to_numpy())))
+
+    assert auc(log) > 0.8 > 0.6 > auc(other)
+
+
+def test_requests_with_vectors_that_do_not_fit(prepared: Path, tmp_path: Path) -> None:
+    train(run_of(prepared, tmp_path / "run", **{"model.name": "logistic", "loop.max_steps": 2}))
+    export(tmp_path / "run", tmp_path / "model", [prepared.parent / "log.parquet"])
+    scorer = load(tmp_path / "model")
+    assert scorer.encoder.kinds["emb"] == "vector" and scorer.encoder.sizes == {"emb": SIZE}
+    row = {"user": 1, "n": 0.0, "after": 0.0}
+    good = scorer.score([row | {"emb": [1, 2.5, 3, 4, 5, 6]}])
+    assert np.array_equal(good, scorer.score([row | {"emb": np.float32([1, 2.5, 3, 4, 5, 6])}]))
+    missing = [scorer.score([row | {"emb": of}]) for of in (None, [])]
+    assert np.array_equal(*missing) and not np.array_equal(missing[0], good)
+    for wrong, words in (
+        ([1.0] * 5, r"row 1: a vector of 5 numbers where all have 6; give a list of 6 numbers, or null"),
+        ([1.0] * 5 + [None], r"row 1: number 5 of the vector is missing; give a list of 6 numbers, or null"),
+        ([1.0] * 5 + [float("nan")], r"row 1: number 5 of the vector is nan, which is not finite; give a list"),
+        ([[1.0] * 6], r"row 1"),
+        (3.5, r"row 1: double where|where a vector is needed"),
+    ):
+        with pytest.raises(UserError, match=words):
+            scorer.score([row | {"emb": [0.0] * 6}, row | {"emb": wrong}])
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_converted_programs_take_vectors(prepared: Path, tmp_path: Path, to: Any) -> None:
+    train(run_of(prepared, tmp_path / "run", **{"model.name": "dcnv2", "loop.max_steps": 2, "model.dim": 4}))
+    export(tmp_path / "run", tmp_path / "model", [prepared.parent / "log.parquet"])
+    convert(tmp_path / "model", tmp_path / "made", to)
+    assert json.loads((tmp_path / "made" / "inputs.json").read_text())["inputs"]["emb"]["shape"] == ["rows", SIZE]
+
+
+def test_importance_moves_a_vector_as_a_whole(prepared: Path, tmp_path: Path) -> None:
+    from sparrow.analysis.importance import importance
+
+    train(run_of(prepared, tmp_path / "run", **{"model.name": "dcnv2", "data.batch_size": 100, "loop.epochs": 3}))
+    found = restore(tmp_path / "run")
+    (batch,) = data.open(prepared).loader(10_000, split="test")
+    each = importance(found.scores, batch, found.schema, batch_size=200)
+    assert [one.column for one in each][0] == "emb" and {one.column for one in each} == {"emb", "n", "user", "after"}
