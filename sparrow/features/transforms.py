@@ -87,6 +87,19 @@ class Transforms:
         done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
         return pa.table(dict(zip(work, done, strict=True)))
 
+    def rows_of(self, table: str, raw: pa.Array) -> Ints:
+        """Returns the ids [N] by which a table knows raw ones, see `Encoding`.
+
+        Args:
+            table: its name.
+            raw: ids [N] as a log has them.
+
+        Raises:
+            UserError: for values that are no ids, and when the schema is not fitted.
+        """
+        hashed = not kind_of(self.schema.encodings[table]).takes_integers and _is_hashed(raw.type)
+        return self._rows(table, _coded(as_ids(raw, table, int), table, hashed=hashed, strict=False))
+
     def save(self, folder: str | Path) -> None:
         """Writes schema.toml and vocabulary/ in place of those in `folder`.
 

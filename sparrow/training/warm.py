@@ -21,9 +21,22 @@ from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
+from sparrow.training.pretrained import give_vectors
 from sparrow.training.rundir import RunDir
 
 _SAME = ("model", "labels", "features", "dense columns", "dense optimizer")  # tables may have other rows
+
+
+def begin(
+    model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None], world: World
+) -> None:
+    """Give a new run's model what its settings say that it begins with. See `give_vectors` and `warm_start`.
+
+    A row that comes from an earlier run stays as it was there.
+    """
+    give_vectors(model, run, dataset, say)
+    if run.init_from:
+        warm_start(model, optimizer, run, dataset, say, world)
 
 
 def warm_start(
