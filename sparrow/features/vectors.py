@@ -38,8 +38,8 @@ def as_vectors(column: pa.Array, name: str, row0: int, size: int, separator: str
     lengths_N = np.diff(offsets)
     unlike = np.flatnonzero((lengths_N != size) & (lengths_N != 0))
     if len(unlike):
-        told = f"column {name!r}, row {row0 + unlike[0]}: a vector of {lengths_N[unlike[0]]} numbers where all have"
-        raise UserError(f"{told} {size}; mend it, leave it blank, or set columns.{name}.size")
+        told = f"column {name!r}, row {row0 + unlike[0]}: a vector of {lengths_N[unlike[0]]} numbers"
+        raise UserError(f"{told} where others have {size}; mend it or leave it blank")
 
     def wrong(i: int, what: str) -> UserError:
         row = row0 + int(np.searchsorted(offsets, i, "right")) - 1

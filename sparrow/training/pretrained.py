@@ -15,6 +15,7 @@ from sparrow.core import UserError
 from sparrow.core.arrays import Bools, Int64s
 from sparrow.core.errors import listed
 from sparrow.data.batches.dataset import Dataset
+from sparrow.data.shaping.structs import is_list
 from sparrow.embeddings import TableSpec
 from sparrow.features.encodings import FIRST
 from sparrow.features.schema import Schema
@@ -87,11 +88,7 @@ def _rows(file: Path, place: str, spec: TableSpec, dataset: Dataset) -> Iterator
 def _columns(schema: pa.Schema, place: str, table: str, log: Schema) -> tuple[str, str]:
     """Returns the columns of ids and of vectors."""
 
-    def is_vector(kind: pa.DataType) -> bool:
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        return is_list and pa.types.is_floating(kind.value_type)
-
-    vectors = [f.name for f in schema if is_vector(f.type)]
+    vectors = [f.name for f in schema if is_list(f.type) and pa.types.is_floating(f.type.value_type)]
     if len(vectors) != 1:
         has = f"columns of vectors (lists of floats): {listed(vectors)}" if vectors else "no column of lists of floats"
         raise UserError(f"{place}: {has}; give a file with one")

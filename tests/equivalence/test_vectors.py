@@ -96,7 +96,7 @@ def test_text_is_parquet(prepared: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "vector", "words"),
     [
-        (700, [1.0, 2.0], r"log\.csv, line 702: column 'emb', row 700: a vector of 2 numbers where all have 6; mend"),
+        (700, [1.0, 2.0], r"log\.csv, line 702: column 'emb', row 700: a vector of 2 numbers where others have 6; mend"),
         (3, ["x"] * SIZE, r"line 5: column 'emb', row 3: number 0 of the vector is 'x', which is no number; mend it"),
     ],
 )
@@ -202,7 +202,7 @@ def test_requests_with_vectors_that_do_not_fit(prepared: Path, tmp_path: Path) -
     missing = [scorer.score([row | {"emb": of}]) for of in (None, [])]
     assert np.array_equal(*missing) and not np.array_equal(missing[0], good)
     for wrong, words in (
-        ([1.0] * 5, r"row 1: a vector of 5 numbers where all have 6; give a list of 6 numbers, or null"),
+        ([1.0] * 5, r"row 1: a vector of 5 numbers where others have 6; give a list of 6 numbers, or null"),
         ([1.0] * 5 + [None], r"row 1: number 5 of the vector is missing; give a list of 6 numbers, or null"),
         ([1.0] * 5 + [float("nan")], r"row 1: number 5 of the vector is nan, which is not finite; give a list"),
         ([[1.0] * 6], r"row 1"),
