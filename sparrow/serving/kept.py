@@ -46,6 +46,9 @@ def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows")
         if name not in first.schema.names:
             raise UserError(f"{raw.name}: no column {name!r}, which the model reads{suggest(name, first.schema.names)}")
     table = pa.Table.from_batches([first]).select(list(sources))
+    for at, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):  # a row below lacks it, and Arrow could not read it again
+            table = table.set_column(at, field.name, table[field.name].cast(pa.large_list(field.type.value_type)))
     if check == "made":
         generator = np.random.default_rng(0)
         weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}

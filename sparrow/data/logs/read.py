@@ -404,9 +404,11 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         integers = kind_of(encoding).takes_integers
     if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and column.kind in ("categorical", "group", "session", "time", "ignore")):
+    single = ("categorical", "group", "session", "time", "ignore")
+    if kind is None or (pa.types.is_floating(kind) and column.kind in single):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if column.kind in ("group", "session", "list", "vector", "ignore") or integers is False or pa.types.is_temporal(kind):
+    always = column.kind in ("group", "session", "list", "vector", "ignore")
+    if always or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind
 
@@ -517,6 +519,9 @@ def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
+            if "lists to be of size" in str(error):  # one is missing, and Arrow does not read what it has written
+                told = "a fixed-size list is missing in a row, which Arrow cannot read"
+                raise UserError(f"{file}: {told}; write the column as plain lists") from None
             raise UserError(f"{file}: damaged Parquet: {first_line(error)}; write it again") from None
         if rows:
             words = f"{abs(rows):,} rows too {'few' if rows > 0 else 'many'}"

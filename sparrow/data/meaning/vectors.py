@@ -34,6 +34,7 @@ def vector_of(values: pa.Array, kind: pa.DataType) -> Column | None:
         size = _one_size(values, None)
         return None if size is None or size < 2 else _column(size, None, f"{kind.value_type} lists of one length")
     texts = values.drop_null()[:_VALUES] if is_text(kind) else values[:0]
+    texts = texts.filter(pc.greater(pc.binary_length(texts), 0)) if len(texts) else texts  # white space is cut already
     if not len(texts) or not pc.any(pc.match_substring_regex(texts[:1], r"^[\s\[(]*[-+.\d]")).as_py():
         return None
     for separator in (",", ";", "|", None):

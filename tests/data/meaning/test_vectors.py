@@ -93,5 +93,7 @@ def test_the_size_is_that_of_the_first_one() -> None:
     columns["told"] = Column(kind="vector", size=9, source="v")
     schema = sized(Schema(columns=columns), log)
     assert [column.size for column in schema.columns.values()] == [3, 2, 9]
-    with pytest.raises(UserError, match=r"columns\.none: no vector in the first 3 rows of the table; set columns\.none"):
+    with pytest.raises(
+        UserError, match=r"columns\.none: no vector in the first 3 rows of the table; set columns\.none"
+    ):
         sized(Schema(columns={"none": Column(kind="vector")}), log)
