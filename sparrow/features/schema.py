@@ -35,9 +35,9 @@ kind: label, numeric, vector (as many numbers in each row, such as a content emb
 baseline (somebody else's click probability, which evaluate puts beside the model's) or ignore.
 [cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
 which are then stored, read and looked up once for every run of equal rows.
-What was fitted on the training part (mean, std, low, high; means, stds of a vector; low, high, rows, distinct of an encoding) is kept when it
-is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table are numbered; that of a
-table which a column names and [encodings] does not is made."""
+What was fitted on the training part (mean, std, low, high; means, stds of a vector; low, high, rows, distinct of an
+encoding) is kept when it is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table
+are numbered; that of a table which a column names and [encodings] does not is made."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,9 @@ class Transforms:
     ) -> pa.Table:
         """Returns raw rows [N] as a table [N] of feature columns, in the schema's order.
 
-        Label, weight, baseline and numeric columns become float32, and vectors the bytes of as many float32. Time, group, session and hashed columns become
-        int64, and other categorical ones int32. Lists become large lists of the same types. The weights of a list are
-        in a column beside it, named by `weights_of`.
+        Label, weight, baseline and numeric columns become float32, and vectors the bytes of their float32. Time, group,
+        session and hashed columns become int64, and other categorical ones int32. Lists become large lists of the same
+        types. The weights of a list are in a column beside it, named by `weights_of`.
 
         Args:
             batch: the raw rows.
@@ -186,8 +186,8 @@ def typed(
 ) -> pa.RecordBatch:
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
-    Numeric columns become float64, where NaN is a missing number. Vectors become bytes, see `as_vectors`. Ids are coded: they become a dictionary array, whose
-    distinct values are integers (int64) or hashes (uint64).
+    Numeric columns become float64, where NaN is a missing number. Vectors become bytes, see `as_vectors`. Ids are
+    coded: they become a dictionary array, whose distinct values are integers (int64) or hashes (uint64).
 
     Args:
         schema: says what each column is. It need not be fitted.

@@ -64,7 +64,7 @@ def as_vectors(column: pa.Array, name: str, row0: int, size: int, separator: str
 
 
 def packed(x_MS: Float32s, there_N: Bools | None = None) -> pa.Array:
-    """Returns vectors [N] as bytes. x_MS: those of the rows for which `there_N` is true, in order; by default of all."""
+    """Returns vectors [N] as bytes. x_MS: those of the rows for which `there_N` is true; by default of all."""
     rows = len(x_MS) if there_N is None else len(there_N)
     mask = None
     if there_N is not None and len(x_MS) < rows:

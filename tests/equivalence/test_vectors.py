@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sparrow import data
-from sparrow.core import UserError
 from sparrow.analysis.importance import importance
+from sparrow.core import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.meaning.inference import infer
 from sparrow.features.schema import Cluster, Column, Encoding, Schema
@@ -102,7 +102,11 @@ def test_text_is_parquet(prepared: Path, tmp_path: Path) -> None:
     ("row", "vector", "words"),
     [
         (700, [1.0, 2.0], r"line 702: column 'emb', row 700: a vector of 2 numbers where others have 6; mend it or"),
-        (3, [1.0, "x", 1.0, 1.0, 1.0, 1.0], r"line 5: column 'emb', row 3: number 1 of the vector is \"'x'\", which is no"),
+        (
+            3,
+            [1.0, "x", 1.0, 1.0, 1.0, 1.0],
+            r"line 5: column 'emb', row 3: number 1 of the vector is \"'x'\", which is no",
+        ),
         (9, [1.0] * 5 + [float("nan")], r"line 11: column 'emb', row 9: number 5 of the vector is nan, which is not f"),
     ],
 )

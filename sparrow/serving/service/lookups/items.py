@@ -26,10 +26,11 @@ from sparrow.features.ids import as_ids
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.encode import Rows
-from sparrow.serving.requests import Encoder, Known, Part, values_of
+from sparrow.serving.requests import Encoder, Known, Part
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.scorer import Scorer
 from sparrow.serving.service.asked import Asked
+from sparrow.serving.values import values_of
 
 KEPT = 4  # files of a kind that stay: of the version that answers, of the one that is loaded, and to go back to
 _BLOCK = 1 << 16  # rows that are encoded at a time
@@ -159,8 +160,8 @@ class Encoded:
         self._lists = [name for name in self._made_of if schema.columns[name].kind == "list"]
         self._ids = [name for name in self._made_of if name not in {*self._numbers, *self._lists}]
         files = scorer.folder.manifest["files"]
-        of = [(name, files[name]["sha256"]) for name in files if name.startswith(("schema.toml", "vocabulary/"))]
-        digest = hashlib.sha256(repr(sorted(of)).encode()).hexdigest()
+        used = [(name, files[name]["sha256"]) for name in files if name.startswith(("schema.toml", "vocabulary/"))]
+        digest = hashlib.sha256(repr(sorted(used)).encode()).hexdigest()
         path = items.made(f"{digest[:16]}.encoded", lambda to: save_file(self._encode(scorer.encoder), to))
         self._arrays = _arrays(path)
 

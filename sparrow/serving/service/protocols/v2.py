@@ -1,7 +1,8 @@
 """The Open Inference Protocol (V2) over HTTP, with the binary tensor data extension of Triton.
 
 A tensor is a column of the log: [N] or [N, 1] values, one for each candidate, or one for all of them. A column of lists
-or of vectors is two tensors: NAME with the values of all rows, and NAME:lengths. NAME:null says which rows have no value.
+or of vectors is two tensors: NAME with the values of all rows, and NAME:lengths. NAME:null says which rows have no
+value.
 
 Source: https://github.com/kserve/open-inference-protocol, and Triton's `protocol/extension_binary_data.md`.
 """
