@@ -71,7 +71,7 @@ def _rows(file: Path, place: str, spec: TableSpec, dataset: Dataset) -> Iterator
                 if size is None and (sizes := np.diff(flat_vectors(batch[vector], vector, row0, None)[1])).any():
                     size = int(sizes[sizes > 0][0])
                     if size != spec.dim:
-                        remedy = f"set model.dim = {size}, or reduce the vectors to {spec.dim} (by their PCA, say)"
+                        remedy = f"change model.dim, or give vectors of {spec.dim} numbers (by their PCA, say)"
                         raise UserError(f"vectors of {size} numbers, and the table's have {spec.dim}; {remedy}")
                 vectors = as_vectors(batch[vector], vector, row0, spec.dim)
                 there = vectors.is_valid()

@@ -160,7 +160,7 @@ def test_an_earlier_run_comes_first(prepared: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "make", "words"),
     [
-        ("item", lambda p: write(p, ["i1", "i2"], dim=8), r"vectors of 8 numbers, and the table's have 4; set mo"),
+        ("item", lambda p: write(p, ["i1", "i2"], dim=8), r"vectors of 8 numbers, and the table's have 4; change"),
         ("item", lambda p: write(p, ["i1", "i2", "i1"]), r"an id has two vectors; keep one of them"),
         ("item", lambda p: write(p, ["i1", "i2"], key="a", b=[1, 2]), r"no column of ids is known; name it 'item'"),
         ("item", lambda p: pq.write_table(pa.table({"item_id": ["i1"]}), p) or p, r"no column of lists of floats"),
