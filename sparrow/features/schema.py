@@ -26,6 +26,7 @@ COLUMN_KINDS = Literal[
     "baseline",
     "ignore",
 ]
+PARTS_OF_TIME = Literal["hour", "weekday", "day", "month"]
 NUMBERED = ("vocabulary", "range")  # kinds that make numbers below `rows` of ids, and have a file; others make hashes
 ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
 MOST_NUMBERS = 1 << 16  # of a vector
@@ -51,7 +52,8 @@ class Column:
     weights: what a list's ids weigh in its pooling: the log's column with a list of as many numbers, or ":" where the
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
-    part: makes ids of a time, in UTC: its hour, or its day of the week from Monday, 0, on.
+    part: makes ids of a time, in UTC: its hour, its day of the week from Monday, 0, on, its day of the month or its
+    month, from 1 on.
     cross: makes ids of the ids that other columns of this schema have in a row, two or more; if one is missing, so is
     theirs. The columns are categorical, or of kind ignore, group or session.
     transform: of a numeric column (by default standard): subtract mean, divide by std; "log" takes
@@ -75,7 +77,7 @@ class Column:
     separator: str | None = None
     weights: str | None = None
     quantiles: int | None = None
-    part: Literal["hour", "weekday"] | None = None
+    part: PARTS_OF_TIME | None = None
     cross: tuple[str, ...] | None = None
     boundaries: tuple[float, ...] | None = None
     transform: Literal["standard", "log", "none", "missing"] | None = None

@@ -130,5 +130,7 @@ def test_a_catalogue_has_vectors_and_crosses_of_its_own_columns(scorer: Scorer, 
 def test_a_catalogue_cannot_have_half_of_a_cross(scorer: Scorer, tmp_path: Path) -> None:
     table = pa.table({"key": [1, 2], "item": ["i1", "i2"]})
     pq.write_table(table, tmp_path / "items.parquet")
-    with pytest.raises(UserError, match=r"columns\.pair: a cross of 'item', which the catalogue has, and of what it does"):
+    with pytest.raises(
+        UserError, match=r"columns\.pair: a cross of 'item', which the catalogue has, and of what it does"
+    ):
         Versions(scorer, Items(tmp_path / "items.parquet", "key", tmp_path))
