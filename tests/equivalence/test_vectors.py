@@ -18,7 +18,7 @@ from sparrow.analysis.importance import importance
 from sparrow.core import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.meaning.inference import infer
-from sparrow.features.schema import Cluster, Column, Encoding, Schema
+from sparrow.features.schema import Cluster, Column, Encoding, Join, Schema, Source
 from sparrow.metrics import auc
 from sparrow.serving import load
 from sparrow.serving.convert import convert
@@ -126,6 +126,36 @@ def test_a_vector_without_transform_stays_as_it_is(prepared: Path, tmp_path: Pat
     cells = [cell for name in PARTS for cell in part(tmp_path / "out", name)["emb"].to_pylist()]
     wanted = [np.array(x or [0] * SIZE, "<f4").tobytes() for x in raw()["emb"]]
     assert sorted(cells) == sorted(wanted)
+
+
+def test_vectors_of_a_side_table(tmp_path: Path) -> None:
+    """Rows whose key is not there have none."""
+    columns = raw(600)
+    kept = [row for row, x in enumerate(columns["emb"]) if x is not None][:30]
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ravel([columns["emb"][row] for row in kept])), SIZE)
+    pq.write_table(pa.table({"user": list(range(30)), "emb": vectors}), tmp_path / "users.parquet")
+    pq.write_table(pa.table({name: columns[name] for name in ("click", "user")}), tmp_path / "log.parquet")
+    source = Source(joins=(Join(file=str(tmp_path / "users.parquet"), on="user"),))
+    schema = data.prepare([tmp_path / "log.parquet"], tmp_path / "out", source=source).schema
+    assert schema.columns["emb"].size == SIZE and "emb:missing" in schema.columns
+    table = part(tmp_path / "out")
+    x_NS = np.frombuffer(b"".join(table["emb"].to_pylist()), "<f4").reshape(-1, SIZE)
+    assert (x_NS.any(1) == (table["emb:missing"].to_numpy() == 0)).all()
+    assert len(np.unique(x_NS, axis=0)) == 31
+
+
+def test_fixed_size_lists_are_exported_and_told_where_arrow_fails(tmp_path: Path) -> None:
+    columns = {name: of for name, of in raw(300).items() if name in ("click", "emb")}
+    whole = [x or [0.0] * SIZE for x in columns["emb"]]
+    for name, vectors in (("whole", whole), ("gaps", columns["emb"])):
+        table = pa.table({"click": columns["click"], "emb": pa.array(vectors, pa.list_(pa.float32(), SIZE))})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    data.prepare([tmp_path / "whole.parquet"], tmp_path / "prepared")
+    train(run_of(tmp_path / "prepared", tmp_path / "run", **{"model.name": "logistic", "loop.max_steps": 2}))
+    export(tmp_path / "run", tmp_path / "model", [tmp_path / "whole.parquet"])  # keeps a row without a vector
+    load(tmp_path / "model")
+    with pytest.raises(UserError, match=r"gaps\.parquet: a fixed-size list is missing in a row, which Arrow can"):
+        data.prepare([tmp_path / "gaps.parquet"], tmp_path / "out")
 
 
 def test_dedup_is_expanded(tmp_path: Path) -> None:
