@@ -13,19 +13,23 @@ import torch
 
 from sparrow import data
 from sparrow.analysis import elements, picture
+from sparrow.analysis.others import column_scores, file_scores
 from sparrow.analysis.scores import Rows, label_number, score_part
 from sparrow.core.config import differences, to_dict
 from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
 from sparrow.metrics import Streaming
 from sparrow.metrics.intervals import Estimate, mean, t_quantile
 from sparrow.trained.build import check_schema
 from sparrow.trained.run import Run
-from sparrow.trained.scorer import Restored, restore
+from sparrow.trained.scorer import restore
 
 LEVEL = 0.95
 HEADER = ("", "A", "B", "B - A", "95 % interval", "verdict")
-LOWER_IS_BETTER = ("logloss", "ne")
+LOWER_IS_BETTER = ("logloss", "ne", "ece")
+FLOOR = 1e-4  # what is smaller matters to nobody: other threads or ranks of the same run change the seventh digit
+SHARES = {"logloss": 1e-4, "ece": 1e-2}  # of A's value: these two are small where positives are rare
 OWN = ("run_dir", "seed", "threads", "device", "data.path")  # settings that do not make two runs different in kind
 
 
@@ -33,9 +37,9 @@ OWN = ("run_dir", "seed", "threads", "device", "data.path")  # settings that do 
 class Difference:
     """A metric of A, of B (means over their runs), B - A with its 95 % interval, and what follows.
 
-    spread_a, spread_b: standard deviations over the runs of a side, NaN for a single one. verdict: "B better",
-    "A better" (of calibration "differs"), "unclear" where the interval holds 0, "equal" where it is nothing but 0,
-    or "undefined".
+    spread_a, spread_b: standard deviations over the runs of a side, NaN for a single one. verdict: "B better" or
+    "A better" (of calibration "differs") where the interval does not hold 0 and B - A is beyond the metric's floor,
+    "equal" where the whole interval is within the floor, else "unclear", or "undefined".
     """
 
     metric: str
@@ -72,8 +76,8 @@ class Comparison:
 
 
 def compare(
-    runs_a: Sequence[str | Path],
-    runs_b: Sequence[str | Path],
+    side_a: Sequence[str | Path],
+    side_b: Sequence[str | Path],
     *,
     split: str = "test",
     label: str | None = None,
@@ -81,15 +85,18 @@ def compare(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Score the same rows with run directories A and B. Returns whether B differs.
+    """Score the same rows with A and B. Returns whether B differs.
+
+    Each side is run directories, or another system's scores: the name of a baseline column of the prepared log, or a
+    file with a score for each row of the part (see `file_scores`). At least one is a run; its log has the rows.
 
     With one run a side, the interval is paired: by sessions, or by rows where the log has no group column (see
     `sparrow.metrics.intervals`). With several a side, the spread over a side's runs is added to it (Welch 1947), so
     that it covers new rows and new seeds.
 
     Args:
-        runs_a: run directories of side A.
-        runs_b: run directories of side B.
+        side_a: the runs or scores of side A.
+        side_b: those of side B.
         split: the part whose rows are scored.
         label: the name of the label that is judged; by default the first.
         which: the checkpoint, see `restore`.
@@ -97,31 +104,31 @@ def compare(
         progress: is told how far it is.
 
     Raises:
-        UserError: for runs whose rows, labels, weights or sessions are not the same.
+        UserError: for runs whose rows, labels, weights or sessions are not the same, and for scores that are not of
+            these rows.
     """
-    scored: dict[Path, _Scored] = {}
-    for path in dict.fromkeys(map(Path, [*runs_a, *runs_b])):
-        found = restore(path, which=which, device=device)
-        dataset = data.open(found.run.data.path)
-        check_schema(found.schema, dataset.schema, dataset.path)
-        number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
-        rows = score_part(found, dataset, split, told, number)
-        scored[path] = _Scored(
-            path=path, found=found, rows=rows, log=dataset.fingerprint, label=found.schema.labels[number]
-        )
-        _check_same(next(iter(scored.values())), scored[path], split)
-    sides = [[scored[Path(path)] for path in side] for side in (runs_a, runs_b)]
+    names = list(dict.fromkeys(map(str, [*side_a, *side_b])))
+    scored: dict[str, _Scored] = {}
+    first: _Scored | None = None
+    for name in sorted(names, key=lambda name: not Path(name).is_dir()):  # runs come first
+        if first is None or Path(name).is_dir():
+            scored[name] = _of_run(name, split, label, which, device, progress)
+            first = first or scored[name]
+            _check_same(first, scored[name], split)
+        else:
+            scored[name] = _of_others(name, first, split)
+    sides = [[scored[str(name)] for name in side] for side in (side_a, side_b)]
     estimates = [[one.rows.estimates() for one in side] for side in sides]
     differences = [_difference(m, *([e[m] for e in side] for side in estimates)) for m in estimates[0][0]]
     first_a, first_b = sides[0][0], sides[1][0]
     return Comparison(
-        names_a=tuple(map(str, runs_a)),
-        names_b=tuple(map(str, runs_b)),
+        names_a=tuple(map(str, side_a)),
+        names_b=tuple(map(str, side_b)),
         split=split,
         label=first_a.label,
         differences=tuple(differences),
         notes=tuple(_notes(sides, split)),
-        settings=tuple(_settings(first_a.found.run, first_b.found.run)),
+        settings=tuple(_settings(first_a.run, first_b.run)),
         rows_a=first_a.rows,
         rows_b=first_b.rows,
     )
@@ -129,13 +136,44 @@ def compare(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Scored:
-    """A run with its scores, and the fingerprint of its prepared log."""
+    """Scores with their name and the log that their rows are in. run: None for those of another system.
 
-    path: Path
-    found: Restored
+    through: what `Restored.through` says of the part.
+    """
+
+    path: str
     rows: Rows
-    log: str
+    dataset: Dataset
     label: str
+    run: Run | None = None
+    through: str = ""
+
+
+def _of_run(
+    path: str, split: str, label: str | None, which: str, device: str | None, progress: Progress | None
+) -> _Scored:
+    found = restore(path, which=which, device=device)
+    dataset = data.open(found.run.data.path)
+    check_schema(found.schema, dataset.schema, dataset.path)
+    number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
+    rows = score_part(found, dataset, split, told, number)
+    return _Scored(
+        path=path,
+        rows=rows,
+        dataset=dataset,
+        label=found.schema.labels[number],
+        run=found.run,
+        through=found.through(dataset.fingerprint, split),
+    )
+
+
+def _of_others(name: str, first: _Scored, split: str) -> _Scored:
+    """Another system's scores of the rows of the first run."""
+    if Path(name).is_file():
+        scores_N = file_scores(Path(name), first.rows, split, first.label)
+    else:
+        scores_N = column_scores(first.dataset, split, name, first.label)
+    return _Scored(path=name, rows=first.rows.by(scores_N), dataset=first.dataset, label=first.label)
 
 
 def _check_same(one: _Scored, other: _Scored, split: str) -> None:
@@ -182,10 +220,13 @@ def _difference(metric: str, side_a: Sequence[Estimate], side_b: Sequence[Estima
 
 
 def _verdict(metric: str, a: float, b: float, low: float, high: float) -> str:
+    floor = SHARES[metric] * a if metric in SHARES else FLOOR
     if not math.isfinite(high - low):
         return "undefined"
-    if low <= 0 <= high:
-        return "equal" if low == high else "unclear"
+    if max(-low, high) <= floor:
+        return "equal"
+    if low <= 0 <= high or abs(b - a) <= floor:
+        return "unclear"
     if metric == "calibration":  # nearer to 1 is better, and that is not what the interval is of
         return "differs"
     return "B better" if (b < a) == (metric in LOWER_IS_BETTER) else "A better"
@@ -203,22 +244,30 @@ def _notes(sides: Sequence[Sequence[_Scored]], split: str) -> list[str]:
             "one run of a side says nothing about training noise, which may be larger than the difference: train each "
             "with several seeds and compare A1,A2,A3 with B1,B2,B3"
         )
+    shares = f"of logloss {SHARES['logloss']:.2%}, of ECE {SHARES['ece']:.0%} of A's"
+    notes.append(f"differences up to {FLOOR:g} ({shares}) count as none: equal, where the interval is within that")
     for name, side in zip("AB", sides, strict=True):
-        seeds = [one.found.run.seed for one in side]
+        seeds = [one.run.seed for one in side if one.run is not None]
         if len(set(seeds)) < len(seeds):
             notes.append(f"{name}: seeds {seeds} repeat, so its runs are not independent and their spread is too small")
-    shared = {str(one.path) for one in sides[0]} & {str(one.path) for one in sides[1]}
+    shared = {one.path for one in sides[0]} & {one.path for one in sides[1]}
     if shared:
         notes.append(f"on both sides: {', '.join(sorted(shared))}")
-    if len({one.log for side in sides for one in side}) > 1:
+    if len({one.dataset.fingerprint for side in sides for one in side}) > 1:
         notes.append("the logs were prepared differently; their labels, weights and sessions agree row by row")
+    for name, side in zip("AB", sides, strict=True):
+        if any(one.through for one in side):
+            kinds = dict.fromkeys(one.through.removeprefix(", ") or "no calibrator" for one in side if one.run)
+            notes.append(f"{name}: scores pass through {', '.join(kinds)}")
     if (sessions or len(rows.labels_N)) < 50:
         notes.append(f"{units} are few: the intervals are rough")
     return notes
 
 
-def _settings(a: Run, b: Run) -> list[tuple[str, str, str]]:
-    """Returns the settings of the run files that differ."""
+def _settings(a: Run | None, b: Run | None) -> list[tuple[str, str, str]]:
+    """Returns the settings of the run files that differ; none where a side is no run."""
+    if a is None or b is None:
+        return []
     found = [item for item in differences(to_dict(a), to_dict(b)) if item[0] not in OWN]
     return [(name, "" if one is None else str(one), "" if other is None else str(other)) for name, one, other in found]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -19,12 +20,12 @@ nav a { color: #2f6fa8; text-decoration: none; }
 .cards { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; margin: 1.2rem 0 .4rem; }
 .cards div { line-height: 1.3; } .cards b { display: block; font-size: 1.5rem; font-weight: 600; }
 .cards span { color: #5a626c; font-size: .85rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem;
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e8ebee; white-space: nowrap; }
-th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; white-space: normal; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
-  overflow-wrap: anywhere; min-width: 9rem; max-width: 20rem; }
+.wide { overflow-x: auto; max-width: 100%; min-width: 0; }
+table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #e8ebee; }
+th { font-weight: 600; border-bottom-color: #9aa2ab; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere;
+  min-width: 9rem; max-width: 20rem; }
 .beside { display: flex; flex-wrap: wrap; gap: 0 3rem; } img { width: 100%; min-width: 44rem; display: block;
   margin: .6rem 0; }
 pre { background: #f6f7f8; padding: .8rem 1rem; font-size: .8rem; line-height: 1.4; white-space: pre-wrap;
@@ -59,10 +60,18 @@ def page(title: str, under: str, cards: Sequence[tuple[str, str]], sections: Seq
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns a table. Floats get four digits, and what is undefined a dash."""
+    """Returns a table. Floats get four digits, and what is undefined a dash.
+
+    Where the page is too narrow for it, cells break before ± and between words; what is still wider scrolls in its box.
+    """
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell(x))}</td>" for x in row) + "</tr>\n" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_together(cell(x))}</td>" for x in row) + "</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
+
+
+def _together(words: str) -> str:
+    """Returns a cell as HTML, with a number and its unit or sign on one line."""
+    return re.sub(r"(?<=±) |(?<=&lt;) |(?<=\d) (?=%|[KMG]iB\b|B\b)", "&nbsp;", escape(words))
 
 
 def cell(x: Any) -> str:

@@ -16,7 +16,7 @@ from sparrow import data
 from sparrow.analysis import elements, picture
 from sparrow.analysis.importance import Importance, importance
 from sparrow.analysis.scores import Rows, label_number, score_part
-from sparrow.analysis.slices import slices
+from sparrow.analysis.slices import judged, slices
 from sparrow.analysis.stored import stored, turnover
 from sparrow.analysis.usage import ColumnUse, usage
 from sparrow.core.errors import UserError, require
@@ -27,12 +27,12 @@ from sparrow.data.batches.parts import PARTS, PAYS
 from sparrow.features.encodings import kind_of
 from sparrow.features.schema import Schema
 from sparrow.metrics import Streaming
-from sparrow.metrics.intervals import Estimate
+from sparrow.metrics.intervals import METRICS, Estimate
+from sparrow.metrics.places import names as places
 from sparrow.trained.build import check_schema
 from sparrow.trained.scorer import Restored, restore
 from sparrow.training import profiling
 
-METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
 REPEATS = 3
 MOST_COLUMNS = 5  # sliced by default, the most important ones
 
@@ -136,7 +136,7 @@ def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, li
 
 
 def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
-    header, lines = ["", "rows", *METRICS], []
+    judged_rows: dict[str, tuple[int, dict[str, Estimate]]] = {}
     for part in dict.fromkeys(("valid", "test", source.split)):
         if not source.dataset.rows(part):
             continue
@@ -147,18 +147,28 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         rate = dataset.manifest["base_rate"][found.schema.labels[source.label]]  # by weights, as each metric is
         kept = dataset.schema.split.negatives
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
-        scored = {f"{part}: {found.name}": rows, f"{part}: always the training rate": rows.by(constant)}
+        name = f"{part}: {found.name}{found.through(dataset.fingerprint, part)}"
+        scored = {name: rows, f"{part}: always the training rate": rows.by(constant)}
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
-        lines += [[name, len(r.scores_N), *_cells(r.estimates())] for name, r in scored.items()]
+        judged_rows |= {name: (len(r.scores_N), r.estimates()) for name, r in scored.items()}
+    lines = [[name, count, *_cells(found)] for name, (count, found) in judged_rows.items()]
     units = "rows" if source.rows.sessions_N is None else "sessions"
     html = elements.text(_in_words(source.split, estimates))
-    html += elements.table(*elements.without_gaps(header, lines))
+    html += elements.table(*elements.without_gaps(["", "rows", *METRICS], lines))
     html += elements.text(
         "± is half of a 95 % interval, for other " + units + " of the same kind. NE is logloss over that of always "
-        "saying the rows' own rate: 1 is useless, lower is better. Calibration is predicted positives over positives.",
+        "saying the rows' own rate: 1 is useless, lower is better. Calibration is predicted positives over positives. "
+        "ECE is how far the mean score of like scores is from their rate; noise alone makes it more than 0.",
         soft=True,
     )
+    if source.rows.sessions_N is not None:
+        lines = [[name, *_cells(found, places())] for name, (_, found) in judged_rows.items()]
+        html += elements.heading("Within groups: where the positives are placed") + elements.table(
+            ["", *places()], lines
+        )
+        words = "Means over the groups that have a positive. Equal scores are ordered at random, so the line of always "
+        html += elements.text(words + "the training rate is what chance gets.", soft=True)
     return "Verdict", html + _progressive(source)
 
 
@@ -272,20 +282,14 @@ def _slices(source: _Source, by: Sequence[str]) -> Section:
     html = ""
     for name in by:
         source.told("slices", by.index(name), len(by))
-        names, at_N = slices(source.dataset, source.split, name)
-        used = [(label, torch.from_numpy(at_N == i)) for i, label in enumerate(names)]
-        used = [(label, rows_N) for label, rows_N in used if bool(rows_N.any())]
-        found = [source.rows.estimates(rows_N) for _, rows_N in used]
-        lines = [
-            [label, int(rows_N.sum()), elements.share(float(source.rows.labels_N[rows_N].mean())), *_cells(one)]
-            for (label, rows_N), one in zip(used, found, strict=True)
-        ]
-        labels = [label for label, _ in used]
+        found = judged(source.rows, source.dataset, source.split, name)
+        lines = [[one.value, one.rows, elements.share(one.rate), *_cells(one.estimates)] for one in found]
         html += elements.heading(name)
-        html += elements.image(_dots_by_slice(labels, found), f"AUC, NE and calibration by {name}")
+        dots = _dots_by_slice([one.value for one in found], [one.estimates for one in found])
+        html += elements.image(dots, f"AUC, NE and calibration by {name}")
         html += elements.table(*elements.without_gaps(["", "rows", "label rate", *METRICS], lines))
     if "by frequency" in html:
-        words += " no. 3 by frequency: the third most frequent id in training; a vocabulary keeps no id's text."
+        words += " no. 3 by frequency: the third most frequent id in training, whose text the log does not keep."
     return f"By slice, {source.split}", elements.text(words, soft=True) + html
 
 
@@ -481,5 +485,5 @@ def _part(above: int, below: int) -> str:
     return elements.share(above / below if below else math.nan)
 
 
-def _cells(estimates: dict[str, Estimate]) -> list[str]:
-    return [elements.with_error(estimates[n].value, estimates[n].error) if n in estimates else "" for n in METRICS]
+def _cells(estimates: dict[str, Estimate], names: Sequence[str] = METRICS) -> list[str]:
+    return [elements.with_error(estimates[n].value, estimates[n].error) if n in estimates else "" for n in names]

@@ -109,19 +109,29 @@ def scale(runs: Sequence[Run], told: Told | None = None) -> list[Point]:
     Raises:
         UserError: for a folder that holds another run, and for a run that was stopped or cannot be measured.
     """
-    points = []
-    for run in runs:
-        place = Path(run.run_dir)
-        _check_same(run, place)
-        finished = _results(place)
-        if finished is None:
-            if told is not None:
-                told(run.run_dir)
-            finished = train(run, resume=(place / "checkpoints").is_dir())
-        if finished["stopped_by"]:
-            raise UserError(f"{place}: stopped by {finished['stopped_by']}; the same command continues from there")
-        points.append(_point(run, finished))
-    return points
+    return [_point(run, finished(run, told)) for run in runs]
+
+
+def finished(run: Run, told: Told | None = None) -> dict[str, Any]:
+    """Returns the results of a run. Trains it where it is not trained, or was stopped.
+
+    Args:
+        run: its settings.
+        told: hears of its folder when it trains.
+
+    Raises:
+        UserError: for a folder that holds another run, and for a run that was stopped now.
+    """
+    place = Path(run.run_dir)
+    _check_same(run, place)
+    results = _results(place)
+    if results is None:
+        if told is not None:
+            told(run.run_dir)
+        results = train(run, resume=(place / "checkpoints").is_dir())
+    if results["stopped_by"]:
+        raise UserError(f"{place}: stopped by {results['stopped_by']}; the same command continues from there")
+    return results
 
 
 def law(points: Sequence[Point]) -> Law:

@@ -3,22 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
+from sparrow.analysis.scores import Rows
 from sparrow.core.arrays import Float64s, Int64s
 from sparrow.core.errors import UserError, suggest
 from sparrow.data.batches.dataset import Dataset
+from sparrow.features import words
 from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import untamed
-from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.features.schema import Column, Encoding
 from sparrow.features.times import ticks_per_second
+from sparrow.metrics.intervals import METRICS, Estimate
 
 MOST = 8  # slices of a column
 LEAST = 10  # rows of an id that gets a slice of its own where there are more ids than slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Some rows of a part. value: what its rows have in common; rows: how many; rate: the mean of their labels."""
+
+    value: str
+    rows: int
+    rate: float
+    estimates: dict[str, Estimate]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the values of its metrics of all rows and of GAUC, label_rate and examples (rows)."""
+        values = {name: self.estimates[name].value for name in METRICS if name in self.estimates}
+        return {**values, "label_rate": self.rate, "examples": self.rows}
+
+
+def judged(rows: Rows, dataset: Dataset, split: str, name: str) -> list[Slice]:
+    """Returns a column's slices that have rows, with their metrics.
+
+    Args:
+        rows: all rows of the part, scored.
+        dataset, split, name: as for `slices`.
+
+    Raises:
+        UserError: as `slices`.
+    """
+    values, at_N = slices(dataset, split, name)
+    found = []
+    for i, value in enumerate(values):
+        mine_N = torch.from_numpy(at_N == i)
+        if count := int(mine_N.sum()):
+            rate = float(rows.labels_N[mine_N].mean())
+            found.append(Slice(value=value, rows=count, rate=rate, estimates=rows.estimates(mine_N)))
+    return found
 
 
 def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
@@ -28,12 +68,12 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
     are sliced by quantiles, and lists by their length.
 
     Raises:
-        UserError: for a column that the prepared log does not keep.
+        UserError: for a column that the prepared log does not keep, and when what it keeps of the column is damaged.
     """
     kept = {n: c for n, c in dataset.schema.columns.items() if c.kind != "ignore"}
     if name not in kept:
         why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
-        raise UserError(f"--by: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
+        raise UserError(f"slices: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
     column = kept[name]
     if column.kind == "vector":
         raise UserError(f"--by: {name!r} is a vector, which has no order; name a column of ids, numbers or times")
@@ -43,7 +83,7 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
     if column.boundaries is not None:
         return _numbers(values.to_numpy().astype(np.float64), _bucket(column.boundaries), least="")
     if column.kind in ("categorical", "group", "session"):
-        return _ids(values, _decoder(dataset.schema, column))
+        return _ids(values, _decoder(dataset, name))
     x_N = values.to_numpy().astype(np.float64)
     if column.kind == "time":
         return _numbers(x_N, _as_time)
@@ -64,9 +104,16 @@ def _ids(values: pa.ChunkedArray, decode: Callable[[int], str]) -> tuple[list[st
     return names + ([rest] if len(top) < len(order) else []), place[at_N]
 
 
-def _decoder(schema: Schema, column: Column) -> Callable[[int], str]:
+def _decoder(dataset: Dataset, name: str) -> Callable[[int], str]:
+    """Returns what says an id in words: its text where the log keeps it, else what its number tells."""
+    schema, column = dataset.schema, dataset.schema.columns[name]
     encoding = schema.encodings[column.table] if column.table else Encoding(kind="hash")
-    return lambda row: kind_of(encoding).name_of(encoding, row)
+    kind, texts = kind_of(encoding), words.load(dataset.path, name)
+    if column.table and texts:
+        known = dataset.transforms.vocabularies.get(column.table)
+        rows = kind.rows_of(known, pa.array(np.array(list(texts), np.uint64)))
+        texts = {row: text for row, text in zip(rows.tolist(), texts.values(), strict=True) if row >= FIRST}
+    return lambda row: texts.get(row) or kind.name_of(encoding, row)
 
 
 def _bucket(boundaries: tuple[float, ...]) -> Callable[[float], str]:

@@ -23,7 +23,7 @@ from sparrow.core.memory import keep_freed_memory, leave_out, return_freed_memor
 __all__ = ["main"]
 
 # in the order in which a log meets them; others follow
-ORDER = ("generate", "prepare", "train", "evaluate", "predict", "export", "compact", "serve", "swap")
+ORDER = ("generate", "prepare", "train", "calibrate", "evaluate", "predict", "export", "compact", "serve", "swap")
 EXTRAS = {  # package -> the extra that installs it, see pyproject.toml
     **{"pyarrow": "prepare", "tyro": "cli", "rich": "cli", "matplotlib": "pictures", "tensorboard": "report"},
     **dict.fromkeys(("starlette", "uvicorn", "msgspec", "prometheus_client"), "serve"),

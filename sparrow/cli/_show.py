@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -21,7 +22,7 @@ err = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # files get tables that are not cut
 
 SLIM = SIMPLE  # for tables of many columns
-METRICS = ("auc", "gauc", "logloss", "ne", "calibration")
+METRICS = ("auc", "gauc", "logloss", "ne", "calibration", "ece")
 
 
 def notes(texts: Iterable[str]) -> None:
@@ -100,6 +101,19 @@ class TrainView:
             err.print(f"step {values['step']}/{values['total']}: {text}  {left:,.0f} s to go")
 
 
+def calibrated_table(of: Mapping[str, Any]) -> Table:
+    """Returns a table of what `calibrate` found on the test part."""
+    names = ("ne", "ece", "calibration", "auc")
+    title = f"{of['kind']} calibrator of step {of['step']}, fitted to the valid part; on the test part"
+    table = Table(title=title, title_justify="left")
+    for name in ("", *names):
+        table.add_column(name, justify="right" if name else "left")
+    for label, sides in of["test"].items():
+        for side, values in sides.items():
+            table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
+    return table
+
+
 def numbers(values: Mapping[str, Any]) -> str:
     """Returns the metrics that are there as text, such as `auc 0.7512  ne 0.9012`."""
     return "  ".join(f"{name} {values[name]:.4f}" for name in METRICS if name in values)
@@ -113,9 +127,32 @@ def metrics_table(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> 
     for name in ("examples", *names):
         table.add_column(name, justify="right")
     for label, values in rows:
-        cells = ["" if n not in values else "-" if math.isnan(values[n]) else f"{values[n]:.4f}" for n in names]
-        table.add_row(label, f"{values['examples']:,.0f}", *cells)
+        cells = ["" if n not in values else _figure(values[n]) for n in names]
+        table.add_row(escape(label), f"{values['examples']:,.0f}", *cells)
     return table
+
+
+def places_table(rows: Sequence[tuple[str, Mapping[str, Any]]], ks: Sequence[int]) -> Table:
+    """Returns a table of how high the positives of groups are placed, with a line for each k of a row that has groups.
+
+    Args:
+        rows: a name and what `evaluate` found.
+        ks: what it was found for.
+    """
+    table = Table(title="within groups", title_justify="left")
+    for name in ("", "groups", "without a positive", "k", "recall@k", "ndcg@k", "hit rate@k", "mrr"):
+        table.add_column(name, justify="right" if name else "left")
+    for label, values in rows:
+        first = (escape(label), *(f"{values.get(n, 0):,}" for n in ("ranked_groups", "groups_without_positive")))
+        for k in sorted(set(ks)) if "mrr" in values else ():
+            cells = [_figure(values[f"{name}@{k}"]) for name in ("recall", "ndcg", "hit_rate")]
+            table.add_row(*first, str(k), *cells, _figure(values["mrr"]) if first[0] else "")
+            first = ("", "", "")
+    return table
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def folder_table(place: str, manifest: Mapping[str, Any]) -> Table:

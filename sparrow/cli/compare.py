@@ -1,4 +1,4 @@
-"""Say whether one trained model differs from another, with paired intervals."""
+"""Say whether one trained model differs from another, or from another system's scores, with paired intervals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def compare(
     checkpoint: str = "best",
     device: str | None = None,
 ) -> None:
-    """Say whether one trained model differs from another, with paired intervals.
+    """Say whether one trained model differs from another, or from another system's scores, with paired intervals.
 
     Both score the same rows. With several runs on each side, separated by commas, the interval also holds the noise of
-    training: `sparrow compare a0,a1,a2 b0,b1,b2`.
+    training: `sparrow compare a0,a1,a2 b0,b1,b2`. Another system's scores are a baseline column of the prepared log, or
+    a file with a score for each row of the part: `sparrow compare runs/a old_score`.
 
     Args:
-        a: A run directory, or several that differ only in their seed.
+        a: A run directory, or several that differ only in their seed; or another system's scores.
         b: What is compared with it.
         split: Which part of the prepared log.
         label: Which of several labels; the first by default.

@@ -36,7 +36,7 @@ def export(
         checkpoint: "best" (else the last), "last", or a step number.
         check: "rows" keeps rows of the log. "made" draws each column apart, so that no person's row travels.
         calibrate: What scores pass through last, fitted to the valid part, so that they are right on average. By
-            default as in --base, else none.
+            default what the run has, else as in --base, else none.
     """
     from sparrow.cli import _show
     from sparrow.serving.export import export as write

@@ -26,6 +26,7 @@ def prepare(
     grow: bool = False,
     label: str | None = None,
     split: Literal["time", "ratio", "file"] | None = None,
+    split_by: str | None = None,
     valid: float | None = None,
     test: float | None = None,
     valid_files: tuple[str, ...] | None = None,
@@ -60,6 +61,7 @@ def prepare(
         grow: With --like: give ids that are new in this log table rows of their own, after the old ones.
         label: The column to predict, when it cannot be guessed.
         split: By time (the last rows are held out), by ratio (at random: whole groups or sessions where the log has them, else rows) or by file; by file when files are named, else by time when there is a time column.
+        split_by: A column of ids, such as user_id: split by ratio, all rows with one id in one part.
         valid: Share of the rows for validation; 0.1 by default.
         test: Share of the rows for the test; 0.1 by default.
         valid_files: Files for validation; the others are for training.
@@ -100,7 +102,13 @@ def prepare(
     before = known.split if known else Split()
     if like and before.by == "file":  # its files are not those of this log
         before = replace(before, by=None, valid_files=(), test_files=())
-    told: dict[str, Any] = {"by": split, "valid": valid, "test": test, "negatives": negatives, "seed": seed}
+    if like:
+        before = replace(before, until=None)  # nor are its times
+    if split in ("time", "file") and not split_by:
+        before = replace(before, key=None)
+    by = split or ("ratio" if split_by else None)
+    told: dict[str, Any] = {"by": by, "key": split_by, "valid": valid, "test": test}
+    told |= {"negatives": negatives, "seed": seed}
     told |= {"valid_files": valid_files, "test_files": test_files}
     wanted = replace(before, **_told(told))
     if (valid_files or test_files) and split is None:

@@ -124,7 +124,7 @@ def _look(place: Path, checkpoint: str) -> None:
     from sparrow.trained.scorer import restore
     from sparrow.training.preflight import dense_state
 
-    found = restore(place, which=checkpoint)
+    found = restore(place, which=checkpoint, calibrated=False)  # nothing is scored
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     with _show.progress_bar() as told:

@@ -79,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
+    if (of := results.get("calibrated")) and of["test"]:
+        _show.out.print(_show.calibrated_table(of))
     if parts := results["best"].get("parts"):
         _show.out.print(_parts_table(parts, of_first(labels)))
     told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"

@@ -80,3 +80,9 @@ def hashes_of(distinct: pa.Array) -> Int64s:
     if distinct.type == pa.uint64():
         return distinct.to_numpy(zero_copy_only=False).view(np.int64)
     return hash_ids(distinct)
+
+
+def row_hashes(coded: pa.DictionaryArray) -> Int64s:
+    """Returns the hash of each coded id, int64 [N]; 0 where it is missing. See `hashes_of` for the distinct ones."""
+    hashes_U = np.append(hashes_of(coded.dictionary), 0)
+    return hashes_U[coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)]

@@ -64,6 +64,10 @@ class Column:
     a list, and may stand in brackets. means, stds: what mean and std are for a numeric column, of each of its numbers.
     missing: values that stand for none in a numeric, vector or categorical column, as they are written, such as "?" or
     "-999".
+    counts: makes a number of an id: in how many earlier rows of training it occurred ("seen"), in how many with a label
+    of 1 ("positives"), or their share ("rate"), as if `prior` more rows (by default 20) had had the mean of all earlier
+    rows. label: whose ones count, by default the first label's. until: fitted, the time of the last row that was
+    counted; digest: fitted, of the counts at the end of training, which are in a file beside the schema's.
     positive: the value of a label that counts as 1, for labels that are not 0/1; threshold: or the least number that
     does. format: of a time that is text, as strptime takes it, also where a part of it is taken. note: why it was
     inferred so.
@@ -89,6 +93,11 @@ class Column:
     means: tuple[float, ...] | None = None
     stds: tuple[float, ...] | None = None
     missing: tuple[str, ...] | None = None
+    counts: Literal["seen", "positives", "rate"] | None = None
+    label: str | None = None
+    prior: float | None = None
+    until: int | None = None
+    digest: str | None = None
     positive: str | None = None
     threshold: float | None = None
     format: str | None = None
@@ -101,13 +110,13 @@ class Column:
         require(least=2, most=10_000, quantiles=self.quantiles)
         require(least=1, most=MOST_NUMBERS, size=self.size)
         require(mean=self.mean, threshold=self.threshold, low=self.low, high=self.high)
-        require(above=0, std=self.std)
+        require(above=0, std=self.std, prior=self.prior)
         if self.separator == "":
             raise UserError('separator: empty; give the text between two ids, or "json"')
         allowed = {"weights": "list", "max_length": "list", "pooling": "list"}
         allowed |= {} if self.kind == "vector" else {"separator": "list"}
         allowed |= {"quantiles": "categorical", "part": "categorical", "cross": "categorical", "threshold": "label"}
-        allowed |= {"size": "vector", "means": "vector", "stds": "vector"}
+        allowed |= {"size": "vector", "means": "vector", "stds": "vector", "counts": "numeric"}
         allowed |= {} if self.part else {"format": "time"}
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
@@ -122,6 +131,8 @@ class Column:
             for name in ("source", "quantiles", "part", "missing"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name}: a cross is made of what its columns are; set it there, or leave it out")
+        if self.counts is None and (self.label is not None or self.prior is not None):
+            raise UserError("label, prior: for columns with counts; give counts, or leave them out")
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
 
@@ -238,23 +249,31 @@ class Split:
     those of named files. Unless told, prepare splits by file where files are named, else by time where there is a time
     column, and else by ratio. By time, rows of one time stay together, and a group that continues beyond a cut is in
     both parts. By ratio, whole groups are drawn (sessions where no column is a group; rows where neither is), so a
-    group is in one part. valid, test: shares in [0, 1) of the rows or, where groups are drawn, of the groups.
-    valid_files, test_files: files and globs, beside those for training. negatives: the share of training rows without a
-    click to keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are
-    corrected for it.
+    group is in one part. key: the column of ids whose rows with one id are drawn as a whole instead. valid, test:
+    shares in [0, 1) of the rows or, where groups are drawn, of the groups. until: by time, the share of the rows, the
+    first in time, that are taken; valid and test are the last of these, and later rows are left out. valid_files,
+    test_files: files and globs, beside those for training. negatives: the share of training rows without a click to
+    keep, at random by the seed. Valid and test stay whole, and scores of a model that saw fewer negatives are corrected
+    for it.
     """
 
     by: Literal["time", "ratio", "file"] | None = None
+    key: str | None = None
     valid: float = 0.1
     test: float = 0.1
     seed: int = 0
+    until: float | None = None
     valid_files: tuple[str, ...] = ()
     test_files: tuple[str, ...] = ()
     negatives: float = 1.0
 
     def __post_init__(self) -> None:
-        require(above=0, most=1, negatives=self.negatives)
-        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < 1):
+        require(above=0, most=1, negatives=self.negatives, until=self.until)
+        if self.until is not None and self.by not in (None, "time"):
+            raise UserError(f"split.until: {self.until} is a share of the time, and by is {self.by!r}; leave one out")
+        if self.key is not None and self.by not in (None, "ratio"):
+            raise UserError(f"split.key: {self.key!r} is drawn by ratio, and by is {self.by!r}; leave one of them out")
+        if not (0 <= self.valid < 1 and 0 <= self.test < 1 and self.valid + self.test < (self.until or 1)):
             raise UserError(f"split: valid {self.valid} and test {self.test} leave no training rows; lower them")
 
 
@@ -364,8 +383,8 @@ class Schema:
 
     @property
     def split_key(self) -> str | None:
-        """The column whose equal values a split by ratio keeps in one part: the group, else the session, else None."""
-        return self.role("group") or self.role("session")
+        """The column whose equal values a split by ratio keeps in one part: its key, else the group or the session."""
+        return self.split.key or self.role("group") or self.role("session")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -392,6 +411,11 @@ class Schema:
         """The names of the columns of `Batch.dense_BC`: NAME of a numeric column, NAME:0, NAME:1, ... of a vector."""
         each = [(name, self.columns[name]) for name in self.dense]
         return tuple(made for name, column in each for made in _names(name, column))
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The numeric features that are counts of ids."""
+        return tuple(name for name in self.dense if self.columns[name].counts)
 
     @property
     def sparse(self) -> tuple[str, ...]:

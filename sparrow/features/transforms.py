@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Array, Bools, Float64s, Ints
 from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
+from sparrow.features.counts import Counted, frozen
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
 from sparrow.features.hashing import crossed, hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
@@ -29,6 +30,7 @@ from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times, part_of
 from sparrow.features.vectors import as_vectors, packed, transform_vectors
+from sparrow.features.words import Words
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -36,10 +38,14 @@ REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Transforms:
-    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them."""
+    """What turns raw rows into a model's rows: a fitted schema, and the ids that each table knows that numbers them.
+
+    counts: column -> what its ids are after training, for columns with counts.
+    """
 
     schema: Schema
     vocabularies: Mapping[str, Known] = field(default_factory=dict)
+    counts: Mapping[str, Counted] = field(default_factory=dict)
 
     def transform(
         self, batch: pa.RecordBatch | pa.Table, *, training: bool, row0: int = 0, clipped: Clipped | None = None
@@ -67,6 +73,8 @@ class Transforms:
     ) -> pa.Table:
         """Returns what `transform` does, for rows that are typed.
 
+        Ids to be counted become what they are after training. Numbers in their place stay.
+
         Args:
             batch: rows [N] that `typed` made.
             pool: its threads take a column each.
@@ -78,7 +86,7 @@ class Transforms:
         """
         work = {}
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
-            work[name] = values
+            values = work[name] = self.number_of(name, values)
             beside = self.schema.columns.get(missing_of(name))
             if beside is not None and beside.transform == "missing":  # else the log has a column of that name
                 work[missing_of(name)] = values
@@ -100,10 +108,23 @@ class Transforms:
         hashed = not kind_of(self.schema.encodings[table]).takes_integers and _is_hashed(raw.type)
         return self._rows(table, _coded(as_ids(raw, table, int), table, hashed=hashed, strict=False))
 
+    def number_of(self, name: str, values: pa.Array) -> pa.Array:
+        """Returns a typed column, with numbers in the place of ids that are to be counted.
+
+        Raises:
+            UserError: when there are no counts of them.
+        """
+        column = self.schema.columns.get(name)
+        if column is None or not column.counts or not pa.types.is_dictionary(values.type):
+            return values
+        if name not in self.counts:
+            raise UserError(f"columns.{name}.counts: not fitted; {REFIT}")
+        return pa.array(frozen(column, self.counts[name], values))
+
     def save(self, folder: str | Path) -> None:
         """Writes schema.toml and vocabulary/ in place of those in `folder`.
 
-        There is a file in vocabulary/ for each table that numbers its ids.
+        There is a file in vocabulary/ for each table that numbers its ids, and for each column with counts.
         """
         folder = Path(folder)
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
@@ -111,6 +132,10 @@ class Transforms:
             path = folder / vocabulary_file(self.schema, name)
             path.parent.mkdir(exist_ok=True)
             vocabulary.save(path)
+        for name, counted in self.counts.items():
+            path = folder / counts_file(self.schema, name)
+            path.parent.mkdir(exist_ok=True)
+            counted.save(path)
         self.schema.save(folder / "schema.toml")
 
     @classmethod
@@ -133,7 +158,13 @@ class Transforms:
                 if known is None:
                     raise UserError(f"{path}: not the vocabulary that schema.toml was fitted with; prepare again")
                 vocabularies[name] = known
-        return cls(schema=schema, vocabularies=vocabularies)
+        counts: dict[str, Counted] = {}
+        for name in schema.counted:
+            path = folder / counts_file(schema, name)
+            counts[name] = Counted.load(path)
+            if counts[name].digest != schema.columns[name].digest:
+                raise UserError(f"{path}: not the counts that schema.toml was fitted with; prepare again")
+        return cls(schema=schema, vocabularies=vocabularies, counts=counts)
 
     def _encoded(self, name: str, values: pa.Array) -> pa.Array:
         column = self.schema.columns.get(name)
@@ -183,11 +214,13 @@ def typed(
     row0: int = 0,
     integers: Collection[str] = (),
     pool: Executor | None = None,
+    words: Words | None = None,
 ) -> pa.RecordBatch:
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
     Numeric columns become float64, where NaN is a missing number. Vectors become bytes, see `as_vectors`. Ids are
-    coded: they become a dictionary array, whose distinct values are integers (int64) or hashes (uint64).
+    coded: they become a dictionary array, whose distinct values are integers (int64) or hashes (uint64). So are the ids
+    of columns with counts, as hashes.
 
     Args:
         schema: says what each column is. It need not be fitted.
@@ -196,6 +229,7 @@ def typed(
         row0: the log's row of the batch's first one, for errors.
         integers: columns of text to be taken for integers.
         pool: its threads take a column each.
+        words: takes in the texts of ids.
 
     Raises:
         UserError: like `Transforms.transform`.
@@ -209,7 +243,7 @@ def typed(
             names.append(name)
 
     def convert(name: str) -> dict[str, pa.Array]:
-        return _typed(schema, batch, name, training, row0, name in integers)
+        return _typed(schema, batch, name, training, row0, name in integers, words)
 
     columns: dict[str, pa.Array] = {}
     for made in (pool.map if pool else map)(convert, names):
@@ -242,6 +276,17 @@ def vocabulary_file(schema: Schema, table: str) -> str:
     """
     place = list(schema.encodings).index(table)
     return f"vocabulary/{place:03d}-{quote(table, safe='')[:80]}.parquet"
+
+
+def counts_file(schema: Schema, name: str) -> str:
+    """Returns the path, in the schema's folder, of the file of a column with counts."""
+    return f"vocabulary/counts-{schema.counted.index(name):03d}-{quote(name, safe='')[:80]}.parquet"
+
+
+def fitted_files(schema: Schema) -> list[str]:
+    """Returns the paths, in the schema's folder, of all files of ids and counts."""
+    numbered = [vocabulary_file(schema, name) for name in schema.encodings if is_numbered(schema, name)]
+    return [*numbered, *(counts_file(schema, name) for name in schema.counted)]
 
 
 def raw_column(batch: pa.RecordBatch | pa.Table, name: str, source: str) -> pa.Array:
@@ -296,7 +341,13 @@ def labels(raw: pa.Array, name: str, column: Column, *, training: bool, row0: in
 
 
 def _typed(
-    schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, training: bool, row0: int, integers: bool
+    schema: Schema,
+    batch: pa.RecordBatch | pa.Table,
+    name: str,
+    training: bool,
+    row0: int,
+    integers: bool,
+    words: Words | None,
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
     if column.cross:
@@ -317,6 +368,8 @@ def _typed(
         ids_N = hash_ids(_ids(schema, batch, name, row0))
         ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
         return {name: pa.array(ids_N)}
+    if column.counts:
+        return {name: _coded(as_ids(raw, name, lambda i: row0 + i), name, hashed=True, strict=False)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
     if column.kind == "vector":
@@ -326,7 +379,8 @@ def _typed(
     table = schema.encodings[str(column.table)]
     hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":
-        return {name: _coded(_ids(schema, batch, name, row0), name, hashed=hashed, strict=integers)}
+        ids = _ids(schema, batch, name, row0)
+        return {name: _coded(ids, name, hashed=hashed, strict=integers, words=words)}
     sources = [raw]
     if column.weights not in (None, ":"):
         sources.append(raw_column(batch, name, str(column.weights)))
@@ -396,7 +450,7 @@ def _is_hashed(kind: pa.DataType) -> bool:
     return wide or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_dictionary(kind)
 
 
-def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.DictionaryArray:
+def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool, words: Words | None = None) -> pa.DictionaryArray:
     """Returns ids as an array of the distinct ones, int64 or, hashed, uint64, and int32 places in it.
 
     Raises:
@@ -411,6 +465,8 @@ def _coded(ids: pa.Array, name: str, *, hashed: bool, strict: bool) -> pa.Dictio
         if strict and not numbers.cast(distinct.type).equals(distinct):
             raise NotIntegersError(name)
         distinct = numbers
+    if words is not None:
+        words.count(name, coded, distinct)
     return pa.DictionaryArray.from_arrays(coded.indices, distinct)
 
 

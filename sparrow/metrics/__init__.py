@@ -3,8 +3,9 @@
 from sparrow.metrics.across import folded, merged
 from sparrow.metrics.evaluation import evaluate, evaluate_labels
 from sparrow.metrics.likelihood import CLAMP, calibration, logloss, logloss_from_logits, ne
+from sparrow.metrics.places import topk
 from sparrow.metrics.ranking import GroupedAUC, auc, gauc
-from sparrow.metrics.streaming import Reliability, Streaming
+from sparrow.metrics.streaming import Reliability, Streaming, ece
 
 __all__ = [
     "CLAMP",
@@ -13,6 +14,7 @@ __all__ = [
     "Streaming",
     "auc",
     "calibration",
+    "ece",
     "evaluate",
     "evaluate_labels",
     "folded",
@@ -21,4 +23,5 @@ __all__ = [
     "logloss_from_logits",
     "merged",
     "ne",
+    "topk",
 ]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sparrow.distributed import World
+from sparrow.metrics.places import KS, averaged, summed, topk_by_group
 from sparrow.metrics.ranking import auc, auc_by_group
-from sparrow.metrics.streaming import Streaming
+from sparrow.metrics.streaming import ECE_BINS, Streaming, residuals
 
 
 def merged(world: World, streams: Sequence[Streaming]) -> list[Streaming]:
@@ -54,17 +55,37 @@ def auc_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Te
     return float((won_W + clicks_W * below_W).sum()) / pairs if pairs else math.nan
 
 
-def gauc_across(
-    world: World, scores_N: Tensor, labels_N: Tensor, groups_N: Tensor, weights_N: Tensor
-) -> tuple[float, int]:
-    """Returns `gauc` of all ranks' rows, and how many groups it averages. Rows of a group go to one rank."""
+def ece_across(world: World, everyone: Streaming, scores_N: Tensor, labels_N: Tensor, weights_N: Tensor) -> float:
+    """Returns `ece` of all ranks' rows; the arguments are those of `auc_across`."""
+    bin_N = everyone.quantiles(scores_N, ECE_BINS)
+    sums = residuals(bin_N, scores_N.double(), labels_N.double(), weights_N.double())
+    *off, mass = world.all_sum("ece", sums.cpu()).tolist()
+    return sum(map(abs, off)) / mass if mass else math.nan
+
+
+def groups_across(
+    world: World,
+    scores_N: Tensor,
+    labels_N: Tensor,
+    groups_N: Tensor,
+    weights_N: Tensor,
+    ks: Sequence[int] = KS,
+) -> dict[str, float]:
+    """Returns `gauc` of all ranks' rows, gauc_groups (how many groups it averages), and what `topk` returns.
+
+    Rows of a group go to one rank.
+    """
     owner_N = (groups_N * 0x1E3779B97F4A7C15 >> 33) % world.size  # Fibonacci hashing spreads numbers of any pattern
-    auc_G, impressions_G = auc_by_group(*_sent(world, "gauc", owner_N, [scores_N, labels_N, groups_N, weights_N]))
+    scores_N, labels_N, groups_N, weights_N = _sent(world, "gauc", owner_N, [scores_N, labels_N, groups_N, weights_N])
+    auc_G, impressions_G = auc_by_group(scores_N, labels_N, groups_N, weights_N)
     counted_G = ~auc_G.isnan()
     counted = impressions_G[counted_G]
     sums = torch.stack([auc_G[counted_G] @ counted, counted.sum(), counted_G.sum()]).double().cpu()
     total, impressions, groups = world.all_sum("gauc", sums).tolist()
-    return (total / impressions if groups else math.nan), int(groups)
+    places = summed(*topk_by_group(scores_N, labels_N, groups_N, weights_N, ks))
+    *of_metrics, ranked, without = world.all_sum("topk", torch.cat(places).cpu()).tolist()
+    found = {"gauc": total / impressions if groups else math.nan, "gauc_groups": int(groups)}
+    return found | averaged(of_metrics, (ranked, without), ks)
 
 
 def _sent(world: World, what: str, owner_N: Tensor, columns: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from sparrow.metrics._columns import check_probabilities, columns
 from sparrow.metrics.likelihood import base_logloss, log_odds_and_loss
+from sparrow.metrics.places import topk_by_group
 from sparrow.metrics.ranking import auc_by_group
+from sparrow.metrics.streaming import ece_and_signs
+
+METRICS = ("auc", "gauc", "logloss", "ne", "calibration", "ece")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +54,13 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 def estimates(
     scores_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None, groups_B: Tensor | None = None
 ) -> dict[str, Estimate]:
-    """Returns auc, gauc (with groups), logloss, ne and calibration of probabilities, each with its influences.
+    """Returns auc, gauc (with groups), logloss, ne, calibration and ece of probabilities, each with its influences.
+
+    With groups, what `topk` averages follows.
 
     Where a metric is undefined, its value and its influences are NaN. The method is the infinitesimal jackknife (Efron
     1982). For AUC it is DeLong et al. 1988, and with groups Obuchowski 1997. It does not resample, so it has no seed.
+    Of ece, the ranges and the sign of each are taken as given; so where noise makes most of it, its error is rough.
 
     Args:
         scores_B: probabilities, [B].
@@ -91,9 +98,13 @@ def estimates(
     if clicks:
         calibration = float(weights_B @ scores_B) / clicks
         found["calibration"] = calibration, weights_B * (scores_B - calibration * labels_B) / clicks
+    if mass:
+        ece, sign_B = ece_and_signs(scores_B, labels_B, weights_B)
+        found["ece"] = ece, weights_B * (sign_B * (scores_B - labels_B) - ece) / mass
 
     unknown_G = torch.full((units,), math.nan, dtype=torch.float64)
-    result = {name: Estimate(math.nan, unknown_G) for name in ("auc", "gauc", "logloss", "ne", "calibration")}
+    unknown = Estimate(math.nan, unknown_G)
+    result = dict.fromkeys(METRICS, unknown)
     for name, (value, influence_B) in found.items():
         result[name] = Estimate(value, torch.bincount(unit_B, influence_B, minlength=units))
     if groups_B is None:
@@ -104,6 +115,12 @@ def estimates(
     if bool(mass_G.any()):
         value = float(auc_G.nan_to_num(0.0) @ mass_G / mass_G.sum())
         result["gauc"] = Estimate(value, mass_G * (auc_G.nan_to_num(0.0) - value) / mass_G.sum())
+    by_metric, weight_G = topk_by_group(scores_B, labels_B, groups_B, weights_B)
+    for name, value_G in by_metric.items():
+        part_G = torch.where(value_G.isnan(), 0.0, weight_G / weight_G[~value_G.isnan()].sum())
+        value = float(value_G.nan_to_num(0.0) @ part_G)
+        known = bool(part_G.any())
+        result[name] = Estimate(value, part_G * (value_G.nan_to_num(0.0) - value)) if known else unknown
     return result
 
 

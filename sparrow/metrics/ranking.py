@@ -72,11 +72,11 @@ def auc_by_group(
     if not scores_B.numel() or bool(scores_B.isnan().any()):
         none_G = scores_B.new_full((int(groups_B.unique().numel()),), math.nan)
         return none_G, none_G
-    order_B = _by_group_then_score(scores_B, groups_B)
+    order_B = by_group_then_score(scores_B, groups_B)
     scores_B, labels_B, weights_B, groups_B = (t[order_B] for t in (scores_B, labels_B, weights_B, groups_B))
-    new_group_B = _differs_from_before(groups_B)
+    new_group_B = differs_from_before(groups_B)
     group_B = new_group_B.cumsum(0) - 1
-    tie_B = (new_group_B | _differs_from_before(scores_B)).cumsum(0) - 1  # rows of one group and score tie
+    tie_B = (new_group_B | differs_from_before(scores_B)).cumsum(0) - 1  # rows of one group and score tie
     clicks_B, others_B = weights_B * labels_B, weights_B * (1 - labels_B)
 
     def total(values_B: Tensor, index_B: Tensor) -> Tensor:
@@ -89,10 +89,12 @@ def auc_by_group(
     return torch.where(pairs_G > 0, won_G / pairs_G, math.nan), total(weights_B, group_B)
 
 
-def _by_group_then_score(scores_B: Tensor, groups_B: Tensor) -> Tensor:
+def by_group_then_score(scores_B: Tensor, groups_B: Tensor) -> Tensor:
+    """Returns the order of rows by group, and within a group by rising score, int64 [B]."""
     order_B = scores_B.argsort()
     return order_B[groups_B[order_B].argsort(stable=True)] if bool((groups_B != groups_B[0]).any()) else order_B
 
 
-def _differs_from_before(sorted_B: Tensor) -> Tensor:
+def differs_from_before(sorted_B: Tensor) -> Tensor:
+    """Returns where a value is not that of the row before, bool [B]; True for the first."""
     return torch.cat([torch.ones_like(sorted_B[:1], dtype=torch.bool), sorted_B[1:] != sorted_B[:-1]])

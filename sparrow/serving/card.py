@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from sparrow import data
-from sparrow.core import Batch
 from sparrow.core.progress import Progress
 from sparrow.features.encodings import MISSING, UNKNOWN
-from sparrow.features.schema import Schema, missing_of
+from sparrow.features.schema import missing_of
 from sparrow.metrics.intervals import estimates
+from sparrow.trained.calibrators import kind_of
+from sparrow.trained.parts import Scores, scored, scored_batches
 
-MOST = 1_000_000  # rows of a part that are read
 BINS = 50
-
-
-class Scores(Protocol):
-    """A model that scores: that of a run, or of a folder."""
-
-    @property
-    def schema(self) -> Schema:
-        """What the columns mean."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The model's name in a run file."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """The step of training that it is of."""
-        ...
-
-    def scores(self, batch: Batch) -> torch.Tensor:
-        """Returns probabilities [B, T]."""
-        ...
 
 
 def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
@@ -63,6 +38,8 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
             made = estimates(scores_BT[:, t], labels_BT[:, t], weights_B, session_B)
             of_labels[label] = {name: {"value": one.value, "error": one.error} for name, one in made.items()}
         parts[split] = {"rows": len(scores_BT), "labels": of_labels}
+        if split == "valid" and found.calibrators:
+            parts[split]["note"] = f"its {kind_of(found.calibrators)} calibrator was fitted to these rows"
     return {
         "model": found.name,
         "step": found.step,
@@ -72,33 +49,12 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
     }
 
 
-def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> tuple[Any, ...]:
-    """Returns scores [N, T] and labels [N, T] of a part, and its weights [N] and sessions [N] or None."""
-    kept = [
-        (scores_BT, batch.labels_BT, batch.weights_B, batch.session_B)
-        for scores_BT, batch in _batches(found, dataset, split, told)
-    ]
-    return tuple(None if of[0] is None else torch.cat(of) for of in zip(*kept, strict=True))
-
-
-def _batches(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> Iterator[tuple[torch.Tensor, Batch]]:
-    """Yields scores of batches of a part, and the batches; of MOST rows, about."""
-    loader, done = dataset.loader(8192, split=split, dedup="off"), 0
-    total = min(dataset.rows(split), MOST)
-    for batch in loader:
-        yield found.scores(batch), batch
-        done += batch.batch_size
-        told(f"{split} rows scored", min(done, total), total)
-        if done >= MOST:
-            return
-
-
 def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
     """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
     schema, places, rows = found.schema, found.schema.places, 0
     counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
     histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
-    for scores_BT, batch in _batches(found, dataset, "train", told):
+    for scores_BT, batch in scored_batches(found, dataset, "train", told):
         rows += batch.batch_size
         for name in schema.sparse:
             ids = batch.ids[name]

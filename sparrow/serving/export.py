@@ -28,15 +28,16 @@ from sparrow.features.rows import batches
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import fp32
 from sparrow.kernels.rules import sgd
-from sparrow.serving import calibrators
-from sparrow.serving.calibrators import KINDS, Calibrator, calibrated
-from sparrow.serving.card import card, scored
+from sparrow.serving.card import card
 from sparrow.serving.deltas import TABLES
 from sparrow.serving.folder import Digest, Folder, new_folder
 from sparrow.serving.kept import Check, kept_rows
 from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file
+from sparrow.trained import calibrators
 from sparrow.trained.build import check_schema, tables_of
+from sparrow.trained.calibrate import fitted_to_valid
+from sparrow.trained.calibrators import KINDS
 from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
 
@@ -65,7 +66,7 @@ def export(
         which: the checkpoint, see `restore`.
         check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
         calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic". By default
-            it is of the kind that the base has, else none.
+            it is what the run has, else of the kind that the base has, else none.
         told: is told how far it is.
 
     Raises:
@@ -74,7 +75,7 @@ def export(
     """
     out, told = Path(out), told or (lambda what, done, total: None)
     old = load(base[0], base[1:]) if base else None
-    found = restore(run_dir, which=which, device="cpu")
+    found = restore(run_dir, which=which, device="cpu", calibrated=calibrate is None)
     run = _served(found)
     if old is not None:
         _check_base(old, found, run)
@@ -104,31 +105,13 @@ def export(
                 write_rows(full := Digest(), new)
                 whole[name] = full.entry
             told("tables written", done, len(records))
-        kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
-        served = _Served(found, _calibrators(found, dataset, kind, told))
-        calibrators.save(served.calibrators, made)
-        pq.write_table(_with_scores(served, kept), made / CHECK)
-        write_text(made / "card.json", to_json(card(served, dataset, told), indent=1) + "\n")
+        if not found.calibrators:
+            kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
+            found = replace(found, calibrators=fitted_to_valid(found, dataset, kind, told))
+        calibrators.save(found.calibrators, made)
+        pq.write_table(_with_scores(found, kept), made / CHECK)
+        write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder
-
-
-class _Served:
-    """A run's model with what its scores pass through."""
-
-    def __init__(self, found: Restored, calibrators: tuple[Calibrator, ...]) -> None:
-        self.transforms, self.calibrators = found.transforms, calibrators
-        self.schema, self.name, self.step = found.schema, found.name, found.step
-        self.scores = calibrated(found.scores, calibrators)
-
-
-def _calibrators(found: Restored, dataset: data.Dataset, kind: KINDS, told: Progress) -> tuple[Calibrator, ...]:
-    """Returns what is fitted to the valid part."""
-    if kind == "none":
-        return ()
-    if not dataset.rows("valid"):
-        raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; prepare with one, or leave it out")
-    scores_BT, labels_BT, weights_B, _ = scored(found, dataset, "valid", told)
-    return calibrators.fitted(kind, scores_BT, labels_BT, weights_B, found.schema.labels)
 
 
 def _check_base(old: Scorer, found: Restored, run: Run) -> None:
@@ -246,7 +229,7 @@ def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: 
             )
 
 
-def _with_scores(found: _Served, rows: pa.Table) -> pa.Table:
+def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
     """Returns raw rows with the ids, numbers and scores that the run makes of them."""
     (batch,) = batches(found.schema, found.transforms.transform(rows, training=False), rows.num_rows)
     beside: dict[str, Any] = {}

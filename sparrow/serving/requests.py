@@ -22,7 +22,8 @@ from sparrow.core import Batch, KeyedJagged
 from sparrow.core.arrays import Bools, Float32s, Float64s, Int64s
 from sparrow.core.errors import UserError
 from sparrow.core.repeated import Repeated, Users
-from sparrow.features.encodings import kind_of
+from sparrow.features.counts import by_row
+from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import transform
 from sparrow.features.schema import Column as Of
 from sparrow.features.schema import Schema, missing_of
@@ -376,7 +377,7 @@ class Encoder:
         alone = self._alone[name]
         if name in self._schema.dense:
             (base,) = alone.schema.dense
-            values = typed(alone.schema, table, training=False, row0=row0)[base]
+            values = alone.number_of(base, typed(alone.schema, table, training=False, row0=row0)[base])
             if alone.schema.columns[base].kind == "vector":
                 return _of_vectors(numbers_of(values), base == name)
             return Part(_NONE, _NONE, None, values.to_numpy(zero_copy_only=False))
@@ -423,7 +424,12 @@ def _column(transforms: Transforms, name: str) -> Column:
     schema = transforms.schema
     column, base = schema.columns[name], _base(schema, name)
     if column.kind in ("numeric", "vector"):
-        lookup = Lookup("refused" if schema.columns[base].kind == "vector" else "number")
+        is_vector = schema.columns[base].kind == "vector"
+        lookup = Lookup("refused", numbers=_NONE.astype(np.float64)) if is_vector else Lookup("number")
+        if schema.columns[base].counts:
+            counted, places = transforms.counts[base], np.arange(len(transforms.counts[base].hashes_V))
+            numbers_R = by_row(schema.columns[base], counted)
+            lookup = Lookup("vocabulary", counted.hashes_V, places + FIRST, numbers=numbers_R)
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
     elif column.weights == ":" or column.part or column.cross:
@@ -466,4 +472,5 @@ def _alone(transforms: Transforms, name: str) -> Transforms:
         transforms,
         schema=alone,
         vocabularies={t: transforms.vocabularies[t] for t in tables & transforms.vocabularies.keys()},
+        counts={n: transforms.counts[n] for n in {name} & transforms.counts.keys()},
     )

@@ -27,14 +27,15 @@ from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.encode import Rows
 from sparrow.models import Offset
-from sparrow.serving import calibrators, products
-from sparrow.serving.calibrators import Calibrator
+from sparrow.serving import products
 from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Catalogue, Encoder, Known
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.values import stacked
+from sparrow.trained import calibrators
 from sparrow.trained.build import scoring, tables_of, untrained
+from sparrow.trained.calibrators import Calibrator
 from sparrow.trained.run import Run
 
 CHECK, DENSE = "check.parquet", "dense.safetensors"

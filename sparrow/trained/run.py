@@ -21,6 +21,7 @@ from sparrow.embeddings.components import Mode
 from sparrow.layers import Precision
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
+from sparrow.trained.calibrators import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,8 @@ class Run:
     because sums depend on it; loading and judging have threads of their own. device: "cpu", "cuda", "cuda:1", ...
     precision: of the matrix products, see `sparrow.layers.computing`; weights are fp32 either way. compile:
     through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
-    begin with what it learnt, see `warm_start`.
+    begin with what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part
+    with the best checkpoint, so that they are right on average: "logistic" or "isotonic".
     """
 
     run_dir: str
@@ -196,6 +198,7 @@ class Run:
     precision: Precision = "fp32"
     compile: bool = False
     init_from: str | None = None
+    calibrate: KINDS = "none"
 
     def __post_init__(self) -> None:
         if not self.run_dir:

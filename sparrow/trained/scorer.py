@@ -19,17 +19,24 @@ from sparrow.features.rows import batches
 from sparrow.features.schema import ROLES, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import build, identity, load_weights, scoring, tables_of
+from sparrow.trained.calibrators import Calibrator, kind_of, load_of_step, passed
 from sparrow.trained.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A trained model, ready to score, with what it was trained from."""
+    """A trained model, ready to score, with what it was trained from.
+
+    calibrators: what its scores pass through last, one for each label, or none. calibrated_on: the fingerprint of the
+    prepared log to whose valid part they were fitted.
+    """
 
     model: Any  # nn.Module and sparrow.models.Model at once, which the type system cannot say
     run: Run
     transforms: Transforms
     step: int
+    calibrators: tuple[Calibrator, ...] = ()
+    calibrated_on: str = ""
 
     @property
     def schema(self) -> Schema:
@@ -84,7 +91,21 @@ class Restored:
                 f"{name} = {largest:g}: mend it, or, if it is an ordinary one, use an earlier --checkpoint than step "
                 f"{self.step}, where the model diverged"
             )
-        return scores
+        return passed(scores, self.calibrators)
+
+    def through(self, log: str, split: str) -> str:
+        """Returns ", KIND" if scores pass through calibrators, and says where these were fitted to the rows scored.
+
+        Metrics of such rows are too good. The text is for the name of a row of metrics.
+
+        Args:
+            log: the fingerprint of a prepared log.
+            split: its part that is scored.
+        """
+        if not self.calibrators:
+            return ""
+        seen = " fitted to these rows" if split == "valid" and log == self.calibrated_on else ""
+        return f", {kind_of(self.calibrators)}{seen}"
 
     def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
         """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
@@ -102,16 +123,19 @@ class Restored:
         return Family("sparrow.models").name_of(self.run.model)
 
 
-def restore(run_dir: str | Path, *, which: str = "best", device: str | None = None) -> Restored:
+def restore(
+    run_dir: str | Path, *, which: str = "best", device: str | None = None, calibrated: bool = True
+) -> Restored:
     """Returns the model of a run directory, made from its settings and safetensors. Nothing from disk is executed.
 
     Args:
         run_dir: the run directory.
         which: "best" (by the run's monitor, else the last), "last", or a step number.
         device: such as "cpu" or "cuda"; by default the run's.
+        calibrated: whether scores pass through the checkpoint's calibrators, if it has some.
 
     Raises:
-        UserError: when there is no such run or checkpoint, or it cannot be read.
+        UserError: when there is no such run or checkpoint, or it cannot be read; see also `load_of_step`.
     """
     run_dir = Path(run_dir)
     if not (run_dir / "run.toml").exists():
@@ -125,6 +149,17 @@ def restore(run_dir: str | Path, *, which: str = "best", device: str | None = No
     step = int(which) if which.isdigit() else checkpoint.latest(directory, best=which == "best")
     saved = checkpoint.load(directory, step)
     saved.check(identity(run, schema))
+    calibrators: tuple[Calibrator, ...] = ()
+    log = ""
+    if calibrated:
+        calibrators, log = load_of_step(run_dir, saved.step, checkpoint=saved.fingerprint, kind=run.calibrate)
     model = build(run, schema)
     load_weights(model, saved)
-    return Restored(model=model.eval(), run=run, transforms=transforms, step=saved.step)
+    return Restored(
+        model=model.eval(),
+        run=run,
+        transforms=transforms,
+        step=saved.step,
+        calibrators=calibrators,
+        calibrated_on=log,
+    )

@@ -58,9 +58,7 @@ class Fitted:
         return scores_NT[:, 0] if scores_NT.shape[1] == 1 else scores_NT
 
     def evaluate(self, frame: Any, label: int = 0) -> dict[str, float]:
-        """Returns auc, logloss, ne and calibration on a frame with labels, and gauc where there are groups.
-
-        See `evaluate` for what they are.
+        """Returns what `sparrow.metrics.evaluate` does, of a frame with labels.
 
         Args:
             frame: as for `fit`.

@@ -27,6 +27,7 @@ from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
+from sparrow.training.calibrated import calibrated
 from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 from sparrow.training.preflight import check_monitor, resolved, threads_given_back, with_threads, within_device
@@ -73,6 +74,7 @@ def train(
     remedy = "; start it again with --resume, which continues from the last checkpoint, if there is one"
     with threads_given_back(), ranks.world.watched(remedy):
         results = Trainer(run, ranks, resume=resume, overwrite=overwrite, profile=profile, listener=listener).fit()
+        results = calibrated(results, run, ranks.world)
         ranks.world.end()
     return results
 
@@ -209,8 +211,7 @@ class Trainer:
         if self.run.schedule.warmup_steps >= self.total_steps:
             text = f"schedule.warmup_steps: {self.run.schedule.warmup_steps}, but the run has {self.total_steps} steps"
             self._say(f"{text}: the learning rate never gets there; lower it or data.batch_size")
-        self.clock = time.perf_counter()
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = time.perf_counter(), self.examples
         try:
             if self.step and self._time_to_evaluate():
                 self._evaluate()  # a signal came between the step and its evaluation
@@ -353,8 +354,7 @@ class Trainer:
         if self._compare(values[self.run.loop.monitor]):
             self.best_evaluation = {**self.last_evaluation, "parts": parts}
             self.save(best=True)
-        self.clock = time.perf_counter()
-        self.clock_examples = self.examples
+        self.clock, self.clock_examples = time.perf_counter(), self.examples
 
     def _diverged(self, what: str) -> UserError:
         told = f"step {self.step}: {what} are not finite, the model diverged; lower the learning rates"

@@ -28,6 +28,7 @@ from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
 from sparrow.sharding.plan import Grid
 from sparrow.trained.build import tables_of, untrained, within_memory
+from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
 from sparrow.training.dropout import default_shares
 
@@ -173,6 +174,8 @@ def check_monitor(run: Run, dataset: Dataset) -> None:
     if run.loop.patience is not None and not dataset.rows("valid"):
         remedy = "nothing to be patient with, the valid part is empty; prepare with --valid 0.1"
         raise UserError(f"loop.patience: {remedy}")
+    if run.calibrate != "none":
+        check_valid(dataset)
 
 
 def resolved(

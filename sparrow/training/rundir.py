@@ -21,6 +21,7 @@ from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
 from sparrow.features.schema import Schema
 from sparrow.trained.build import check_schema
+from sparrow.trained.calibrators import FOLDER as CALIBRATORS
 from sparrow.trained.run import Run
 
 MADE = ("log.jsonl", "results.json", "curves.png", "profile.json", "trace.json.gz", "report.html")
@@ -180,7 +181,8 @@ class RunDir:
         checkpoint.clear(self.checkpoints)
         for name in MADE:
             (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        for name in ("tensorboard", CALIBRATORS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         dataset.transforms.save(self.path)
 
     def with_maps(self, run: Run) -> Run:
@@ -209,7 +211,7 @@ class RunDir:
         if (self.path / "manifest.json").exists():
             raise UserError(f"{self.path}: is a prepared log; choose another --run_dir")
         if not any((self.path / name).exists() for name in (LOCK, "run.toml")):
-            for name in ("schema.toml", "vocabulary", "maps", "checkpoints", "tensorboard", *MADE):
+            for name in ("schema.toml", "vocabulary", "maps", "checkpoints", "tensorboard", CALIBRATORS, *MADE):
                 if (self.path / name).exists():
                     raise UserError(f"{self.path}: no run's, and holds {name}; choose another --run_dir")
         try:

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         if self.open and self.open[-1] in ("h1", "h2", "h3"):
             self.headings.append(text)
         if self.open and self.open[-1] == "td":
-            self.cells.append(text)
+            self.cells.append(text.replace("\xa0", " "))
 
 
 def page(path: Path) -> Page:

@@ -13,12 +13,15 @@ import torch
 from scipy.stats import ttest_ind
 
 from sparrow import data
-from sparrow.analysis.compare import _difference, _verdict, compare, lines, to_html
+from sparrow.analysis.compare import Difference, _difference, _verdict, compare, lines, to_html
 from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Schema
-from sparrow.metrics.intervals import Estimate
+from sparrow.metrics import evaluate
+from sparrow.metrics.intervals import METRICS, Estimate
+from sparrow.metrics.places import names as places
 from sparrow.models import logistic
+from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.analysis.pages import Page
 from tests.runs import small_run
@@ -37,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
 def test_one_run_against_another(runs: Path) -> None:
     found = compare([runs / "a0"], [runs / "b0"])
     by_name = {d.metric: d for d in found.differences}
-    assert list(by_name) == ["auc", "gauc", "logloss", "ne", "calibration"]
+    assert list(by_name) == [*METRICS, *places()]
     for d in found.differences:
         assert d.low < d.b - d.a == d.value < d.high
         assert math.isnan(d.spread_a)
@@ -88,6 +91,16 @@ def test_seeds_alone_are_welchs_test() -> None:
         ("gauc", -0.1, 0.1, "unclear"),
         ("calibration", 0.1, 0.2, "differs"),
         ("auc", math.nan, math.nan, "undefined"),
+        ("auc", 1e-8, 3e-7, "equal"),  # as one rank against three
+        ("calibration", 1e-8, 3e-7, "equal"),
+        ("ne", -0.9e-4, 0.9e-4, "equal"),
+        ("ne", 0.2e-4, 1.2e-4, "unclear"),  # certain to differ, but perhaps by nothing that matters
+        ("ne", 0.2e-4, 2.2e-4, "A better"),
+        ("logloss", -0.4e-4, 0.4e-4, "equal"),  # of 0.5
+        ("logloss", 0.6e-4, 0.8e-4, "A better"),
+        ("ece", 0.001, 0.004, "equal"),
+        ("ece", -0.2, -0.1, "B better"),
+        ("recall@5", 0.1, 0.2, "B better"),
     ],
 )
 def test_verdicts(metric: str, low: float, high: float, verdict: str) -> None:
@@ -110,6 +123,54 @@ def test_the_page_and_the_command(runs: Path, tmp_path: Path, capsys: pytest.Cap
     for bad, says in (([str(runs / "a0"), ","], "name no run"), ([str(runs / "a0"), str(runs / "c")], "not a run")):
         assert main(["compare", *bad]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_another_systems_scores(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column of the log and a file with the same scores are the same side; the truth is better than a model."""
+    dataset = data.open(restore(runs / "a0").run.data.path)
+    truth = dataset.column("true_p", "test").to_numpy()
+    pq.write_table(pa.table({"score": truth, "label": dataset.column("label", "test")}), tmp_path / "s.parquet")
+    by_column, by_file = (compare([runs / "a0"], [other]) for other in ("true_p", tmp_path / "s.parquet"))
+    verdicts = {d.metric: d.verdict for d in by_column.differences}
+    assert verdicts["ne"] == verdicts["auc"] == "B better"
+    assert [figures(d) for d in by_column.differences] == [figures(d) for d in by_file.differences]
+    values = {d.metric: d for d in by_column.differences}
+    for name, loader in dataset.baselines("test"):
+        assert name == "true_p"
+        wanted = evaluate(lambda batch: batch.dense_BC, loader)
+        for metric in ("auc", "gauc", "ne", "ece", "recall@5", "mrr"):
+            assert values[metric].b == pytest.approx(wanted[metric], rel=1e-6)
+    same = compare(["true_p"], [tmp_path / "s.parquet", runs / "b0"])  # any side may be the other system
+    assert same.settings == () and same.differences[0].a == values["auc"].b
+    out = tmp_path / "c.html"
+    assert main(["compare", str(runs / "a0"), "true_p", "--out", str(out)]) == 0
+    assert "true_p" in capsys.readouterr().out
+    assert "Settings that differ" in Page(out.read_text(encoding="utf-8")).headings
+    for names, says in (
+        ([str(runs / "a0"), "tru_p"], "not a run directory, no file of scores, and no baseline"),
+        (["true_p", "true_p"], "true_p: not a run directory"),
+        ([str(tmp_path / "s.parquet"), "true_p"], "not a run directory"),
+        ([str(runs / "a0"), "true_p", "--split", "valid", "--label", "gone"], "--label: 'gone'"),
+        ([str(runs / "a0"), str(tmp_path / "s.parquet"), "--split", "valid"], "rows, and valid has"),
+    ):
+        assert main(["compare", *names]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_what_rounding_changes_is_no_difference(runs: Path, tmp_path: Path) -> None:
+    """Every score is higher by 1e-6 of it, so the interval of calibration is narrow and does not hold 0."""
+    scores_N = compare([runs / "a0"], [runs / "a0"]).rows_a.scores_N
+    for drift, verdict in ((1e-6, "equal"), (1e-3, "differs")):
+        pq.write_table(pa.table({"score": scores_N.double().numpy() * (1 - drift)}), tmp_path / "s.parquet")
+        by_name = {d.metric: d for d in compare([runs / "a0"], [tmp_path / "s.parquet"]).differences}
+        assert by_name["calibration"].high < 0
+        assert by_name["calibration"].verdict == verdict
+        assert by_name["auc"].verdict == "equal"
+
+
+def figures(one: Difference) -> Difference:
+    """With figures that can be compared."""
+    return dataclasses.replace(one, spread_a=0.0, spread_b=0.0)
 
 
 def test_other_rows_are_refused(runs: Path, log: Path, tmp_path: Path) -> None:
@@ -159,4 +220,4 @@ def test_without_sessions_and_with_one_class(tmp_path: Path) -> None:
     assert any("rows" in note for note in found.notes)
     assert "undefined" in Page(to_html(found)).cells
     seeds = compare([tmp_path / "r0", tmp_path / "r1"], [tmp_path / "r1", tmp_path / "r0"])
-    assert {d.verdict for d in seeds.differences if d.metric != "logloss"} <= {"undefined", "equal"}
+    assert {d.verdict for d in seeds.differences if d.metric not in ("logloss", "ece")} <= {"undefined", "equal"}

@@ -21,6 +21,7 @@ from sparrow.cli import main
 from sparrow.core import UserError
 from sparrow.features.schema import Column, Schema, Split
 from sparrow.metrics.intervals import Estimate
+from sparrow.metrics.places import names
 from sparrow.models import logistic
 from sparrow.trained.run import Loop
 from sparrow.training import train
@@ -46,7 +47,7 @@ def test_one_file_with_every_section(trained: Path, tmp_path: Path) -> None:
     got = page(path)
     for section in SECTIONS:
         assert any(heading.startswith(section) for heading in got.headings), section
-    assert {"Unknown ids", "Settings"} < set(got.headings)
+    assert {"Unknown ids", "Settings", "Within groups: where the positives are placed"} < set(got.headings)
     assert "ts" in got.headings  # sliced by time unless told
     assert {"valid: dlrm", "test: dlrm", "test: always the training rate", "test: true_p (baseline)"} < set(got.cells)
     assert {"a parts", "a kinds"} < set(got.cells)
@@ -61,6 +62,12 @@ def test_its_figures_are_evaluates(trained: Path, tmp_path: Path) -> None:
     row = cells[cells.index("test: dlrm") :]
     for metric, cell in zip(("auc", "gauc", "logloss", "ne", "calibration"), row[2:7], strict=True):
         assert float(cell.split(" ± ")[0]) == pytest.approx(wanted[metric], abs=6e-5), metric
+    assert float(row[7].split(" ± ")[0]) == pytest.approx(wanted["ece"], abs=6e-5)
+    within = row[row.index("test: dlrm", 1) + 1 :]
+    for metric, cell in zip(names(), within, strict=False):
+        assert float(cell.split(" ± ")[0]) == pytest.approx(wanted[metric], abs=6e-5), metric
+    constant = within[within.index("test: always the training rate") + 1 :]
+    assert float(constant[0].split(" ± ")[0]) < wanted["recall@5"] < 1  # chance, whatever the log's order
 
 
 def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,26 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     )
 
 
+def test_evaluate_looks_within_groups_and_slices(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    command = ["evaluate", str(trained), "--k", "3", "--slices", "cat_0", "num_0", "--json-out", "e.json"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("within groups", "recall@k", "mrr", "without a positive", "by cat_0"))
+    found = json.loads(Path("e.json").read_text())
+    whole, truth = (found.pop(name) for name in list(found)[:2])  # the model and the baseline
+    assert truth["ndcg@3"] > whole["ndcg@3"] > 0
+    assert whole["ranked_groups"] + whole["groups_without_positive"] > whole["gauc_groups"]
+    for column in ("cat_0", "num_0"):
+        mine = {name: one for name, one in found.items() if name.startswith(f"{column} = ")}
+        assert len(mine) > 2 and sum(one["examples"] for one in mine.values()) == whole["examples"]
+        positives = sum(one["label_rate"] * one["examples"] for one in mine.values())
+        assert positives == pytest.approx(whole["base_rate"] * whole["examples"], rel=1e-4)
+        assert all(0 <= one["ece"] < 1 for one in mine.values())
+    refuses(capsys, ["evaluate", str(trained), "--k", "0"], "k: 0; recall@k looks at the first k candidates")
+    refuses(capsys, ["evaluate", str(trained), "--slices", "cat"], "no column 'cat'")
+
+
 def test_evaluate_takes_rows_that_have_no_baseline(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +168,18 @@ def test_evaluate_takes_rows_that_have_no_baseline(
     told = capsys.readouterr().out
     assert f"{pq.read_metadata('log.parquet').num_rows:,}" in told and "true_p" not in told
     assert main(["evaluate", str(trained)]) == 0 and "true_p" in capsys.readouterr().out
+
+
+def test_a_split_by_the_ids_of_a_column(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "log.parquet", "--split-by", "user", "--out", "by-user"]) == 0
+    assert "split at random, all rows of one user in one part" in " ".join(capsys.readouterr().out.split())
+    again = ["prepare", "log.parquet", "--like", "by-user", "--out", "again"]
+    assert main([*again]) == 0
+    assert data.open("again").schema.split.key == "user"
+    assert main([*again, "--overwrite", "--split", "time"]) == 0
+    assert data.open("again").schema.split.key is None
+    refuses(capsys, ["prepare", "log.parquet", "--split-by", "user", "--split", "time", "--out", "a"], r"split\.key")
+    refuses(capsys, ["prepare", "log.parquet", "--split-by", "nobody", "--out", "a"], r"no column 'nobody'")
 
 
 def test_predict_needs_no_label(here: Path, trained: Path) -> None:

@@ -264,9 +264,9 @@ def scored(kind: str, rows: int = 400) -> dict[str, Tensor]:
         case "no weight":
             found["weights"].zero_()
         case "one group":
-            found["sessions"].fill_(-7)
+            found["sessions"].fill_(7)
         case "groups by the ranks":  # all are the same number modulo 2, 3, 4 and 5
-            found["sessions"] *= -60
+            found["sessions"] *= 60
         case "rows without a group":  # each is alone, see `sparrow.features.transforms`
             found["sessions"][::2] = -1 - torch.arange(rows)[::2]
         case "a NaN":

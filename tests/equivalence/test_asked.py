@@ -43,7 +43,9 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
             "item": Column(kind="categorical", table="item"),
             "kind": Column(kind="categorical", table="kind"),
             "n": Column(kind="numeric"),
+            "seen": Column(kind="numeric", source="user", counts="seen"),
             "emb": Column(kind="vector"),
+            "rate": Column(kind="numeric", source="item", counts="rate"),
             "pair": Column(kind="categorical", table="pair", cross=("user", "item")),
             "own": Column(kind="categorical", table="own", cross=("item", "kind")),
         },
@@ -94,11 +96,11 @@ def test_rank_infer_and_explain(scorer: Scorer) -> None:
         assert "error" not in made, made
         assert np.abs(np.array(made["outputs"][0]["data"]) - wanted).max() < 1e-6
         inputs_of = {one["name"]: one["datatype"] for one in ask(service, "/v2/models/model").json["inputs"]}
-        assert inputs_of == {name: kind for name, (kind, _) in tensors.items()}
+        assert set(inputs_of) == set(tensors) and inputs_of["emb"] == "FP32" and inputs_of["emb:lengths"] == "INT64"
         features = ask(service, "/explain/2", {"user": USER, "candidates": candidates()}).json["features"]
         vector = next(one for one in features if one["feature"] == "emb")
         assert vector["odd"] == {"missing": 1} and vector["kind"] == "vector" and len(vector["became"]) == SIZE
-        assert {one["feature"] for one in features} == {"user", "item", "kind", "n", "emb"}
+        assert {one["feature"] for one in features} == {"user", "item", "kind", "n", "emb", "seen", "rate"}
         described = ask(service, "/openapi.json").json["paths"]["/rank"]["post"]["requestBody"]
         user = described["content"]["application/json"]["schema"]["properties"]["user"]["properties"]
         assert user["emb"]["minItems"] == user["emb"]["maxItems"] == SIZE and set(user) == set(scorer.encoder.sources)

@@ -17,7 +17,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_every_rank_gets_the_metrics_of_all_rows(ranks: Callable[[int], Pool], size: int, weighted: bool) -> None:
     for kind in KINDS:

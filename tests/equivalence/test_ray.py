@@ -161,6 +161,18 @@ def test_split_by_file_and_by_ratio(tmp_path: Path) -> None:
     assert any("all rows of one session in one part" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_split_by_a_column_and_up_to_a_time(tmp_path: Path, suffix: str) -> None:
+    """The ids of the column are integers, which text may be read as or not."""
+    files = cut(made(), tmp_path / "log", suffix)
+    found = both(files, tmp_path, schema=replace(SCHEMA, split=Split(key="code", valid=0.3)))
+    assert any("all rows of one code in one part" in note for note in found.notes)
+    (tmp_path / "until").mkdir()
+    until = Split(by="time", valid=0.2, test=0.1, negatives=0.8, until=0.8)
+    found = both(files, tmp_path / "until", schema=replace(SCHEMA, split=until))
+    assert sum(found.rows.values()) < 0.8 * ROWS and found.left_out > 0.2 * ROWS
+
+
 def test_grown_from_another_log(tmp_path: Path) -> None:
     before = data.prepare(cut(made().slice(0, 4000), tmp_path / "before"), tmp_path / "first", schema=SCHEMA)
     like = Transforms.load(before.out)

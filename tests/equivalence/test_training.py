@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from sparrow.data.meaning.inference import infer
 from sparrow.distributed import World
 from sparrow.features.schema import Column, Encoding
 from sparrow.trained.build import tables_of
+from sparrow.trained.calibrate import calibrate
 from sparrow.trained.scorer import restore
 from tests.data.grouped import SCHEMA, made
 from tests.equivalence import cases
@@ -293,3 +296,20 @@ def test_tables_of_fewer_rows_go_on_with_another_number_of_ranks(
         got = [cases.rest(World(), fewer["log"], run_dir, settings, True)]
         torch.set_num_threads(before)
     assert_near(got, fewer["want"])
+
+
+def test_calibrators_of_many_ranks_are_those_that_one_process_fits(
+    ranks: Callable[[int], Pool], prepared: Path, tmp_path: Path
+) -> None:
+    """From the same checkpoint, to the bit; and where rank 0 cannot fit them, no rank waits for it."""
+    command = [str(prepared), "--run_dir", str(tmp_path / "run"), "--threads", "1", "--calibrate", "isotonic"]
+    assert ranks(3).run(cases.commanded, [command] * 3) == [""] * 3
+    (path,) = (tmp_path / "run" / "calibrators").iterdir()
+    of_ranks, results = path.read_bytes(), json.loads((tmp_path / "run" / "results.json").read_text())
+    path.unlink()
+    assert calibrate(tmp_path / "run", "isotonic") == results["calibrated"]
+    assert path.read_bytes() == of_ranks
+    shutil.rmtree(path.parent)
+    path.parent.write_text("in the way")
+    said = ranks(3).run(cases.commanded, [[*command, "--resume"]] * 3)
+    assert f"{path.parent}: cannot be written" in said[0] and said == [said[0]] * 3

@@ -9,7 +9,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor
 
 from sparrow.core import Batch, KeyedJagged, UserError
-from sparrow.metrics import evaluate, evaluate_labels, gauc
+from sparrow.metrics import ece, evaluate, evaluate_labels, gauc, topk
 
 
 def cut(scores: Tensor, labels: Tensor | None, weights: Tensor | None = None, sessions: Tensor | None = None) -> list:
@@ -48,10 +48,30 @@ def test_all_batches_count(rows: tuple, flat: bool) -> None:
     assert got["calibration"] == pytest.approx(float((weights * scores).sum() / (weights * labels).sum()), rel=1e-5)
 
 
-def test_streaming_differs_in_auc_alone(rows: tuple) -> None:
+def test_within_groups(rows: tuple) -> None:
+    scores, labels, weights, sessions = rows
+    got = evaluate(lambda b: b.dense_BC, cut(*rows), ks=(3, 1))
+    assert {name: got[name] for name in got if "@" in name or name == "mrr"} == {
+        name: value for name, value in topk(scores, labels, sessions, weights, (1, 3)).items() if "groups" not in name
+    }
+    assert "recall@5" not in got
+    without = sum(not labels[sessions == session].any() for session in sessions.unique())
+    assert got["groups_without_positive"] == without > 0
+    assert got["ranked_groups"] == len(sessions.unique()) - without > got["gauc_groups"]
+    calls = []
+    with pytest.raises(UserError, match="k: 0"):
+        evaluate(calls.append, cut(*rows), ks=[0])  # type: ignore[arg-type]
+    assert not calls
+
+
+def test_streaming_has_no_groups_and_bins(rows: tuple) -> None:
+    scores, labels, weights, _ = rows
     exact, streamed = (evaluate(lambda b: b.dense_BC, cut(*rows), exact=e) for e in (True, False))
-    assert streamed.pop("auc") == pytest.approx(exact.pop("auc"), abs=1e-3)
-    assert streamed == {k: v for k, v in exact.items() if "gauc" not in k}
+    assert exact["ece"] == pytest.approx(ece(scores, labels, weights), rel=1e-12)
+    for name, near in (("auc", 1e-3), ("ece", 3e-4)):
+        assert streamed.pop(name) == pytest.approx(exact.pop(name), abs=near)
+    assert streamed == {name: exact[name] for name in streamed}
+    assert set(exact) - set(streamed) > {"gauc", "mrr", "recall@5"}
 
 
 def test_a_missing_weight_is_one(rows: tuple) -> None:

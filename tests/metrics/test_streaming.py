@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparrow.core import UserError
-from sparrow.metrics import Streaming, auc, calibration, logloss, ne
+from sparrow.metrics import Streaming, auc, calibration, ece, logloss, ne
 
 
 def draw(rows: int, bias: float = -2.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,6 +125,34 @@ def test_reliability() -> None:
     assert stream(torch.full((9,), 0.3), torch.zeros(9)).reliability().predictions_Q.tolist() == pytest.approx(
         [0.3], rel=3e-4
     )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ece_is_a_loop_over_equal_parts(weighted: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    scores = torch.sigmoid(torch.linspace(-5, 5, 2000, dtype=torch.float64))  # each in a bin of its own
+    labels = torch.bernoulli(scores**1.2, generator=random)
+    weights = torch.where(torch.arange(2000) < 1000, 1.0, 3.0) if weighted else None
+    w = torch.ones(2000) if weights is None else weights
+    place = (w.cumsum(0) - w / 2) / w.sum()
+    expected = 0.0
+    for part in range(20):
+        here = (place >= part / 20) & (place < (part + 1) / 20)
+        gap = (w * scores)[here].sum() / w[here].sum() - (w * labels)[here].sum() / w[here].sum()
+        expected += float(gap.abs() * w[here].sum() / w.sum())
+    order = torch.randperm(2000, generator=random)
+    shuffled = (scores[order], labels[order], None if weights is None else weights[order])
+    assert ece(*shuffled) == pytest.approx(expected, rel=1e-6)
+    assert stream(*shuffled).ece() == pytest.approx(expected, abs=3e-4)
+    assert ece(scores, scores) == 0  # labels as likely as said
+
+
+def test_ece_of_a_constant_and_of_nothing() -> None:
+    labels = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    assert ece(torch.full((4,), 0.25), labels) == pytest.approx(0)
+    assert ece(torch.full((4,), 0.65), labels) == pytest.approx(0.4)  # one range, whatever the order of the labels
+    for undefined in (ece(torch.empty(0), torch.empty(0)), ece(torch.full((4,), math.nan), labels), Streaming().ece()):
+        assert math.isnan(undefined)
 
 
 def test_logits_are_refused() -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparrow.core import Batch, UserError
+from sparrow.features.counts import Counted
 from sparrow.features.encodings.range import Range
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.hashing import hash_ids
@@ -49,6 +50,9 @@ def made() -> Transforms:
         "x:missing": Column(kind="numeric", transform="missing"),
         "log": Column(kind="numeric", transform="log", **fitted),
         "log2": Column(kind="numeric", transform="log", source="x", missing=("-1", "?"), mean=1.0, std=0.25),
+        "seen": Column(kind="numeric", source="word", counts="seen", transform="log", mean=1.0, std=2.0),
+        "rate": Column(kind="numeric", source="word", counts="rate", prior=3.0, mean=0.5, std=0.25),
+        "rate:missing": Column(kind="numeric", transform="missing"),
         "when": Column(kind="time"),
     }
     hashes = hash_ids(pa.array(KNOWN))
@@ -60,8 +64,11 @@ def made() -> Transforms:
         "range": Encoding(kind="range", low=-5, high=24, rows=32, min_count=1),
         "buckets": Encoding(kind="range", low=0, high=3, rows=6),
     }
+    counted = Counted.of(hashes, np.stack([np.arange(len(hashes)) + 1, np.arange(len(hashes)) // 2]))
     return Transforms(
-        schema=Schema(columns=columns, encodings=encodings), vocabularies={"words": words, "range": Range(-5, counts)}
+        schema=Schema(columns=columns, encodings=encodings),
+        vocabularies={"words": words, "range": Range(-5, counts)},
+        counts={"seen": counted, "rate": counted},
     )
 
 

@@ -22,11 +22,11 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows
 from sparrow.kernels.formats import RowFormat, converted, fp16, fp32, int4, int8
 from sparrow.serving import Scorer
-from sparrow.serving.calibrators import calibrated
 from sparrow.serving.products import FORMATS, format_of, named
 from sparrow.serving.rows import tensors_of, write_rows
 from sparrow.serving.scorer import DENSE, assembled, table_file, weights
 from sparrow.trained.build import scoring, tables_of
+from sparrow.trained.calibrators import calibrated
 from sparrow.trained.run import Run
 
 EXACT = "fp32"

@@ -194,6 +194,7 @@ def _short(run: Run, place: Path, steps: int, tables: TableChoices, seed: int) -
         log=Log(tensorboard=False),
         seed=run.seed + seed,
         init_from=None,
+        calibrate="none",
     )
 
 

@@ -402,12 +402,13 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
         integers = None
     else:
         integers = kind_of(encoding).takes_integers
-    if column.kind in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
+    what = "group" if column.counts else column.kind  # both are ids that are hashed
+    if what in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
     single = ("categorical", "group", "session", "time", "ignore")
-    if kind is None or (pa.types.is_floating(kind) and column.kind in single):
+    if kind is None or (pa.types.is_floating(kind) and what in single):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    always = column.kind in ("group", "session", "list", "vector", "ignore")
+    always = what in ("group", "session", "list", "vector", "ignore")
     if always or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind

@@ -15,6 +15,7 @@ from sparrow.core.errors import UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.logs.read import Log, types_for
+from sparrow.data.preparation.earlier import Earlier
 from sparrow.data.preparation.fit import Cutter, Fitted, Fitter
 from sparrow.data.preparation.moments import Clock, hide
 from sparrow.data.preparation.sessions import clustered
@@ -23,22 +24,24 @@ from sparrow.data.preparation.time_order import in_time_order
 from sparrow.features.clipped import Clipped
 from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema
-from sparrow.features.transforms import NotIntegersError, typed
+from sparrow.features.transforms import NotIntegersError, Transforms, typed
+from sparrow.features.words import Words
 
 SPOOL_BYTES = 1 << 27  # typed rows that memory holds; those of larger logs go to a file
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 23  # of Parquet that is read, and of text that is converted, at a time
 
 
 class Engine(Protocol):
-    """Goes through the rows of `logs` as `typed` makes them: first `read`, then `fit`, then `ordered`.
+    """Goes through the rows of `logs` as `typed` makes them: first `read`, then `count`, `fit` and `ordered`.
 
     ends: where each log's rows end, counted on from log to log. times: of all rows, when there is a time. clipped:
-    which numbers `ordered` clipped, once it has given all rows.
+    which numbers `ordered` clipped, once it has given all rows. words: the texts of frequent ids, once `fit` is done.
     """
 
     ends: list[int]
     times: Ordered
     clipped: Clipped
+    words: Words
 
     def read(self) -> None:
         """Looks at every row once.
@@ -46,6 +49,9 @@ class Engine(Protocol):
         Raises:
             UserError: when something is wrong with a row.
         """
+
+    def count(self, cutter: Cutter, given: Transforms, *, grow: bool) -> Transforms:
+        """Makes numbers of ids in columns with counts, see `Earlier`. Returns the transforms with these counts."""
 
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """Lets the fitter take in every row."""
@@ -84,6 +90,7 @@ class Local:
         integers = whole_numbers(self._schema, self._logs[0])
         while True:
             self._spool = Spool(self._work / "rows", SPOOL_BYTES)
+            self.words = Words()
             self.times = Ordered(self._work / "times", np.int64)
             try:
                 self._read_as(integers)
@@ -104,7 +111,9 @@ class Local:
             for raw in ahead(raw_batches(schema, log, integers)):
                 rows = self._spool.rows
                 try:
-                    batch = typed(schema, raw, training=True, row0=rows, integers=integers, pool=self._pool)
+                    batch = typed(
+                        schema, raw, training=True, row0=rows, integers=integers, pool=self._pool, words=self.words
+                    )
                 except UserError as error:
                     raise log.located(error, self.ends[-1] if self.ends else 0) from None
                 self._spool.add(batch)
@@ -118,10 +127,21 @@ class Local:
             if schema.split.by == "file":
                 last = np.iinfo(np.int64).min
 
+    def count(self, cutter: Cutter, given: Transforms, *, grow: bool) -> Transforms:
+        """See `Engine`."""
+        self._earlier = Earlier(given, cutter, self._work, self._spool.rows, grow=grow)
+        return self._earlier.count(self._spool)
+
+    def _numbered(self) -> Iterator[pa.RecordBatch]:
+        row0 = 0
+        for batch in self._spool:
+            yield self._earlier.numbered(batch, row0)
+            row0 += batch.num_rows
+
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """See `Engine`."""
         rows, clock = 0, Clock(self._schema)
-        for batch in ahead(self._spool):
+        for batch in ahead(self._numbered()):
             fitter.add(batch, cutter.parts(batch, rows), clock.moments(batch, rows))
             rows += batch.num_rows
             self._told("fit", rows, self._spool.rows)
@@ -142,7 +162,7 @@ class Local:
         row0 = 0
         clock = Clock(self._schema)
         schema = fitted.transforms.schema
-        for batch in self._spool:
+        for batch in self._numbered():
             table = fitted.transforms.encoded(batch, self._pool, row0, self.clipped)
             parts_N = cutter.parts(batch, row0)
             table = hide(schema, table, fitted.since, clock.moments(batch, row0), parts_N == 0)
@@ -173,7 +193,8 @@ def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:
     """
     if not log.files or log.source.format == "parquet":
         return frozenset()
-    sources = [column.source or name for name, column in schema.columns.items() if column.kind != "ignore"]
+    read = {name: column for name, column in schema.columns.items() if column.kind != "ignore" and not column.counts}
+    sources = [column.source or name for name, column in read.items()]
     return frozenset(
         name
         for name, column in schema.columns.items()

@@ -18,14 +18,14 @@ from sparrow.core.errors import UserError
 from sparrow.data.batches.parts import PARTS
 from sparrow.data.preparation.moments import order_of
 from sparrow.features.encodings import BEFORE, FIRST, MIN_COUNT, Counts, Known, named
-from sparrow.features.hashing import hashes_of, mix
+from sparrow.features.hashing import hashes_of, mix, row_hashes
 from sparrow.features.numeric import Statistics, squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
 from sparrow.features.schema import Column, Encoding, Schema, missing_of, number_name
 from sparrow.features.transforms import Transforms
 from sparrow.features.vectors import unpacked
 
-LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out
+LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out, and of later rows
 
 COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, in all tables together
 
@@ -34,12 +34,13 @@ COUNTED_IDS = 1 << 20  # entries that counting holds in memory, 32 bytes each, i
 class Cutter:
     """Which part (an index into PARTS, or LEFT_OUT) each row belongs to.
 
-    cuts: by time, the first times of valid and of test; by file, their first rows. By ratio the part is a function of
+    cuts: by time, the first times of valid, of test and, where the split has an `until`, of what is left out; by file,
+    the first rows of valid and test. By ratio the part is a function of
     the seed and of the row's group, or session where no column is a group; a row without one has a part of its own.
     """
 
     schema: Schema
-    cuts: tuple[int, int] = (0, 0)
+    cuts: tuple[int, ...] = (0, 0)
 
     def parts(self, batch: pa.RecordBatch, row0: int) -> Int64s:
         """Returns the part of each typed row, int64 [N]. row0: the log's row of the batch's first one."""
@@ -47,11 +48,7 @@ class Cutter:
         rows_N = np.arange(row0, row0 + batch.num_rows)
         if split.by == "ratio":
             shares = np.array([1 - split.valid - split.test, 1 - split.test])
-            keys_N, whole = rows_N, self.schema.split_key
-            if whole is not None:  # typed ids are above 0 where there is one
-                ids_N = batch.column(whole).to_numpy()
-                keys_N = np.where(ids_N > 0, ids_N, rows_N)
-            parts_N = np.searchsorted(shares, _uniform(split.seed, keys_N), side="right")
+            parts_N = np.searchsorted(shares, _uniform(split.seed, self._keys(batch, row0)), side="right")
         else:
             by_N = rows_N if split.by == "file" else batch.column(str(time)).to_numpy()
             parts_N = np.searchsorted(np.array(self.cuts, np.int64), by_N, side="right")
@@ -61,15 +58,38 @@ class Cutter:
             parts_N = np.where((parts_N == 0) & negative_N & ~kept_N, LEFT_OUT, parts_N)
         return parts_N
 
+    def order(self, batch: pa.RecordBatch, row0: int) -> Int64s:
+        """Returns what says which typed rows are earlier than which, int64 [N].
 
-def time_cuts(schema: Schema, times: Ordered) -> tuple[int, int]:
-    """Returns the first times of valid and of test."""
+        It is the time. A log without one has an order that is drawn from the seed, in which whole groups stand together
+        as they do in a split by ratio.
+        """
+        if time := self.schema.role("time"):
+            return batch.column(time).to_numpy()
+        drawn_N: Int64s = (_uniform(self.schema.split.seed + 2, self._keys(batch, row0)) * 2.0**62).astype(np.int64)
+        return drawn_N
+
+    def _keys(self, batch: pa.RecordBatch, row0: int) -> Int64s:
+        """What is drawn by: the id of each row in the split's key, group or session, else the row."""
+        rows_N, whole = np.arange(row0, row0 + batch.num_rows), self.schema.split_key
+        if whole is None:
+            return rows_N
+        ids = batch.column(whole)
+        coded = pa.types.is_dictionary(ids.type)
+        ids_N = row_hashes(ids) if coded else ids.to_numpy()  # above 0 where there is one
+        return np.where(ids_N > 0, ids_N, rows_N)
+
+
+def time_cuts(schema: Schema, times: Ordered) -> tuple[int, ...]:
+    """Returns the first times of valid and of test, and of what is left out where there is such."""
 
     def first(share: float) -> int:
         place = round(len(times) * (1 - share))
         return np.iinfo(np.int64).max if place >= len(times) else int(times.at([place])[0])
 
-    return first(schema.split.valid + schema.split.test), first(schema.split.test)
+    split, later = schema.split, 1 - (schema.split.until or 1)
+    cuts = first(split.valid + split.test + later), first(split.test + later)
+    return (*cuts, first(later)) if later else cuts
 
 
 def _uniform(seed: int, keys_N: Int64s) -> Float64s:
@@ -146,7 +166,7 @@ class Fitter:
 
     given: what is fitted stays. With `grow`, vocabularies and ranges get the new ids after the old ones. work: a folder
     for what memory should not hold. pool: its threads take a column each. rows: of train, valid and test, int64 [3].
-    left_out: training rows left out. positives: int64 [3, labels].
+    left_out: rows of no part. positives: int64 [3, labels].
     """
 
     def __init__(self, given: Transforms, work: Path, *, grow: bool = False, pool: Executor | None = None) -> None:
@@ -254,7 +274,8 @@ class Fitter:
         }
         schema = replace(schema, columns=columns, encodings=tables, groups=groups)
         since = {name: since_2R for name, (_, since_2R) in made.items() if (since_2R > BEFORE).any()}
-        return Fitted(transforms=Transforms(schema=schema, vocabularies=vocabularies), since=since)
+        transforms = Transforms(schema=schema, vocabularies=vocabularies, counts=self.given.counts)
+        return Fitted(transforms=transforms, since=since)
 
     def _is_wanted(self, name: str, table: Encoding) -> bool:
         if name in self._bucketed:
@@ -320,7 +341,8 @@ class Fitter:
         for name, column in self.given.schema.columns.items():
             columns[name] = self._column(name, column)
             beside = missing_of(name)
-            is_new = column.low is None and column.means is None and column.transform != "none"
+            fitted = column.mean if column.counts else column.low
+            is_new = fitted is None and column.means is None and column.transform != "none"
             counted = self._counted(name, column)
             is_marked = is_new and counted is not None and counted.count < self.rows[0]
             if is_marked and beside not in self.given.schema.columns:
@@ -365,7 +387,7 @@ class Fitter:
         std = column.std
         if column.transform == "none":
             return column
-        if column.low is None and column.high is None and numbers:
+        if column.low is None and column.high is None and numbers and not column.counts:  # counts go on from day to day
             column = replace(column, low=moments.low, high=moments.high)
         return replace(
             column,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparrow.core.errors import UserError
+from sparrow.core.errors import UserError, suggest
 from sparrow.core.files import cannot_write, refuse_existing
 from sparrow.core.progress import Progress
 from sparrow.core.workplace import workplace
@@ -20,6 +20,7 @@ from sparrow.data.logs.files import find
 from sparrow.data.logs.read import Log, Repairs, open_again, open_log, with_candidates
 from sparrow.data.meaning.inference import OUTCOME, infer_log
 from sparrow.data.meaning.vectors import sized
+from sparrow.data.preparation.earlier import with_defaults
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
 from sparrow.features.clipped import Clipped
@@ -27,7 +28,7 @@ from sparrow.features.encodings import MISSING, UNKNOWN
 from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema, Source, Split
 from sparrow.features.times import ticks_per_second
-from sparrow.features.transforms import Transforms, is_numbered, vocabulary_file, weights_of
+from sparrow.features.transforms import Transforms, fitted_files, is_numbered, weights_of
 
 Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that its table does not know, and all
 
@@ -36,8 +37,8 @@ Unknown = dict[str, dict[str, tuple[int, int]]]  # part -> column -> ids that it
 class Prepared:
     """What prepare made.
 
-    out: its folder. schema: the fitted schema. rows: part -> rows as written. left_out: training rows that
-    split.negatives left out. label_means: part -> label -> mean, NaN for a part without rows. notes: what a person
+    out: its folder. schema: the fitted schema. rows: part -> rows as written. left_out: rows that split.negatives or
+    split.until left out. label_means: part -> label -> mean, NaN for a part without rows. notes: what a person
     should look at, a line each.
     """
 
@@ -143,13 +144,14 @@ class _Job:
         schema = self.given.schema
         engine = self._engine()
         engine.read()
-        cuts = (0, 0)
+        cuts: tuple[int, ...] = (0, 0)
         if schema.split.by == "time":
             cuts = time_cuts(schema, engine.times)
         elif schema.split.by == "file":
             cuts = (engine.ends[0], engine.ends[1])
         cutter = Cutter(schema=schema, cuts=cuts)
-        fitter = Fitter(self.given, self.work, grow=grow, pool=self.pool)
+        given = engine.count(cutter, self.given, grow=grow)
+        fitter = Fitter(given, self.work, grow=grow, pool=self.pool)
         engine.fit(cutter, fitter)
         fitted = fitter.fitted()
         schema = replace(fitted.transforms.schema, source=self.logs[0].source)
@@ -159,6 +161,7 @@ class _Job:
         ordered = engine.ordered(fitted, cutter, _partition(schema, engine.times) if schema.cluster else 0)
         unknown = self._write(new, schema, ordered, int(fitter.rows.sum()))
         fitted.transforms.save(new)
+        engine.words.save(new, schema)
         _write_manifest(new, schema, fitter, self.writers, unknown, engine.clipped)
         return Prepared(
             out=new,
@@ -170,6 +173,7 @@ class _Job:
                 *engine.notes(),
                 *_notes(schema, fitter, unknown),
                 *engine.clipped.notes(schema),
+                *self._count_notes(engine.times, grow),
                 *self._group_notes(int(fitter.rows[0])),
             ),
         )
@@ -177,9 +181,21 @@ class _Job:
     def _engine(self) -> Engine:
         if self.ray is None:
             return Local(self.given.schema, self.logs, self.work, self.told, self.pool)
+        for name in self.given.schema.counted:
+            told = "counts rows that are earlier in any file, for which one machine must see all"
+            raise UserError(f"ray: columns.{name} {told}; leave out ray, or the column")
         from sparrow.data.preparation.on_ray import OnRay
 
         return OnRay(self.given.schema, self.logs, self.work, self.told, address=self.ray)
+
+    def _count_notes(self, times: Ordered, grow: bool) -> Iterator[str]:
+        """Yields a line for each column whose counts hold rows that are not before the log."""
+        begins = int(times.at([0])[0]) if len(times) and not grow else None
+        for name in self.given.counts:
+            until = self.given.schema.columns[name].until
+            if begins is not None and until is not None and begins <= until:
+                told = f"rows up to time {until} were counted, and the log begins at {begins}"
+                yield f"{name}: {told}: labels of its own rows may be in its numbers; train on later rows only"
 
     def _group_notes(self, rows: int) -> Iterator[str]:
         """Yields a line for each feature group: what storing its repeated training rows once is worth."""
@@ -280,9 +296,26 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
     if not (schema.dense or schema.sparse):
         raise UserError("columns: no feature to learn from; make some numeric, categorical or list")
     by = split.by or ("file" if split.valid_files or split.test_files else "time" if schema.role("time") else "ratio")
+    if split.key is not None:
+        by, split = "ratio", replace(split, key=_key(schema, split.key))
     if by == "time" and schema.role("time") is None:
         raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
-    return replace(given, schema=replace(sized(schema, log), split=replace(split, by=by)))
+    if by != "time" and split.until is not None:
+        raise UserError(f"split.until: {split.until} is a share of the time, and the split is by {by}; leave it out")
+    return replace(given, schema=replace(with_defaults(sized(schema, log)), split=replace(split, by=by)))
+
+
+def _key(schema: Schema, key: str) -> str:
+    """Returns the column of ids that is called `key`, or else is made of the log's column of that name."""
+    kinds = ("categorical", "group", "session")
+    named = {name: column for name, column in schema.columns.items() if key in (name, column.source)}
+    for name, column in sorted(named.items(), key=lambda item: item[0] != key):
+        if column.kind in kinds and not column.quantiles and not column.part:
+            return name
+    if not named:
+        raise UserError(f"split.key: no column {key!r}{suggest(key, schema.columns)}")
+    kind = next(iter(named.values())).kind
+    raise UserError(f"split.key: {key!r} is of kind {kind}, which names no ids; make it categorical, group or session")
 
 
 def _partition(schema: Schema, times: Ordered) -> int:
@@ -301,7 +334,6 @@ def _write_manifest(
     folder: Path, schema: Schema, fitter: Fitter, writers: Sequence[PartWriter], unknown: Unknown, clipped: Clipped
 ) -> None:
     """Writes manifest.json: what the folder holds, and the digests of its files."""
-    vocabularies = [vocabulary_file(schema, name) for name in schema.encodings if is_numbered(schema, name)]
     manifest = {
         "version": VERSION,
         "rows": {part: int(n) for part, n in zip(PARTS, fitter.rows, strict=True)},
@@ -313,7 +345,7 @@ def _write_manifest(
         "runs": {part: writer.runs for part, writer in zip(PARTS, writers, strict=True)},
         "saved_bytes": {part: writer.saved for part, writer in zip(PARTS, writers, strict=True)},
         "parts_sha256": {f"{part}/{file}": sha256(folder / part / file) for part in PARTS for file in files(schema)},
-        "vocabulary_sha256": {name: sha256(folder / name) for name in vocabularies},
+        "vocabulary_sha256": {name: sha256(folder / name) for name in fitted_files(schema)},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -346,7 +378,9 @@ def _notes(schema: Schema, fitter: Fitter, unknown: Unknown) -> Iterator[str]:
     if schema.split_key:
         by["ratio"] += f", all rows of one {schema.split_key} in one part"
     yield f"split {by[split.by or 'ratio']}" + ("" if schema.role("time") else "; no column is known to be a time")
-    if split.negatives < 1:
+    if split.until is not None:
+        yield f"the first {split.until:.1%} of the rows in time are taken"
+    elif split.negatives < 1:
         text = f"{fitter.left_out:,} of {fitter.left_out + int(fitter.rows[0]):,} training rows left out"
         yield f"{text}, rows without a click, of which {split.negatives:g} are kept; scores are corrected for it"
     if split.by != "file":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import re
@@ -36,6 +37,7 @@ from sparrow.features.quantile import Ordered
 from sparrow.features.runs import mixed
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import NotIntegersError, Transforms, typed
+from sparrow.features.words import Words
 
 try:
     for name in ("RAY_USAGE_STATS_ENABLED", "DAFT_ANALYTICS_ENABLED", "DAFT_PROGRESS_BAR"):
@@ -78,12 +80,14 @@ class _Piece:
     rows: int = 0
     before: Request | None = None
 
-    def typed(self, schema: Schema, integers: frozenset[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Typed rows and the number of the first of them."""
+    def typed(
+        self, schema: Schema, integers: frozenset[str], words: Words | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Typed rows and the number of the first of them. words: takes in the texts of ids."""
         row0 = self.row0
         for raw in raw_batches(schema, self.log, integers):
             try:
-                yield row0, typed(schema, raw, training=True, row0=row0, integers=integers)
+                yield row0, typed(schema, raw, training=True, row0=row0, integers=integers, words=words)
             except UserError as error:
                 raise self.log.located(error, self.row0) from None
             row0 += raw.num_rows
@@ -109,6 +113,7 @@ class OnRay:
         self._notes: list[tuple[int, str]] = []
         self.ends: list[int] = []
         self.clipped = Clipped()
+        self.words = Words()
         _connect(address)
 
     def read(self) -> None:
@@ -151,6 +156,10 @@ class OnRay:
             self._told("read", int(rows.sum()), expected)
         return rows, edges
 
+    def count(self, cutter: Cutter, given: Transforms, *, grow: bool) -> Transforms:
+        """See `Engine`; there are none."""
+        return given
+
     def fit(self, cutter: Cutter, fitter: Fitter) -> None:
         """See `Engine`."""
         known = dict.fromkeys(fitter.given.vocabularies, EMPTY)  # which there are is all that counting asks
@@ -160,6 +169,9 @@ class OnRay:
         ):
             if kind == "note":
                 self._notes.append((int(a[0]), name))
+            elif kind == "words":
+                column, texts = json.loads(name)
+                self.words.add(column, texts, a, b)
             else:
                 fitter.absorb(kind, name, a, b)
                 self._told("fit", int(fitter.rows.sum()) + fitter.left_out, self.ends[-1])
@@ -214,13 +226,15 @@ def _counted(
 ) -> Iterator[pa.RecordBatch]:
     """What a fitter knows of a file, and what reading it repaired."""
     with tempfile.TemporaryDirectory() as folder:
-        fitter, clock = Fitter(given, Path(folder), grow=grow), Clock(given.schema, piece.before)
-        for row0, batch in piece.typed(given.schema, integers):
+        fitter, clock, words = Fitter(given, Path(folder), grow=grow), Clock(given.schema, piece.before), Words()
+        for row0, batch in piece.typed(given.schema, integers, words):
             fitter.add(batch, cutter.parts(batch, row0), clock.moments(batch, row0))
         if fitter.rows.sum() + fitter.left_out != piece.rows:
             raise UserError(f"{piece.log.name}: changed while it was read; copy it first and name the copy")
         for state in fitter.state():
             yield _message(*state)
+    for column, texts, hashes_U, counts_U in words.state():
+        yield _message("words", json.dumps([column, texts]), hashes_U, counts_U)
     for note in piece.log.notes():
         yield _message("note", note, np.array([piece.place]), _NONE)
 

@@ -27,13 +27,15 @@ class Lookup(NamedTuple):
     kind: "hash" gives the hash of an id (`features/hashing.py`), "vocabulary" the row of its hash, "range" that of an
     integer, "buckets" that of a number, "number" the number itself. "refused" leaves the column to the definition.
     keys: the hashes of a vocabulary, int64, ascending; of a range, int32, negative where an integer is known; the
-    boundaries of buckets, float64, ascending. rows: of the hashes, int64. low: the least integer of a range.
+    boundaries of buckets, float64, ascending. rows: of the hashes, int64. low: the least integer of a range. numbers:
+    what each row of a vocabulary stands for, float64, where the column is one of numbers.
     """
 
     kind: KINDS
     keys: Array | None = None
     rows: Array | None = None
     low: int = 0
+    numbers: Float64s | None = None
 
 
 class Column(NamedTuple):
@@ -80,7 +82,8 @@ class Plan:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._alive = [array for column in columns for array in column.lookup[1:3]]  # the plan has their addresses
-        self._ids = sum(column.lookup.kind != "number" for column in columns)
+        self._numbers = {c: x.lookup.numbers for c, x in enumerate(columns) if x.lookup.numbers is not None}
+        self._ids = sum(column.lookup.kind != "number" for column in columns) - len(self._numbers)
         self._is_weighted = any(column.weights for column in columns)
         module: Any = importlib.import_module("sparrow.kernels._cpp")
         self._encode = module.encode
@@ -103,7 +106,7 @@ class Plan:
         whole = np.frombuffer(buffer, np.int64, ids + 2 * lists + 1 + numbers)
         offsets = ids + lists + 1
         weights = np.frombuffer(buffer, np.float32, ids, 8 * len(whole)) if self._is_weighted else None
-        return Encoded(
+        encoded = Encoded(
             values_N=torch.from_numpy(whole[:ids]),
             offsets=torch.from_numpy(whole[ids:offsets]),
             lengths=torch.from_numpy(whole[offsets : offsets + lists]),
@@ -111,6 +114,30 @@ class Plan:
             numbers=whole[offsets + lists :].view(np.float64),
             weights_N=None if weights is None else torch.from_numpy(weights),
             refused=refused,
+        )
+        sizes = [len(others) if other else count for other in of_others]
+        return self._numbered(encoded, sizes) if self._numbers else encoded
+
+    def _numbered(self, found: Encoded, sizes: Sequence[int]) -> Encoded:
+        """Returns ids after those of id columns as the numbers that they stand for. sizes: rows of each column."""
+        rows = sum(size for c, size in enumerate(sizes[: self._ids]) if c not in found.refused)
+        end, at_number, each = found.bounds[self._ids], 0, [np.empty(0)]
+        at_id = end
+        for c in range(self._ids, len(sizes)):
+            if c in found.refused:
+                continue
+            if c in self._numbers:
+                each.append(self._numbers[c][found.values_N[at_id : at_id + sizes[c]].numpy()])
+                at_id += sizes[c]
+            else:
+                each.append(found.numbers[at_number : at_number + sizes[c]])
+                at_number += sizes[c]
+        return found._replace(
+            values_N=found.values_N[:end],
+            offsets=found.offsets[: rows + 1],
+            lengths=found.lengths[:rows],
+            numbers=np.concatenate(each),
+            weights_N=None if found.weights_N is None else found.weights_N[:end],
         )
 
 

@@ -17,8 +17,8 @@ from sparrow.embeddings.addressing.path import Paths
 from sparrow.features.schema import Schema
 from sparrow.layers import CausalTransformer
 from sparrow.losses import probabilities
-from sparrow.serving.calibrators import Calibrator, calibrated
 from sparrow.trained.build import of_whole_log, tables_of
+from sparrow.trained.calibrators import Calibrator, calibrated
 
 MASK, WEIGHTS = ":mask", ":weights"  # after the name of a list
 

@@ -22,11 +22,11 @@ from sparrow.core.errors import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.features.schema import Schema
 from sparrow.serving import products
-from sparrow.serving.calibrators import calibrated
 from sparrow.serving.convert.program import MASK, WEIGHTS, Input, Program
 from sparrow.serving.folder import Folder, new_folder, open_folder
 from sparrow.serving.scorer import CHECK, IDS, NUMBER, SCORE, load
 from sparrow.trained.build import scoring, tables_of
+from sparrow.trained.calibrators import calibrated
 
 OPSET = 20
 SCORES = "scores"

@@ -89,7 +89,8 @@ def understood(transforms: Transforms, encoder: Encoder, row: dict[str, Any]) ->
         UserError: see `Encoder.batch`.
     """
     schema, lens = transforms.schema, _lens(transforms.schema)
-    ours, whole = encoder.batch([row]), Encoder(Transforms(schema=lens), "reference").batch([row])
+    hashed = replace(transforms, schema=lens, vocabularies={})
+    ours, whole = encoder.batch([row]), Encoder(hashed, "reference").batch([row])
     found: list[dict[str, Any]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]

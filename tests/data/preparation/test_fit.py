@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparrow.core import UserError
 from sparrow.data import prepare
 from sparrow.features.hashing import hash_ids
 from sparrow.features.schema import Column, Encoding, Schema, Split
@@ -70,6 +71,80 @@ def test_a_split_by_ratio_keeps_groups_whole(tmp_path: Path, kind: Literal["grou
     assert parts_of("b", shuffled) == found
     assert parts_of("numbers", raw | {"g": [i and int(i) for i in raw["g"]]}) == found
     assert parts_of("c", raw, seed=1) != found
+
+
+def test_a_split_by_a_column_of_ids_is_that_by_a_group(tmp_path: Path) -> None:
+    """The column is a feature, under its own name or another one; a row without an id is drawn for itself."""
+    raw, random = log_of(6000), np.random.default_rng(5)
+    users = [None if i < 200 else i for i in random.integers(0, 2000, 6000).tolist()]
+    log = written(tmp_path, {**raw, "user": pa.array(users, pa.int64())})
+    tables = {**SCHEMA.encodings, "user": Encoding()}
+    found = {}
+    for name, column in {
+        "user": Column(kind="categorical", table="user"),
+        "who": Column(kind="categorical", table="user", source="user"),
+        "group": Column(kind="group", source="user"),
+    }.items():
+        schema = Schema(
+            columns={**SCHEMA.columns, name: column}, encodings=tables if column.table else SCHEMA.encodings
+        )
+        split = Split(key="user", valid=0.2, test=0.1)
+        made = prepare([log], tmp_path / name, schema=schema, split=split)
+        assert made.schema.split == replace(split, by="ratio", key=name)
+        assert f"split at random, all rows of one {name} in one part; no column is known to be a time" in made.notes
+        found[name] = {p: (2 * part(made.out, p)["row"].to_numpy()).astype(int).tolist() for p in made.rows}
+    assert found["user"] == found["who"] == found["group"]
+    whose = {p: {users[i] for i in rows} - {None} for p, rows in found["user"].items()}
+    assert not whose["train"] & whose["valid"]
+    assert not whose["train"] & whose["test"]
+    assert not whose["valid"] & whose["test"]
+    assert len(whose["valid"]) == pytest.approx(360, abs=5 * math.sqrt(288))
+    assert len(whose["test"]) == pytest.approx(180, abs=5 * math.sqrt(162))
+    alone = {p: sum(users[i] is None for i in rows) for p, rows in found["user"].items()}
+    assert alone["valid"] == pytest.approx(120, abs=5 * math.sqrt(96))
+
+
+@pytest.mark.parametrize("negatives", [1.0, 0.5])
+def test_rows_after_the_end_of_a_split_by_time_are_in_no_part(tmp_path: Path, negatives: float) -> None:
+    """Nothing is fitted on them, and their labels are in no count. What remains is as in a log that ends there."""
+    raw, random = log_of(1000), np.random.default_rng(6)
+    raw |= {"ts": random.permutation(1000), "user": random.integers(0, 9, 1000)}
+    columns = {"ts": Column(kind="time"), "rate": Column(kind="numeric", source="user", counts="rate")}
+    schema = Schema(columns={**SCHEMA.columns, **columns}, encodings=SCHEMA.encodings)
+    log = written(tmp_path, raw)
+    split = Split(by="time", valid=0.1, test=0.25, until=0.75, negatives=negatives)
+    made = prepare([log], tmp_path / "until", schema=schema, split=split)
+    times = {p: part(made.out, p)["ts"].to_pylist() for p in made.rows}
+    assert times["valid"] == [*range(400, 500)]
+    assert times["test"] == [*range(500, 750)]
+    assert max(times["train"]) < 400
+    assert len(times["train"]) == 400 if negatives == 1 else 200 < len(times["train"]) < 400
+    assert made.left_out == 1000 - sum(made.rows.values())
+    assert "the first 75.0% of the rows in time are taken" in made.notes
+    changed = raw | {"label": np.where(raw["ts"] >= 400, 1 - raw["label"], raw["label"])}
+    if negatives == 1:
+        other = prepare([written(tmp_path, changed)], tmp_path / "changed", schema=schema, split=split)
+        assert other.schema == made.schema
+        assert part(other.out, "train").equals(part(made.out, "train"))
+
+
+def test_what_no_end_of_a_split_can_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"split\.until: 0.5 is a share of the time, and by is 'ratio'; leave one out"):
+        Split(by="ratio", until=0.5)
+    with pytest.raises(UserError, match="valid 0.1 and test 0.4 leave no training rows"):
+        Split(test=0.4, until=0.5)
+    with pytest.raises(UserError, match=r"split\.until: 0.5 is a share of the time, and the split is by ratio"):
+        prepare([written(tmp_path, log_of(200))], tmp_path / "out", schema=SCHEMA, split=Split(until=0.5))
+
+
+def test_what_no_split_by_a_column_can_be_is_said(tmp_path: Path) -> None:
+    log = written(tmp_path, log_of(200))
+    with pytest.raises(UserError, match=r"split\.key: no column 'cod'; did you mean 'code'"):
+        prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(key="cod"))
+    with pytest.raises(UserError, match=r"split\.key: 'n' is of kind numeric, which names no ids; make it categorical"):
+        prepare([log], tmp_path / "out", schema=SCHEMA, split=Split(key="n"))
+    with pytest.raises(UserError, match=r"split\.key: 'code' is drawn by ratio, and by is 'time'; leave one"):
+        Split(key="code", by="time")
 
 
 @pytest.mark.parametrize("in_order", [True, False])

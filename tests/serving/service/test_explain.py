@@ -112,7 +112,8 @@ PLAIN = {
 ODD: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "nothing": ({}, {}),
     "missing ids": (
-        {"word": None, "known": "?", "hashed": None}, dict.fromkeys(("word", "known", "hashed"), "1 missing")
+        {"word": None, "known": "?", "hashed": None},
+        dict.fromkeys(("word", "known", "hashed", "seen", "rate"), "1 missing"),
     ),
     "unknown ids": ({"word": "nobody", "n": 99}, dict.fromkeys(("word", "number"), "1 unknown")),
     "hashes know any id": ({"hashed": "nobody"}, {}),
@@ -140,7 +141,7 @@ def test_what_is_odd_about_a_value(name: str) -> None:
     found = {one["feature"]: one["odd"] for one in understood(TRANSFORMS, FAST, PLAIN | changed)}
     told = {feature: ", ".join(f"{count} {what}" for what, count in of.items()) for feature, of in found.items() if of}
     assert told == odd
-    assert found.keys() == {*TRANSFORMS.schema.sparse, *TRANSFORMS.schema.dense} - {"x:missing"}
+    assert found.keys() == {*TRANSFORMS.schema.sparse, *TRANSFORMS.schema.dense} - {"x:missing", "rate:missing"}
 
 
 def test_what_a_value_became() -> None:

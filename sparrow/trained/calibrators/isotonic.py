@@ -21,11 +21,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.scores) == len(self.probabilities):
-            raise UserError("scores, probabilities: of other lengths; export the model again")
+            raise UserError("scores, probabilities: of other lengths; fit the calibrator again")
         for name in ("scores", "probabilities"):
             points = list(getattr(self, name))
             if points != sorted(points) or (name == "scores" and len(set(points)) < len(points)):
-                raise UserError(f"{name}: do not rise; export the model again")
+                raise UserError(f"{name}: do not rise; fit the calibrator again")
 
     def __call__(self, scores_B: Tensor) -> Tensor:
         """See `Calibrator`."""
@@ -37,8 +37,10 @@ class Config:
 def fitted(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Config:
     """Returns that with the least squares, by pooling neighbours that fall. All float64.
 
-    No probability is 0 or 1: a step of n rows has half a row of each kind at least.
+    No probability is 0 or 1. Only the first step can have no click, and only the last one nothing else; of such n rows
+    half a row of mean weight counts as the other kind, but no further than to the next step.
     """
+    weights_B = weights_B * (len(weights_B) / weights_B.sum())
     scores, at_B = np.unique(scores_B.numpy(), return_inverse=True)
     mass = np.bincount(at_B, weights_B.numpy())
     clicks = np.bincount(at_B, (weights_B * labels_B).numpy())
@@ -51,6 +53,10 @@ def fitted(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Config:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
     size, of_clicks, of_scores = np.array(blocks).T
-    edge = 0.5 / size
-    probabilities = np.maximum.accumulate(np.clip(of_clicks / size, edge, np.maximum(1 - edge, edge)))
+    probabilities, edge = of_clicks / size, np.minimum(0.5 / size, 0.5)
+    if probabilities[0] == 0:
+        probabilities[0] = min(edge[0], probabilities[1])
+    if probabilities[-1] == 1:
+        probabilities[-1] = max(1 - edge[-1], probabilities[-2])
+    probabilities = np.maximum.accumulate(probabilities)  # a last bit may fall
     return Config(scores=tuple((of_scores / size).tolist()), probabilities=tuple(probabilities.tolist()))

@@ -32,7 +32,8 @@ def fitted(scores_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Config:
         curve_22 = x_B2.T @ (x_B2 * (weights_B * p_B * (1 - p_B))[:, None])
         step_2 = torch.linalg.lstsq(curve_22, slope_2[:, None]).solution[:, 0]
         size = 1.0
-        while _loss(x_B2, found_2 - size * step_2, labels_B, weights_B) > loss and size > CLOSE:
+        most = loss * (1 + CLOSE)  # by no more than rounding
+        while _loss(x_B2, found_2 - size * step_2, labels_B, weights_B) > most and size > CLOSE:
             size /= 2  # a whole step may go too far where scores are far from the labels
         found_2 = found_2 - size * step_2
         loss = _loss(x_B2, found_2, labels_B, weights_B)

@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from sparrow import data
 from sparrow.core import UserError
-from sparrow.serving import calibrators, load
-from sparrow.serving.calibrators import KINDS, isotonic, logistic
+from sparrow.serving import load
 from sparrow.serving.export import export
+from sparrow.trained import calibrators
+from sparrow.trained.calibrators import KINDS, isotonic, logistic
 from sparrow.trained.run import Loop
 from sparrow.trained.scorer import restore
 from sparrow.training import train
@@ -64,6 +65,48 @@ def test_wrong_scores_become_right_and_keep_their_order(kind: str) -> None:
     assert bool((after_B[order].diff() >= 0).all())
     assert bool(((after_B > 0) & (after_B < 1)).all())
     assert found(torch.tensor([float("nan")])).isnan().all()
+
+
+def test_rounding_does_not_halve_the_steps_of_logistic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the end a loss of many rows changes by its last bits alone, which took a hundred times as long."""
+    evaluated, loss = [], logistic._loss
+    monkeypatch.setattr(logistic, "_loss", lambda *given: evaluated.append(1) or loss(*given))
+    generator = torch.Generator().manual_seed(0)
+    scores_B = torch.sigmoid(torch.randn(50_000, generator=generator) - 3).double()
+    labels_B = (torch.rand(50_000, generator=generator) < scores_B**1.2).double()
+    logistic.fitted(scores_B, labels_B, torch.ones_like(scores_B))
+    assert len(evaluated) < 50
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.01])
+@pytest.mark.parametrize("ends", [(0, 1), (0, 0, 1), (0,)])
+def test_one_row_at_an_end_does_not_move_all_others(ends: tuple[int, ...], unit: float) -> None:
+    """The lowest row without a click stands alone where the next has one, and the highest with one likewise."""
+    labels_B = (torch.rand(4000, generator=torch.Generator().manual_seed(3)) < 0.1).double()
+    labels_B[: len(ends)] = torch.tensor(ends, dtype=torch.float64)
+    scores_B, weights_B = torch.linspace(0.2, 0.4, 4000, dtype=torch.float64), torch.full((4000,), unit).double()
+    for flip in (False, True):
+        x_B, y_B = (1 - scores_B, 1 - labels_B) if flip else (scores_B, labels_B)
+        found = isotonic.fitted(x_B, y_B, weights_B)
+        assert float(found(x_B).mean()) == pytest.approx(float(y_B.mean()), abs=0.01)
+        assert all(0 < p < 1 for p in found.probabilities)
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_rows_without_a_label_do_not_count(kind: str) -> None:
+    scores_B, labels_B, weights_B = wrong(2000)
+    want = calibrators.fitted(kind, scores_B[500:, None], labels_B[500:, None], weights_B[500:], ["label"])
+    labels_B[:500] = float("nan")
+    assert calibrators.fitted(kind, scores_B[:, None], labels_B[:, None], weights_B, ["label"]) == want
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_labels_that_scores_tell_apart_stay_within_0_and_1(kind: str) -> None:
+    """The likelihood has no greatest value there."""
+    scores_B = torch.linspace(0.01, 0.99, 100)
+    (found,) = calibrators.fitted(kind, scores_B[:, None], (scores_B > 0.5).float()[:, None], None, ["label"])
+    after_B = found(torch.linspace(0, 1, 1000))
+    assert bool(((after_B >= 0) & (after_B <= 1)).all()) and bool((after_B.diff() >= 0).all())
 
 
 @pytest.mark.parametrize("kind", SOME)

@@ -1,0 +1,197 @@
+"""Rolling backtests: train on what lies before a window of time, test on the window, several times over.
+
+Each window has a folder with its prepared log, its run and its results. So a window that is done is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparrow import data
+from sparrow.analysis import picture
+from sparrow.analysis.scaling import finished
+from sparrow.analysis.scores import score_part
+from sparrow.core.config import differences, read_toml, write_toml
+from sparrow.core.errors import UserError, require
+from sparrow.core.files import to_json, whole, write_text
+from sparrow.data.logs.files import find
+from sparrow.features.schema import Schema, Split
+from sparrow.trained.run import Run
+from sparrow.trained.scorer import restore
+
+Told = Callable[[str], None]
+ASKED = "backtest.toml"  # what was asked for, so that windows of something else are not taken for these
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which rows are trained and tested on, by their order in time.
+
+    windows: how many. share: of the rows, the last ones, that the windows divide evenly. valid: share of the rows,
+    right before each window, by which the best checkpoint is chosen; they are not trained on.
+    """
+
+    windows: int = 4
+    share: float = 0.5
+    valid: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(least=1, most=1000, windows=self.windows)
+        if not (self.share > 0 and self.valid >= 0 and self.share + self.valid < 1):
+            raise UserError(f"share {self.share} and valid {self.valid} leave nothing to train on; lower them")
+
+    def split(self, window: int) -> Split:
+        """Returns how the log of a window, counted from 0, is divided."""
+        each = max(math.floor(self.share / self.windows * 2**20), 1) / 2**20  # exact in sums: windows do not overlap
+        later = (self.windows - 1 - window) * each
+        return Split(by="time", test=each, valid=self.valid, until=1 - later if later else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What came of a window.
+
+    rows: of train, valid and test. values: metric -> value on the window. errors: their standard errors, from the
+    window's sessions, or else its rows. NaN where a metric is undefined.
+    """
+
+    rows: dict[str, int]
+    values: dict[str, float]
+    errors: dict[str, float]
+
+
+def backtest(
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    plan: Plan | None = None,
+    *,
+    schema: Schema | None = None,
+    label: str | None = None,
+    run: Mapping[str, Any] | None = None,
+    told: Told | None = None,
+) -> list[Window]:
+    """Prepares the log, trains and tests for each window. Returns the windows, the earliest first.
+
+    Everything that is fitted is fitted anew for each window, on its training part.
+
+    Args:
+        inputs: the raw log, as `prepare` takes it. It needs a column of kind time.
+        out: a folder for all of it. Windows that are there are taken as they are.
+        plan: which rows.
+        schema: what the columns mean; by default it is inferred.
+        label: the column to predict, when it cannot be guessed.
+        run: settings of the runs by dotted name.
+        told: hears what begins.
+
+    Raises:
+        UserError: for what is wrong with log, schema or settings, and for a folder with windows of something else.
+    """
+    out, plan, told = Path(out), plan or Plan(), told or (lambda text: None)
+    asked = {
+        "log": [str(path) for path in inputs],
+        "bytes": [path.stat().st_size for path in map(Path, inputs) if path.is_file()],
+        **vars(plan),
+        "label": label or "",
+        "schema": _unfitted(schema).to_toml() if schema else "",
+        "run": {name: json.dumps(value) for name, value in (run or {}).items()},
+    }
+    find(list(inputs))  # says which are not there before a folder is made
+    _check_same(out, asked)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / ASKED, write_toml(asked, header="What `sparrow backtest` was asked for."))
+    found = []
+    for window in range(plan.windows):
+        place = out / f"window-{window + 1}"
+        if (done := _read(place)) is None:
+            told(f"window {window + 1} of {plan.windows}")
+            if not (place / "data").exists():
+                place.mkdir(exist_ok=True)
+                given = _unfitted(schema) if schema else None
+                data.prepare(inputs, place / "data", schema=given, label=label, split=plan.split(window))
+            own = {"data.path": str(place / "data"), "run_dir": str(place / "run")}
+            done = _tested(Run.of(place / "data", {**(run or {}), **own}), told)
+            write_text(place / "results.json", to_json(vars(done), indent=1))
+        found.append(done)
+    return found
+
+
+def mean_and_spread(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns metric -> the mean of the windows, and their standard deviation, NaN for a single window."""
+    each = {name: np.array([window.values[name] for window in windows]) for name in windows[0].values}
+    spread = {name: float(x_W.std(ddof=1)) if len(x_W) > 1 else math.nan for name, x_W in each.items()}
+    return {name: float(x_W.mean()) for name, x_W in each.items()}, spread
+
+
+def draw(windows: Sequence[Window], path: Path) -> bool:
+    """Draws AUC and NE of each window with twice their standard errors. Returns False without matplotlib."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ModuleNotFoundError:
+        return False
+    with matplotlib.rc_context(picture.STYLE):
+        figure = Figure(figsize=(6.4, 3), layout="constrained")
+        for axis, name in zip(figure.subplots(1, 2), ("auc", "ne"), strict=True):
+            values = [window.values[name] for window in windows]
+            axis.errorbar(range(1, len(windows) + 1), values, [2 * w.errors[name] for w in windows], fmt="o-")
+            axis.set_title({"auc": "AUC", "ne": "normalised entropy"}[name], loc="left")
+            axis.set_xlabel("window")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        with whole(path) as partial:
+            figure.savefig(partial, dpi=130, format="png")
+    return True
+
+
+def _unfitted(schema: Schema) -> Schema:
+    """Returns the schema without the numbers that were fitted: later rows may be in them."""
+    columns = {
+        name: replace(column, mean=None, std=None, low=None, high=None, boundaries=None, until=None, digest=None)
+        for name, column in schema.columns.items()
+    }
+    return replace(schema, columns=columns)
+
+
+def _check_same(out: Path, asked: dict[str, Any]) -> None:
+    """Check that a folder is new, or holds windows of the same.
+
+    Raises:
+        UserError: when it holds others.
+    """
+    if (out / ASKED).is_file():
+        for name, then, now in differences(read_toml(out / ASKED), asked):
+            told = f"{name} was {then!r} and is {now!r} now" if name != "schema" else "the schema was another one"
+            raise UserError(f"{out}: holds a backtest in which {told}; give another --out")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: exists and is no folder of a backtest; give another --out")
+
+
+def _read(place: Path) -> Window | None:
+    """Returns the results of a window, None where there are none."""
+    try:
+        found = json.loads((place / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    numbers = ({k: math.nan if v is None else v for k, v in found[name].items()} for name in ("values", "errors"))
+    values, errors = numbers
+    return Window(rows=found["rows"], values=values, errors=errors)
+
+
+def _tested(run: Run, told: Told) -> Window:
+    """Returns what came of a window's run, which is trained if need be."""
+    finished(run, told)
+    dataset = data.open(run.data.path)
+    rows = score_part(restore(run.run_dir), dataset, "test", lambda what, done, total: None)
+    estimates = rows.estimates()
+    return Window(
+        rows={part: dataset.rows(part) for part in ("train", "valid", "test")},
+        values={name: float(one.value) for name, one in estimates.items()},
+        errors={name: float(one.error) for name, one in estimates.items()},
+    )
