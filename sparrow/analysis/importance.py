@@ -86,9 +86,9 @@ def _batches(
     for rows_B in torch.arange(whole.batch_size).split(batch_size):
         others_B = rows_B if order_N is None else order_N[rows_B]
         dense_BC = whole.dense_BC[rows_B]
-        for c, name in enumerate(schema.dense):
+        for name, place in schema.places.items():
             if name in moved:
-                dense_BC[:, c] = whole.dense_BC[others_B, c]
+                dense_BC[:, place] = whole.dense_BC[others_B, place]
         parts = [replace(ids[key], inverse_B=others_B if key in moved else rows_B).expanded() for key in ids.keys]
         none = (torch.empty(0, dtype=torch.int64),)
         weights = [part.weights_N for part in parts if part.weights_N is not None]

@@ -75,6 +75,8 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
         why = " (ignored: give it a kind and prepare again)" if name in dataset.schema.columns else ""
         raise UserError(f"slices: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
     column = kept[name]
+    if column.kind == "vector":
+        raise UserError(f"--by: {name!r} is a vector, which has no order; name a column of ids, numbers or times")
     values = dataset.column(name, split)
     if column.kind == "list":
         return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g} ids")

@@ -85,7 +85,8 @@ class TableChoices:
     most. init_scale: rows begin uniform in +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed:
     of the first rows, the run's by default. overrides: for some tables, see `Override`; a later one changes what an
     earlier one made. sizes: table -> its addressing with every size written out, which a run settles and writes in its
-    run.toml; what is here counts before all else.
+    run.toml; what is here counts before all else. init: table -> a Parquet file with the vectors that rows begin with,
+    see `give_vectors`.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
@@ -97,6 +98,7 @@ class TableChoices:
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
     sizes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    init: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(least=0, init_scale=self.init_scale)
@@ -270,7 +272,7 @@ class TableChoices:
             UserError: when one names a table that is not there.
         """
         named = {"overrides": [name for override in self.overrides for name in override.names or ()]}
-        for part, names in {**named, "sizes": list(self.sizes)}.items():
+        for part, names in {**named, "sizes": list(self.sizes), "init": list(self.init)}.items():
             for name in names:
                 if name not in tables:
                     raise UserError(f"tables.{part}: no table {name!r}{suggest(name, tables)}")

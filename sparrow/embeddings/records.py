@@ -307,6 +307,20 @@ class RowRecords(nn.Module):
         return found
 
     @torch.no_grad()
+    def begin_with(self, rows_N: Tensor, values_ND: Tensor) -> None:
+        """Begin rows anew, with given values in the place of random ones. Rows that are not here are left out.
+
+        Args:
+            rows_N: the component's rows, int64 [N] without repetition.
+            values_ND: float32, with all its columns.
+        """
+        here_N = (rows_N >= self.first_row) & (rows_N < self.first_row + self.rows)
+        for at_U in here_N.nonzero()[:, 0].split(BLOCK):
+            rows_U = rows_N[at_U] - self.first_row
+            values_UD = values_ND[at_U, self.columns[0] : self.columns[1]] - self.component.init_mean
+            self.store.write(rows_U, self._first(values_UD, rows_U))
+
+    @torch.no_grad()
     def _put_frames(self, chunk: Chunk, rows_U: Tensor) -> None:
         """Take rows out of a saved cache. Those that find no frame here are rounded, with the number of their update.
 

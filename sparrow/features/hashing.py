@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -32,6 +34,21 @@ def hash_ids(ids: pa.Array) -> Int64s:
     hashes = _hash_texts(texts.cast(pa.large_binary())) & np.uint64((1 << 63) - 1)
     hashes = np.append(np.maximum(hashes, np.uint64(1)).astype(np.int64), np.int64(0))  # the last one is for missing
     return hashes[encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)]
+
+
+def crossed(hashes: Sequence[Int64s]) -> Int64s:
+    """Returns an id int64 [N] in [1, 2^63) of the ids of some columns; 0 where one of them is missing.
+
+    h = mix(number of columns); for each column's hash x: h = mix(h ^ x); id = max(h mod 2^63, 1). See `hash_ids`.
+
+    Args:
+        hashes: of each column, int64 [N] in [0, 2^63), 0 where missing.
+    """
+    h_N = mix(np.full(len(hashes[0]), len(hashes), np.uint64))
+    for x_N in hashes:
+        h_N = mix(h_N ^ x_N.view(np.uint64))
+    ids_N = np.maximum((h_N & np.uint64((1 << 63) - 1)).view(np.int64), 1)
+    return np.where(np.logical_and.reduce([x_N != 0 for x_N in hashes]), ids_N, 0)
 
 
 def mix(z_N: UInt64s) -> UInt64s:

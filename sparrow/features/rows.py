@@ -15,6 +15,7 @@ from sparrow.core.arrays import Array, Int64s
 from sparrow.features.runs import RUN, Column, first_equal, first_of
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import weights_of
+from sparrow.features.vectors import unpacked
 
 CACHED = 1 << 12  # rows that are turned from columns to rows at a time: as many as a processor's cache holds
 
@@ -24,10 +25,11 @@ class _Store:
 
     def __init__(self, schema: Schema, tables: Sequence[pa.Table], columns: Sequence[str]) -> None:
         self.count = sum(table.num_rows for table in tables)
-        self.dense = [name for name in schema.dense if name in columns]
+        self.places = schema.side_by_side([name for name in schema.dense if name in columns])
+        self.vectors = [name for name in self.places if schema.columns[name].kind == "vector"]
         self.plain = [n for n in schema.sparse if n in columns and schema.columns[n].kind != "list"]
         self.lists = [n for n in schema.sparse if n in columns and schema.columns[n].kind == "list"]
-        self.dense_NC = np.empty((self.count, len(self.dense)), np.float32)
+        self.dense_NC = np.empty((self.count, _width(self.places)), np.float32)
         is_wide = any(table[name].type == pa.int64() for name in self.plain for table in tables)
         self.ids_NC = np.empty((self.count, len(self.plain)), np.int64 if is_wide else np.int32)
         pieces: dict[str, list[Array]] = {}
@@ -35,8 +37,11 @@ class _Store:
         for table in tables:
             for piece in table.to_batches(max_chunksize=CACHED):
                 last = first + piece.num_rows
-                for c, name in enumerate(self.dense):
-                    self.dense_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
+                for name, at in self.places.items():
+                    of_piece = piece[name]
+                    is_vector = name in self.vectors
+                    x_NC = unpacked(of_piece) if is_vector else of_piece.to_numpy(zero_copy_only=False)[:, None]
+                    self.dense_NC[first:last, at] = x_NC
                 for c, name in enumerate(self.plain):
                     self.ids_NC[first:last, c] = piece[name].to_numpy(zero_copy_only=False)
                 first = last
@@ -48,8 +53,11 @@ class _Store:
     def contents(self) -> list[Column]:
         """Every column, as `first_equal` takes them."""
         plain = [self.ids_NC[:, c] for c in range(len(self.plain))]
-        numbers = [self.dense_NC[:, c].view(np.int32) for c in range(len(self.dense))]
+        bits = {name: self.dense_NC[:, at].view(np.int32) for name, at in self.places.items()}
+        numbers = [bits_NC[:, 0] for name, bits_NC in bits.items() if name not in self.vectors]
         found: list[Column] = [(values, None) for values in (*plain, *numbers)]
+        for name in self.vectors:  # as lists of one length
+            found.append((bits[name].reshape(-1), np.arange(self.count + 1) * bits[name].shape[1]))
         for name in self.lists:
             found.append((self.others[name], self.starts[name]))
             if weights_of(name) in self.others:
@@ -72,6 +80,7 @@ class Rows:
         self, schema: Schema, pieces: Iterable[Mapping[str | None, pa.Table]], unique: Collection[str] = ()
     ) -> None:
         self._schema = schema
+        self._places = schema.places
         tables = list(pieces)
         self._rows = _Store(schema, [piece[None] for piece in tables], _names(tables, None))
         self._roles = _roles(schema, [piece[None] for piece in tables])
@@ -100,7 +109,7 @@ class Rows:
         inverse: dict[tuple[str, ...], torch.Tensor] = {}
         dense_BC = self._rows.dense_NC[at]
         if len(self._groups):
-            dense_BC = np.empty((len(at), len(self._schema.dense)), np.float32)
+            dense_BC = np.empty((len(at), _width(self._places)), np.float32)
             self._fill(dense_BC, self._rows, at)
         for group, store in self._groups.items():
             run_B = self._run_N[group][at]
@@ -127,8 +136,8 @@ class Rows:
         )
 
     def _fill(self, dense_BC: Array, store: _Store, at: Int64s) -> None:
-        for c, name in enumerate(store.dense):
-            dense_BC[:, self._schema.dense.index(name)] = store.dense_NC[at, c]
+        for name, place in store.places.items():
+            dense_BC[:, self._places[name]] = store.dense_NC[at, place]
 
     def _ids(
         self,
@@ -166,6 +175,10 @@ class Rows:
             rows=tuple(len(lengths) for _, lengths, _ in each) if inverse else None,
             time=time,
         )
+
+
+def _width(places: Mapping[str, slice]) -> int:
+    return sum(of.stop - of.start for of in places.values())
 
 
 def _unique(first_B: Int64s, count: int) -> tuple[Int64s, Int64s]:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Array, Bools, Int64s, UInt64s
 from sparrow.core.mixing import splitmix64
+from sparrow.features.vectors import unpacked
 
 RUN = ":rows"  # how many rows a run has: a separator of ours, so that no column of a log is named so
 Column = tuple[Array, Int64s | None]
@@ -25,6 +26,9 @@ def bits(column: pa.ChunkedArray | pa.Array) -> Column:
     """Returns a column's numbers as integers of their bits."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     starts = None
+    if pa.types.is_fixed_size_binary(array.type):  # vectors: lists of one length
+        numbers_NS = unpacked(array)
+        return numbers_NS.reshape(-1).view(np.int32), np.arange(len(array) + 1) * numbers_NS.shape[1]
     if pa.types.is_large_list(array.type):
         lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
         starts, array = np.concatenate([[0], np.cumsum(lengths)]), array.flatten()

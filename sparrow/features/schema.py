@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -11,17 +13,32 @@ from sparrow.core.errors import UserError, require, suggest
 from sparrow.core.files import write_text
 
 KINDS = Literal["vocabulary", "range", "hash"]  # of encodings: the members of `sparrow.features.encodings`
+COLUMN_KINDS = Literal[
+    "label",
+    "numeric",
+    "vector",
+    "categorical",
+    "list",
+    "time",
+    "group",
+    "session",
+    "weight",
+    "baseline",
+    "ignore",
+]
+PARTS_OF_TIME = Literal["hour", "weekday", "day", "month"]
 NUMBERED = ("vocabulary", "range")  # kinds that make numbers below `rows` of ids, and have a file; others make hashes
 ROLES = ("label", "weight", "time", "group", "session", "baseline")  # kinds that no model reads
+MOST_NUMBERS = 1 << 16  # of a vector
 HEADER = """Sparrow schema, version 1. Edit it and pass it back with `sparrow prepare --schema`.
-kind: label, numeric, categorical, list, time, group (what GAUC ranks within: requests, or sessions), session (rows to
-stand together, see [cluster]), weight (of a sample), baseline (somebody else's click probability, which evaluate puts
-beside the model's) or ignore.
+kind: label, numeric, vector (as many numbers in each row, such as a content embedding), categorical, list, time, group
+(what GAUC ranks within: requests, or sessions), session (rows to stand together, see [cluster]), weight (of a sample),
+baseline (somebody else's click probability, which evaluate puts beside the model's) or ignore.
 [cluster] by puts rows of a session side by side, within `hours` of time; [groups] names features that change together,
 which are then stored, read and looked up once for every run of equal rows.
-What was fitted on the training part (mean, std, low, high; low, high, rows, distinct of an encoding) is kept when it
-is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table are numbered; that of a
-table which a column names and [encodings] does not is made."""
+What was fitted on the training part (mean, std, low, high; means, stds of a vector; low, high, rows, distinct of an
+encoding) is kept when it is passed back: delete it to have it fitted anew. [encodings] says how the ids of each table
+are numbered; that of a table which a column names and [encodings] does not is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +52,18 @@ class Column:
     weights: what a list's ids weigh in its pooling: the log's column with a list of as many numbers, or ":" where the
     text of a list says id:weight.
     quantiles: makes ids of a number, of so many buckets that hold equally many training rows; boundaries: fitted.
-    part: makes ids of a time, in UTC: its hour, or its day of the week from Monday, 0, on.
+    part: makes ids of a time, in UTC: its hour, its day of the week from Monday, 0, on, its day of the month or its
+    month, from 1 on.
+    cross: makes ids of the ids that other columns of this schema have in a row, two or more; if one is missing, so is
+    theirs. The columns are categorical, or of kind ignore, group or session.
     transform: of a numeric column (by default standard): subtract mean, divide by std; "log" takes
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
-    missing: values that stand for none in a numeric or categorical column or a label, as they are written, such as "?"
-    or "-999". A label may be missing where there are several: such a cell has no loss and is in no metric.
+    size: how many numbers a vector has; by default as many as the log's first one. Text of a vector is cut like that of
+    a list, and may stand in brackets. means, stds: what mean and std are for a numeric column, of each of its numbers.
+    missing: values that stand for none in a numeric, vector or categorical column or a label, as they are written, such
+    as "?" or "-999". A label may be missing where there are several: such a cell has no loss and is in no metric.
     counts: makes a number of an id: in how many earlier rows of training it occurred ("seen"), in how many with a label
     of 1 ("positives"), or their share ("rate"), as if `prior` more rows (by default 20) had had the mean of all earlier
     rows. label: whose ones count, by default the first label's. until: fitted, the time of the last row that was
@@ -51,7 +73,7 @@ class Column:
     inferred so.
     """
 
-    kind: Literal["label", "numeric", "categorical", "list", "time", "group", "session", "weight", "baseline", "ignore"]
+    kind: COLUMN_KINDS
     source: str | None = None
     table: str | None = None
     pooling: Literal["sum", "mean", "none"] | None = None
@@ -59,13 +81,17 @@ class Column:
     separator: str | None = None
     weights: str | None = None
     quantiles: int | None = None
-    part: Literal["hour", "weekday"] | None = None
+    part: PARTS_OF_TIME | None = None
+    cross: tuple[str, ...] | None = None
     boundaries: tuple[float, ...] | None = None
     transform: Literal["standard", "log", "none", "missing"] | None = None
     mean: float | None = None
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    size: int | None = None
+    means: tuple[float, ...] | None = None
+    stds: tuple[float, ...] | None = None
     missing: tuple[str, ...] | None = None
     counts: Literal["seen", "positives", "rate"] | None = None
     label: str | None = None
@@ -82,23 +108,49 @@ class Column:
             raise UserError(f"table: a {self.kind} column needs one; name the table its ids live in")
         require(least=1, max_length=self.max_length)
         require(least=2, most=10_000, quantiles=self.quantiles)
+        require(least=1, most=MOST_NUMBERS, size=self.size)
         require(mean=self.mean, threshold=self.threshold, low=self.low, high=self.high)
         require(above=0, std=self.std, prior=self.prior)
         if self.separator == "":
             raise UserError('separator: empty; give the text between two ids, or "json"')
-        allowed = {"separator": "list", "weights": "list", "max_length": "list", "pooling": "list"}
-        allowed |= {"quantiles": "categorical", "part": "categorical", "threshold": "label", "counts": "numeric"}
+        allowed = {"weights": "list", "max_length": "list", "pooling": "list"}
+        allowed |= {} if self.kind == "vector" else {"separator": "list"}
+        allowed |= {"quantiles": "categorical", "part": "categorical", "cross": "categorical", "threshold": "label"}
+        allowed |= {"size": "vector", "means": "vector", "stds": "vector", "counts": "numeric"}
         allowed |= {} if self.part else {"format": "time"}
         for name, kind in allowed.items():
             if getattr(self, name) is not None and self.kind != kind:
                 raise UserError(f"{name}: for columns of kind {kind}, and this one is {self.kind}; leave it out")
-        if self.missing is not None and self.kind not in ("numeric", "categorical", "label"):
+        if self.missing is not None and self.kind not in ("numeric", "vector", "categorical", "label"):
             told = f"for labels, numeric and categorical columns, and this one is {self.kind}"
             raise UserError(f"missing: {told}; leave it out")
+        if self.kind == "vector":
+            self._check_vector()
+        if self.cross is not None:
+            if len(self.cross) < 2 or len(set(self.cross)) < len(self.cross):
+                raise UserError(f"cross: {list(self.cross)}; name two columns or more, each once")
+            for name in ("source", "quantiles", "part", "missing"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name}: a cross is made of what its columns are; set it there, or leave it out")
         if self.counts is None and (self.label is not None or self.prior is not None):
             raise UserError("label, prior: for columns with counts; give counts, or leave them out")
         if self.positive is not None and self.threshold is not None:
             raise UserError("positive and threshold: both say what counts as 1; give one of them")
+
+    @property
+    def width(self) -> int:
+        """How many columns of `Batch.dense_BC` a column of numbers takes."""
+        return (self.size or 0) if self.kind == "vector" else 1
+
+    def _check_vector(self) -> None:
+        for name in ("means", "stds"):
+            for number in getattr(self, name) or ():
+                require(**{name: number}, above=0 if name == "stds" else None)
+            count = len(getattr(self, name) or ())
+            if count and count != self.size:
+                raise UserError(f"{name}: {count} numbers for a vector of {self.size}; delete them to have them fitted")
+        if self.transform == "missing":
+            raise UserError("transform: 'missing' is for numeric columns; use 'standard', 'log' or 'none'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +309,7 @@ class Schema:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        vectors = self.of_kind("vector")
         for name, column in self.columns.items():
             if name.startswith(":"):
                 raise UserError(f"columns.{name}: such names are Sparrow's; name it otherwise, with source = {name!r}")
@@ -264,8 +317,13 @@ class Schema:
                 raise UserError(
                     f"columns.{name}.table: no table {column.table!r}{suggest(column.table, self.encodings)}"
                 )
-            if column.transform == "missing" and not any(missing_of(n) == name for n in self.of_kind("numeric")):
+            if column.transform == "missing" and not any(missing_of(n) == name for n in self.dense):
                 raise UserError(f"columns.{name}: tells where another numeric column has none; leave it out with that")
+            if (of := name.rpartition(":")[0]) in vectors and name != missing_of(of):
+                told = f"could be one of the numbers of the vector {of!r}"
+                raise UserError(f"columns.{name}: {told}; name it otherwise, with source = {name!r}")
+            for part in column.cross or ():
+                self._check_crossed(name, part)
         for table in {c.table for c in self.columns.values() if c.quantiles}:
             if mixed := [n for n, c in self.columns.items() if c.table == table and not c.quantiles]:
                 raise UserError(
@@ -290,6 +348,32 @@ class Schema:
         if self.split.negatives < 1 and len(self.labels) > 1:
             raise UserError("split.negatives: scores are corrected for one label only; keep all rows, or one label")
 
+    def _check_crossed(self, name: str, part: str) -> None:
+        """Check one of the columns that a cross is made of."""
+        if part not in self.columns:
+            raise UserError(f"columns.{name}.cross: no column {part!r}{suggest(part, self.columns)}")
+        of = self.columns[part]
+        if of.kind not in ("categorical", "ignore", "group", "session") or of.quantiles or of.cross:
+            what = "a cross" if of.cross else "of quantiles" if of.quantiles else f"of kind {of.kind}"
+            raise UserError(f"columns.{name}.cross: {part!r} is {what}; name columns with one id in a row")
+        if self.encodings[str(self.columns[name].table)].kind == "range":
+            table = self.columns[name].table
+            raise UserError(f"encodings.{table}.kind: 'range' numbers integers, and {name!r} is a cross; leave it out")
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Returns the log's columns that a column is made of."""
+        column = self.columns[name]
+        if column.cross:
+            return tuple(dict.fromkeys(source for part in column.cross for source in self.sources(part)))
+        return (column.source or name, *([column.weights] if column.weights not in (None, ":") else []))
+
+    @property
+    def inputs(self) -> dict[str, Column]:
+        """The columns that models read, and those that crosses among them are made of."""
+        features = (*self.dense, *self.sparse)
+        parts = (part for name in features for part in self.columns[name].cross or ())
+        return {name: self.columns[name] for name in (*features, *parts)}
+
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Returns the names of the columns of these kinds, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.kind in kinds)
@@ -310,8 +394,24 @@ class Schema:
 
     @property
     def dense(self) -> tuple[str, ...]:
-        """The numeric features, in the order of `Batch.dense_BC`'s columns."""
-        return self.of_kind("numeric")
+        """The features of numbers, in the order of `Batch.dense_BC`'s columns: of a vector these are several."""
+        return self.of_kind("numeric", "vector")
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Feature of numbers -> its columns of `Batch.dense_BC`."""
+        return self.side_by_side(self.dense)
+
+    def side_by_side(self, names: Sequence[str]) -> dict[str, slice]:
+        """Returns feature of numbers -> its columns where these features stand side by side."""
+        ends = list(accumulate((self.columns[name].width for name in names), initial=0))
+        return {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the columns of `Batch.dense_BC`: NAME of a numeric column, NAME:0, NAME:1, ... of a vector."""
+        each = [(name, self.columns[name]) for name in self.dense]
+        return tuple(made for name, column in each for made in _names(name, column))
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -356,8 +456,17 @@ class Schema:
             raise UserError(text if text.startswith(str(path)) else f"{path}: {text}") from None
 
 
+def number_name(vector: str, place: int) -> str:
+    """Returns the name of one of a vector's numbers."""
+    return f"{vector}:{place}"
+
+
+def _names(name: str, column: Column) -> list[str]:
+    return [number_name(name, i) for i in range(column.width)] if column.kind == "vector" else [name]
+
+
 def missing_of(name: str) -> str:
-    """Returns the name of the column that tells where a numeric one is missing."""
+    """Returns the name of the column that tells where a numeric one or a vector is missing."""
     return f"{name}:missing"
 
 
@@ -382,7 +491,7 @@ def clustered_by(schema: Schema, by: str | None, order_by: str | None, hours: fl
             raise UserError(f"cluster: no column {name!r}{suggest(name, columns)}")
         if columns[name].kind in kinds:
             return name
-        if columns[name].kind in ("label", "weight", "baseline", "list", *refused):
+        if columns[name].kind in ("label", "weight", "baseline", "list", "vector", *refused):
             raise UserError(f"cluster: {name!r} is of kind {columns[name].kind}; name a column that says {what}")
         former = schema.role(kinds[0])
         if former is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +9,7 @@ import pyarrow.compute as pc
 from sparrow.core.arrays import Bools, Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.ids import is_text
+from sparrow.features.schema import PARTS_OF_TIME
 
 FORMATS = (
     "%Y-%m-%d %H:%M:%S",
@@ -85,8 +84,10 @@ def as_times(column: pa.Array, name: str, row0: int, format: str | None = None) 
         raise
 
 
-def part_of(times_N: Int64s, part: Literal["hour", "weekday"]) -> Int64s:
-    """Returns the hours 0 to 23, or the days of the week from Monday, 0, to Sunday, 6, of times in UTC.
+def part_of(times_N: Int64s, part: PARTS_OF_TIME) -> Int64s:
+    """Returns the hours 0 to 23, the days of the week from Monday, 0, on, the days of the month or the months of times.
+
+    They are those in UTC. Days of the month and months begin with 1.
 
     Args:
         times_N: seconds, milliseconds or microseconds since 1970, told apart by their size.
@@ -94,7 +95,14 @@ def part_of(times_N: Int64s, part: Literal["hour", "weekday"]) -> Int64s:
     """
     size_N = np.abs(times_N)
     seconds_N = times_N // np.where(size_N < 10**10, 1, np.where(size_N < 10**13, 10**3, 10**6))
-    return seconds_N // 3600 % 24 if part == "hour" else (seconds_N // 86400 + 3) % 7  # 1970 began on a Thursday
+    if part == "hour":
+        return seconds_N // 3600 % 24
+    if part == "weekday":
+        return (seconds_N // 86400 + 3) % 7  # 1970 began on a Thursday
+    days_N = (seconds_N // 86400).astype("M8[D]")
+    months_N = days_N.astype("M8[M]")
+    found_N: Int64s = months_N.astype(np.int64) % 12 if part == "month" else (days_N - months_N).astype(np.int64)
+    return found_N + 1
 
 
 def time_format(texts: pa.Array) -> str | None:

@@ -22,13 +22,14 @@ from sparrow.core.errors import UserError, suggest
 from sparrow.features.clipped import Clipped
 from sparrow.features.counts import Counted, frozen
 from sparrow.features.encodings import FIRST, MISSING, Known, kind_of
-from sparrow.features.hashing import hash_ids
+from sparrow.features.hashing import crossed, hash_ids
 from sparrow.features.ids import as_ids, as_lists, is_text
 from sparrow.features.numeric import as_numbers, without
 from sparrow.features.numeric import transform as transform_numbers
 from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times, part_of
+from sparrow.features.vectors import as_vectors, packed, transform_vectors
 from sparrow.features.words import Words
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
@@ -51,9 +52,9 @@ class Transforms:
     ) -> pa.Table:
         """Returns raw rows [N] as a table [N] of feature columns, in the schema's order.
 
-        Label, weight, baseline and numeric columns become float32. Time, group, session and hashed columns become
-        int64, and other categorical ones int32. Lists become large lists of the same types. The weights of a list are
-        in a column beside it, named by `weights_of`.
+        Label, weight, baseline and numeric columns become float32, and vectors the bytes of their float32. Time, group,
+        session and hashed columns become int64, and other categorical ones int32. Lists become large lists of the same
+        types. The weights of a list are in a column beside it, named by `weights_of`.
 
         Args:
             batch: the raw rows.
@@ -89,10 +90,23 @@ class Transforms:
             beside = self.schema.columns.get(missing_of(name))
             if beside is not None and beside.transform == "missing":  # else the log has a column of that name
                 work[missing_of(name)] = values
-            if clipped is not None and name in self.schema.dense:
+            if clipped is not None and name in self.schema.of_kind("numeric"):
                 clipped.add(name, self.schema.columns[name], _numpy(values), row0)
         done = (pool.map if pool else map)(lambda item: self._encoded(*item), work.items())
         return pa.table(dict(zip(work, done, strict=True)))
+
+    def rows_of(self, table: str, raw: pa.Array) -> Ints:
+        """Returns the ids [N] by which a table knows raw ones, see `Encoding`.
+
+        Args:
+            table: its name.
+            raw: ids [N] as a log has them.
+
+        Raises:
+            UserError: for values that are no ids, and when the schema is not fitted.
+        """
+        hashed = not kind_of(self.schema.encodings[table]).takes_integers and _is_hashed(raw.type)
+        return self._rows(table, _coded(as_ids(raw, table, int), table, hashed=hashed, strict=False))
 
     def number_of(self, name: str, values: pa.Array) -> pa.Array:
         """Returns a typed column, with numbers in the place of ids that are to be counted.
@@ -156,6 +170,12 @@ class Transforms:
         column = self.schema.columns.get(name)
         if column is None:  # the weights of a list
             return values
+        if column.transform == "missing" and pa.types.is_fixed_size_binary(values.type):  # of a vector
+            return values.is_null().cast(pa.float32())
+        if column.kind == "vector":
+            if column.transform != "none" and (column.means is None or column.stds is None):
+                raise UserError(f"columns.{name}.means: not fitted; {REFIT}")
+            return packed(transform_vectors(values, column.transform, column.means, column.stds))
         if column.kind == "numeric":
             kind = column.transform
             if kind not in ("none", "missing") and (column.mean is None or column.std is None):
@@ -198,8 +218,9 @@ def typed(
 ) -> pa.RecordBatch:
     """Returns raw rows [N] as their kinds say, each column in one piece.
 
-    Numeric columns become float64, where NaN is a missing number. Ids are coded: they become a dictionary array, whose
-    distinct values are integers (int64) or hashes (uint64). So are the ids of columns with counts, as hashes.
+    Numeric columns become float64, where NaN is a missing number. Vectors become bytes, see `as_vectors`. Ids are
+    coded: they become a dictionary array, whose distinct values are integers (int64) or hashes (uint64). So are the ids
+    of columns with counts, as hashes.
 
     Args:
         schema: says what each column is. It need not be fitted.
@@ -329,9 +350,10 @@ def _typed(
     words: Words | None,
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
-    raw = raw_column(batch, name, column.source or name)
-    if column.missing:
-        raw = without(raw, column.missing)
+    if column.cross:
+        ids_N = crossed([hash_ids(_ids(schema, batch, part, row0)) for part in column.cross])
+        return {name: pa.array(ids_N.view(np.uint64), mask=ids_N == 0).dictionary_encode()}
+    raw = _raw(schema, batch, name)
     if column.kind == "label":
         needed = training and len(schema.labels) == 1
         return {name: pa.array(labels(raw, name, column, training=needed, row0=row0).astype(np.float32))}
@@ -342,19 +364,23 @@ def _typed(
     if column.kind == "time":
         return {name: pa.array(as_times(raw, name, row0, column.format))}
     if column.part is not None:
-        return {name: _coded(_parts(raw, name, column, row0), name, hashed=False, strict=False)}
+        return {name: _coded(_ids(schema, batch, name, row0), name, hashed=False, strict=False)}
     if column.kind in ("group", "session"):
-        ids_N = hash_ids(as_ids(raw, name, lambda i: row0 + i))
+        ids_N = hash_ids(_ids(schema, batch, name, row0))
         ids_N = np.where(ids_N == 0, -1 - row0 - np.arange(len(ids_N)), ids_N)  # a row without one is alone
         return {name: pa.array(ids_N)}
     if column.counts:
         return {name: _coded(as_ids(raw, name, lambda i: row0 + i), name, hashed=True, strict=False)}
     if column.kind == "numeric" or column.quantiles:
         return {name: pa.array(as_numbers(raw, name, row0))}
+    if column.kind == "vector":
+        if column.size is None:
+            raise UserError(f"columns.{name}.size: not known; {REFIT}")
+        return {name: as_vectors(raw, name, row0, column.size, column.separator)}
     table = schema.encodings[str(column.table)]
     hashed = not integers and not kind_of(table).takes_integers and _is_hashed(raw.type)
     if column.kind == "categorical":
-        ids = as_ids(raw, name, lambda i: row0 + i)
+        ids = _ids(schema, batch, name, row0)
         return {name: _coded(ids, name, hashed=hashed, strict=integers, words=words)}
     sources = [raw]
     if column.weights not in (None, ":"):
@@ -367,6 +393,19 @@ def _typed(
     lists = _typed_lists(column, name, once, hashed, lambda i: row0 + int(first_R[i]))
     run_N = pa.array(np.cumsum(begins_N) - 1)
     return {each: values.take(run_N) for each, values in lists.items()}
+
+
+def _raw(schema: Schema, batch: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    """Returns the raw column of a column, without values that stand for none."""
+    column = schema.columns[name]
+    raw = raw_column(batch, name, column.source or name)
+    return without(raw, column.missing) if column.missing else raw
+
+
+def _ids(schema: Schema, batch: pa.RecordBatch | pa.Table, name: str, row0: int) -> pa.Array:
+    """Returns the ids of a column that has one in a row."""
+    raw, column = _raw(schema, batch, name), schema.columns[name]
+    return _parts(raw, name, column, row0) if column.part else as_ids(raw, name, lambda i: row0 + i)
 
 
 def _parts(raw: pa.Array, name: str, column: Column, row0: int) -> pa.Array:

@@ -17,7 +17,7 @@ from sparrow.core.repeated import Repeated
 from sparrow.embeddings import EmbeddingTables, Feature, Numbering, TableChoices
 from sparrow.features.schema import Schema
 from sparrow.kernels.expand import expand
-from sparrow.layers import CausalTransformer, NumericEmbedding
+from sparrow.layers import CausalTransformer, Linear, NumericEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +189,55 @@ class Ids(nn.Module):
         return found
 
 
-class Vectors(nn.Module):
-    """A vector of `dim` for each feature, [B, features, dim]. A dense column's is its number times one that is learned.
+class Numbers(nn.Module):
+    """Tells the numbers of a batch apart: those of numeric columns, and each vector as one of `dim`, like an id's.
 
-    names: of the features, dense columns first, then id columns, one with several vectors as often.
+    A vector column's is its product with a matrix that is learned. So a content embedding of 768 numbers meets other
+    features as an id does, and not as 768 features.
+
+    columns: how many numeric columns there are. vectors: how many vector columns.
+
+    Args:
+        schema: of the log.
+        dim: D of the vectors; None for the numbers alone.
+    """
+
+    def __init__(self, schema: Schema, dim: int | None = None) -> None:
+        super().__init__()
+        self.widths = [schema.columns[name].width for name in schema.dense]
+        self.is_vector = [schema.columns[name].kind == "vector" for name in schema.dense]
+        self.vectors = sum(self.is_vector)
+        self.columns = len(self.widths) - self.vectors
+        each = zip(self.widths, self.is_vector, strict=True)
+        sizes = [width for width, is_vector in each if is_vector] if dim else []
+        self.products = nn.ModuleList(Linear(size, dim or 0, bias=False) for size in sizes)
+        for size, product in zip(sizes, self.products, strict=True):  # a vector begins as long as that of a number
+            nn.init.normal_(product.weight, std=(size * (dim or 1)) ** -0.5)  # type: ignore[arg-type]
+
+    def plain(self, dense_BC: Tensor) -> Tensor:
+        """Returns the numbers of numeric columns, [B, columns]."""
+        return self._apart(dense_BC)[0] if self.vectors else dense_BC
+
+    def forward(self, dense_BC: Tensor, rest_BR: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of numeric columns [B, columns], and vectors beside others [B, vectors * dim + R]."""
+        if not self.vectors:
+            return dense_BC, rest_BR
+        numbers, vectors = self._apart(dense_BC)
+        made = [product(x_BS) for product, x_BS in zip(self.products, vectors, strict=True)]
+        return numbers, torch.cat([*made, rest_BR], 1)
+
+    def _apart(self, dense_BC: Tensor) -> tuple[Tensor, list[Tensor]]:
+        parts = list(zip(dense_BC.split(self.widths, 1), self.is_vector, strict=True))
+        numbers = [part for part, is_vector in parts if not is_vector]
+        vectors = [part for part, is_vector in parts if is_vector]
+        return torch.cat(numbers, 1) if numbers else dense_BC[:, :0], vectors
+
+
+class Vectors(nn.Module):
+    """A vector of `dim` for each feature, [B, features, dim]. A number's is the number times one that is learned.
+
+    names: of the features: numeric columns first, then vector columns, then id columns, one with several vectors as
+    often.
 
     Args:
         schema: of the log.
@@ -208,11 +253,13 @@ class Vectors(nn.Module):
         super().__init__()
         self.dim = dim
         self.ids = Ids(schema, dim, tables, history)
-        self.names = (*schema.dense, *(name for name, count in self.ids.vectors_of.items() for _ in range(count)))
+        of_numbers = (*schema.of_kind("numeric"), *schema.of_kind("vector"))
+        self.names = (*of_numbers, *(name for name, count in self.ids.vectors_of.items() for _ in range(count)))
         self.features = len(self.names)
-        self.numeric = NumericEmbedding(len(schema.dense), dim)
+        self.numbers = Numbers(schema, dim)
+        self.numeric = NumericEmbedding(self.numbers.columns, dim)
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns [B, features, dim]."""
-        found, _ = self.numeric(batch.dense_BC, self.ids(batch))
+        found, _ = self.numeric(*self.numbers(batch.dense_BC, self.ids(batch)))
         return found.unflatten(1, (self.features, self.dim))

@@ -79,7 +79,7 @@ class Offset(nn.Module):
         keys = self._schema.sparse
         none = torch.zeros(0, dtype=torch.int64), torch.zeros(len(keys), dtype=torch.int64)
         ids = KeyedJagged(keys=keys, values_N=none[0], lengths=none[1])
-        nothing = Batch(dense_BC=torch.zeros(1, len(self._schema.dense)), ids=ids).to(self.offset_T.device)
+        nothing = Batch(dense_BC=torch.zeros(1, len(self._schema.numbers)), ids=ids).to(self.offset_T.device)
         was = self.training
         logits_T = self.eval().model(nothing)[0].float()  # it is no batch of training
         self.train(was).offset_T.copy_(torch.tensor(log_odds, device=self.offset_T.device) - logits_T)

@@ -12,7 +12,7 @@ from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.interactions import CrossNet
 from sparrow.layers import MLP, Head, NumericEmbedding, require_sizes, to_compute
-from sparrow.models._inputs import History, Ids, tasks
+from sparrow.models._inputs import History, Ids, Numbers, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,13 @@ class DCNv2(nn.Module):
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
         self.ids = Ids(schema, config.dim, tables, config.history)
-        self.bottom = MLP(len(schema.dense), config.bottom) if config.bottom and schema.dense else None
+        self.bottom = MLP(len(schema.numbers), config.bottom) if config.bottom and schema.dense else None
         is_embedded = config.embed_dense and self.bottom is None
-        self.numeric = NumericEmbedding(len(schema.dense), config.dim) if is_embedded else None
-        features = self.numeric.out_features if self.numeric else len(schema.dense)
+        self.numbers = Numbers(schema, config.dim if is_embedded else None)
+        self.numeric = NumericEmbedding(self.numbers.columns, config.dim) if is_embedded else None
+        features = len(schema.numbers)
+        if self.numeric is not None:
+            features = self.numeric.out_features + config.dim * self.numbers.vectors
         features = self.bottom.out_features if self.bottom else features
         features += config.dim * self.ids.vectors
         self.cross = CrossNet(features, config.cross_layers, config.rank)
@@ -80,7 +83,7 @@ class DCNv2(nn.Module):
             x = narrow = torch.cat([to_compute(dense_BC), to_compute(ids_BX)], 1)
             fold = None
         else:
-            (x, narrow), fold = self.numeric(batch.dense_BC, ids_BX), self.numeric.fold
+            (x, narrow), fold = self.numeric(*self.numbers(batch.dense_BC, ids_BX)), self.numeric.fold
         crossed = self.cross(x, narrow, fold)
         if self.structure == "stacked":
             return self.head(self.deep(crossed))

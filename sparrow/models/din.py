@@ -11,7 +11,7 @@ from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.kernels.expand import expand, expand_jagged, sum_rows
 from sparrow.layers import MLP, Head, Linear, NumericEmbedding, require_sizes
-from sparrow.models._inputs import History, Ids, tasks
+from sparrow.models._inputs import History, Ids, Numbers, tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,10 @@ class DIN(nn.Module):
         self.weights = nn.ModuleList(Linear(one.out_features, 1) for one in self.attention)  # type: ignore[arg-type]
         for weight in self.weights:
             nn.init.ones_(weight.bias)  # type: ignore[arg-type]
-        self.numeric = NumericEmbedding(len(schema.dense), config.dim)
-        self.deep = MLP(self.numeric.out_features + len(schema.sparse) * config.dim, config.deep, config.dropout)
+        self.numbers = Numbers(schema, config.dim)
+        self.numeric = NumericEmbedding(self.numbers.columns, config.dim)
+        vectors = self.numbers.vectors + len(schema.sparse)
+        self.deep = MLP(self.numeric.out_features + vectors * config.dim, config.deep, config.dropout)
         self.head = Head(self.deep.out_features, tasks(schema))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -90,7 +92,7 @@ class DIN(nn.Module):
         found = self.ids.by_name(batch)
         for place, (name, candidate) in enumerate(self.pairs.items()):
             found[name] = self._weighed(expand_jagged(found[name]), found[candidate], place)
-        wide, narrow = self.numeric(batch.dense_BC, torch.cat(list(found.values()), 1))
+        wide, narrow = self.numeric(*self.numbers(batch.dense_BC, torch.cat(list(found.values()), 1)))
         return self.head(self.deep(narrow, self.numeric.fold) if len(self.deep.layers) else self.deep(wide))
 
     def _weighed(self, listed: Jagged, candidate_BD: Tensor, place: int) -> Tensor:

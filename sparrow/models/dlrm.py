@@ -51,7 +51,7 @@ class DLRM(nn.Module):
         super().__init__()
         self.dim = config.dim
         self.ids = Ids(schema, config.dim, tables, config.history)
-        self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
+        self.bottom = MLP(len(schema.numbers), [*config.bottom, config.dim]) if schema.dense else None
         self.interaction = DotInteraction()
         vectors = self.ids.vectors + (self.bottom is not None)
         if vectors < 2:

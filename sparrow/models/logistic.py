@@ -22,7 +22,7 @@ class LogisticRegression(nn.Module):
         super().__init__()
         self.tasks = tasks(schema)
         self.tables = tables_for(schema, self.tasks, tables, init_scale=0.0)
-        self.weight_CT = nn.Parameter(torch.zeros(len(schema.dense), self.tasks))
+        self.weight_CT = nn.Parameter(torch.zeros(len(schema.numbers), self.tasks))
         self.bias_T = nn.Parameter(torch.zeros(self.tasks))
 
     def forward(self, batch: Batch) -> Tensor:

@@ -74,7 +74,7 @@ class Config:
         dim = self.dim
         n = self.vectors(schema)
         wide = self.n_f + self.n_l
-        count = mlp(len(schema.dense), *self.bottom, dim) if schema.dense else 0
+        count = mlp(len(schema.numbers), *self.bottom, dim) if schema.dense else 0
         for _ in range(self.layers):
             count += 2 * n * dim * self.k + mlp(n * self.k, *self.mlp, self.n_f * dim) + self.n_l * n * dim
             count += wide * n * dim if n != wide else 0
@@ -95,7 +95,7 @@ class Wukong(nn.Module):
                 raise UserError(f"model.several: no table {name!r}{suggest(name, schema.encodings)}")
         self.dim = config.dim
         self.ids = Ids(schema, config.dim, tables, config.history, several=config.several)
-        self.bottom = MLP(len(schema.dense), [*config.bottom, config.dim]) if schema.dense else None
+        self.bottom = MLP(len(schema.numbers), [*config.bottom, config.dim]) if schema.dense else None
         sizes = [self.ids.vectors + bool(schema.dense), *[config.n_f + config.n_l] * config.layers]
         self.layers = nn.ModuleList(_Layer(size, config) for size in sizes[:-1])
         self.top = MLP(sizes[-1] * config.dim, config.top, config.dropout)

@@ -53,7 +53,7 @@ def card(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]
 
 def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str, Any]:
     """Returns shares of missing and unknown values, of empty lists, and how scores are distributed."""
-    schema, rows = found.schema, 0
+    schema, places, rows = found.schema, found.schema.places, 0
     counts = {name: np.zeros(4) for name in (*schema.sparse, *schema.dense)}  # values, unknown, missing, empty lists
     histogram = np.zeros((max(len(schema.labels), 1), BINS), np.int64)
     for scores_BT, batch in scored_batches(found, dataset, "train", told):
@@ -63,18 +63,17 @@ def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str,
             is_numbered = schema.encodings[str(schema.columns[name].table)].is_numbered
             told_N = (ids.values_N == UNKNOWN) & is_numbered, ids.values_N == MISSING, ids.lengths_B == 0
             counts[name] += [len(ids.values_N), *(int(one.sum()) for one in told_N)]
-        for c, name in enumerate(schema.dense):
-            if missing_of(name) in schema.dense:
-                at = schema.dense.index(missing_of(name))
-                counts[name][2] += float(batch.dense_BC[:, at].sum())
-            counts[name][0] += len(batch.dense_BC[:, c])
+        for name in places:
+            if missing_of(name) in places:
+                counts[name][2] += float(batch.dense_BC[:, places[missing_of(name)]].sum())
+            counts[name][0] += batch.batch_size
         for t, scores_B in enumerate(scores_BT.numpy().T):
             histogram[t] += np.histogram(scores_B, BINS, (0, 1))[0]
     shares = {}
     for name, (values, unknown, missing, empty) in counts.items():
         of = schema.columns[name]
         shares[name] = {"missing": (empty if of.kind == "list" else missing) / max(rows, 1)}
-        if of.kind != "numeric":
+        if name not in places:
             shares[name]["unknown"] = unknown / max(values, 1)
     names = schema.labels or ("score",)
     return {"rows": rows, "features": shares, "scores": dict(zip(names, histogram.tolist(), strict=True))}

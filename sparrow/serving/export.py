@@ -236,7 +236,7 @@ def _with_scores(found: Restored, rows: pa.Table) -> pa.Table:
     for name in found.schema.sparse:
         ids = batch.ids[name]
         beside[IDS + name] = pa.LargeListArray.from_arrays(ids.offsets_B1.numpy(), ids.values_N.numpy())
-    for c, name in enumerate(found.schema.dense):
+    for c, name in enumerate(found.schema.numbers):
         beside[NUMBER + name] = batch.dense_BC[:, c].contiguous().numpy()
     for label, scores_B in zip(found.schema.labels or ("score",), found.scores(batch).numpy().T, strict=True):
         beside[SCORE + label] = np.ascontiguousarray(scores_B)

@@ -37,8 +37,7 @@ def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows")
     """
     schema = found.schema
     raw = open_again(log, replace(schema.source, bad_rows="repair"), schema)
-    features = {name: schema.columns[name] for name in (*schema.dense, *schema.sparse)}
-    read = types_for(replace(schema, columns=features, groups={}, cluster=None), raw)
+    read = types_for(replace(schema, columns=schema.inputs, groups={}, cluster=None), raw)
     first = next(iter(raw.batches(read)), None)
     if first is None or not first.num_rows:
         raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
@@ -47,6 +46,9 @@ def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows")
         if name not in first.schema.names:
             raise UserError(f"{raw.name}: no column {name!r}, which the model reads{suggest(name, first.schema.names)}")
     table = pa.Table.from_batches([first]).select(list(sources))
+    for at, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):  # a row below lacks it, and Arrow could not read it again
+            table = table.set_column(at, field.name, table[field.name].cast(pa.large_list(field.type.value_type)))
     if check == "made":
         generator = np.random.default_rng(0)
         weights = {c.source or n: c.weights for n, c in schema.columns.items() if c.weights not in (None, ":")}
@@ -72,8 +74,8 @@ def _telling(found: Restored, table: pa.Table) -> list[int]:
         row_N = ids.row_of_each()
         for number in (MISSING, UNKNOWN):
             rows |= dict.fromkeys(row_N[ids.values_N == number][:1].tolist())
-    for c in range(len(found.schema.dense)):
-        x_B = batch.dense_BC[:, c]
+    for place in found.schema.places.values():
+        x_B = batch.dense_BC[:, place.start]
         rows |= {int(x_B.argmax()): None, int(x_B.argmin()): None}
     return list(rows)
 

@@ -8,7 +8,7 @@ not depend on the rows beside it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -20,22 +20,25 @@ import torch
 
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.arrays import Bools, Float32s, Float64s, Int64s
-from sparrow.core.errors import UserError, suggest
+from sparrow.core.errors import UserError
 from sparrow.core.repeated import Repeated, Users
 from sparrow.features.counts import by_row
 from sparrow.features.encodings import FIRST, kind_of
 from sparrow.features.numeric import transform
+from sparrow.features.schema import Column as Of
 from sparrow.features.schema import Schema, missing_of
 from sparrow.features.transforms import Transforms, typed, weights_of
+from sparrow.features.vectors import numbers_of
 from sparrow.kernels import Impl
 from sparrow.kernels.encode import Column, Encoded, Lookup, Rows, planned
-
-_TYPES = {"null": pa.null(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
-_TYPES |= {"text": pa.string(), "bytes": pa.binary()}
+from sparrow.serving.values import array_of, as_lists, count_of, kind_of_value, lists_of_numbers, values_of
 
 
 class Part(NamedTuple):
-    """A column's values in some rows: ids [N] with the lengths of rows and weights, or numbers, float64 [rows]."""
+    """A column's values in some rows: ids [N] with the lengths of rows and weights, or numbers.
+
+    numbers: float64 [rows]; of vectors of S numbers [S * rows], the first number of all rows first.
+    """
 
     values: Int64s
     lengths: Int64s
@@ -84,13 +87,15 @@ class Encoder:
         schema = transforms.schema
         self._names = (*schema.sparse, *schema.dense)
         self._columns = [_column(transforms, name) for name in self._names]
+        self._made_of = {name: schema.sources(_base(schema, name)) for name in self._names}
         self._plan = planned(self._columns, impl)
         self._alone: dict[str, Transforms] = {}
+        self._widths = [schema.columns[name].width for name in schema.dense]
+        each = [fit for name in schema.dense for fit in _fits(schema.columns[name])]
         kinds: dict[tuple[str | None, bool], list[int]] = {}
-        for number, name in enumerate(schema.dense):
-            column = schema.columns[name]
-            kinds.setdefault((column.transform, column.low is not None and column.high is not None), []).append(number)
-        self._kinds = [(kind, at, self._fitted(at)) for (kind, _), at in kinds.items()]
+        for number, (kind, _, _, low, high) in enumerate(each):
+            kinds.setdefault((kind, low is not None and high is not None), []).append(number)
+        self._kinds = [(kind, at, _stacked([each[c][1:] for c in at])) for (kind, _), at in kinds.items()]
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -100,18 +105,26 @@ class Encoder:
     @property
     def made_of(self) -> dict[str, tuple[str, ...]]:
         """Feature -> the columns of a request that it is made of."""
-        pairs = zip(self._names, self._columns, strict=True)
-        return {name: (column.source, *filter(None, [column.weights])) for name, column in pairs}
+        return self._made_of
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What a request's columns are: "list" of ids or of weights, "number", or "integer" or other "id"."""
+        """What a request's columns are: "list" of ids or of weights, "number", "vector", "integer" or other "id"."""
         found: dict[str, str] = {}
-        for column in self._columns:
+        for name, column in zip(self._names, self._columns, strict=True):
+            if self._schema.columns[name].cross:
+                continue
             of = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
             found |= {column.source: "list" if column.is_list else of}
             found |= {column.weights: "list"} if column.weights else {}
-        return found
+        found |= dict.fromkeys(self.sizes, "vector")
+        return {source: found.get(source, "id") for source in self.sources}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Column of a request that holds vectors -> how many numbers these have."""
+        columns = self._schema.columns
+        return {columns[n].source or n: columns[n].width for n in self._schema.of_kind("vector")}
 
     @property
     def by_definition(self) -> tuple[str, ...]:
@@ -162,17 +175,17 @@ class Encoder:
         shared: bool,
         known: Mapping[str, Part],
     ) -> Batch:
-        rows = _as_lists(rows)
+        rows = as_lists(rows)
         given = users[0].keys() if users else ()
-        of_users = [column.source in given for column in self._columns]
-        count = _count(rows, len(users) if user_B is None else len(user_B))
+        of_users = [self._is_of(name, given) for name in self._names]
+        count = count_of(rows, len(users) if user_B is None else len(user_B))
         if user_B is not None and len(user_B) != count:
             raise UserError(f"candidates: {count} where users are named for {len(user_B)}; name one for each")
         users = list(users)
         elsewhere = [is_user or name in known for name, is_user in zip(self._names, of_users, strict=True)]
         found = None if self._plan is None else self._plan.encode(rows, count, users, bytes(elsewhere))
         if found is None or found.refused or known:
-            found = self._mended(found, rows, count, users, of_users, known)
+            found = self._mended(found, self._with_users(rows, users, user_B), count, users, of_users, known)
         ids = len(self._schema.sparse)
         inverse, stored = {}, (count,) * ids
         whose = None if user_B is None else Users.of(user_B, len(users))
@@ -190,18 +203,32 @@ class Encoder:
             rows=stored,
             _bounds=found.bounds,
         )
-        dense_BC = self._standardised(found.numbers, count, of_users[ids:], users, user_B)
+        of_numbers = [of for of, width in zip(of_users[ids:], self._widths, strict=True) for _ in range(width)]
+        dense_BC = self._standardised(found.numbers, count, of_numbers, users, user_B)
         if whose is not None and shared and any(of_users):
-            dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_users[ids:]], dtype=torch.bool))
+            dense_BC = Repeated.of(dense_BC, whose, torch.tensor([of_numbers], dtype=torch.bool))
         return Batch(dense_BC=dense_BC, ids=keyed)
 
-    # -- numbers --------------------------------------------------------------------------------------------------
+    def _is_of(self, name: str, given: Collection[str]) -> bool:
+        """Returns whether a feature is of users, who have these columns."""
+        made_of = self._made_of[name]
+        return all(source in given for source in (made_of if self._schema.columns[name].cross else made_of[:1]))
 
-    def _fitted(self, at: list[int]) -> list[Float64s | None]:
-        """Mean, std, low and high of numeric columns of one kind, [C, 1] each."""
-        columns = [self._schema.columns[self._schema.dense[c]] for c in at]
-        each = [[getattr(column, name) for column in columns] for name in ("mean", "std", "low", "high")]
-        return [None if None in one else np.array(one, np.float64)[:, None] for one in each]
+    def _with_users(self, rows: Rows, users: Sequence[Mapping[str, Any]], user_B: Int64s | None) -> Rows:
+        """Returns candidates with the columns of their users that crosses need."""
+        crosses = [name for name in self._schema.sparse if self._schema.columns[name].cross]
+        given = users[0].keys() if users else ()
+        both = [name for name in crosses if not self._is_of(name, given)]
+        sources = dict.fromkeys(source for name in both for source in self._made_of[name])
+        if user_B is None or not rows or not any(source in given for source in sources):
+            return rows
+        whose = user_B.tolist()
+        others = {name for of in self._made_of.values() for name in of} - set(given)
+        named = rows if isinstance(rows, Mapping) else rows[0] if rows else {}
+        columns = {name: values_of(rows, name) for name in others if name in named}
+        return columns | {name: [users[user][name] for user in whose] for name in sources if name in given}
+
+    # -- numbers --------------------------------------------------------------------------------------------------
 
     def _standardised(
         self, numbers: Float64s, count: int, of_users: Sequence[bool], users: Sequence[Any], user_B: Int64s | None
@@ -271,18 +298,20 @@ class Encoder:
 
     def _defined(self, c: int, rows: Rows, count: int) -> Part:
         """Returns what the transforms make of a column."""
-        column, name = self._columns[c], self._names[c]
-        values = values_of(rows, column.source)
-        weights = values_of(rows, column.weights) if column.weights else None
-        groups: dict[tuple[str, str], list[int]] = {}
-        for row, value in enumerate(values):
-            kinds = (_kind(value, name, row), "" if weights is None else _kind(weights[row], name, row))
-            groups.setdefault(kinds, []).append(row)
+        name = self._names[c]
+        values = {source: values_of(rows, source) for source in self._made_of[name]}
+        first = next(iter(values.values()))
+        base = _base(self._schema, name)
+        is_vector, size = self._schema.columns[base].kind == "vector", self._schema.columns[base].width
+        if is_vector and (x_NS := lists_of_numbers(first, size)) is not None:
+            return _of_vectors(x_NS, base == name)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for row, of_row in enumerate(zip(*values.values(), strict=True)):
+            groups.setdefault(tuple(kind_of_value(value, name, row) for value in of_row), []).append(row)
         each: list[Part] = [Part(_NONE, _NONE)] * count
-        for (kind, theirs), at in groups.items():
-            arrays = {column.source: _array([values[row] for row in at], kind)}
-            if weights is not None and column.weights:
-                arrays[column.weights] = _array([weights[row] for row in at], theirs)
+        for kinds, at in groups.items():
+            pairs = zip(values.items(), kinds, strict=True)
+            arrays = {source: array_of([of[row] for row in at], kind) for (source, of), kind in pairs}
             try:
                 made = self._transformed(c, pa.table(arrays))
             except UserError:
@@ -290,13 +319,14 @@ class Encoder:
                     try:
                         self._transformed(c, pa.table(arrays).slice(place, 1), row)
                     except UserError as error:
-                        raise UserError(self._told(column, row, values[row], str(error))) from None
+                        raise UserError(self._told(c, row, first[row], str(error))) from None
                 raise
             for place, row in enumerate(at):
                 each[row] = made[place]
         if name in self._schema.dense:
             numbers = [one.numbers for one in each if one.numbers is not None]
-            return Part(_NONE, _NONE, None, np.concatenate([_NONE.astype(np.float64), *numbers]))
+            x_N = np.concatenate([_NONE.astype(np.float64), *numbers])
+            return Part(_NONE, _NONE, None, x_N.reshape(count, -1).T.reshape(-1) if count else x_N)
         listed = [one.weights for one in each if one.weights is not None]
         return Part(
             np.concatenate([_NONE, *(one.values for one in each)]),
@@ -304,8 +334,11 @@ class Encoder:
             np.concatenate(listed) if listed else None,
         )
 
-    def _told(self, column: Column, row: int, value: Any, told: str) -> str:
+    def _told(self, c: int, row: int, value: Any, told: str) -> str:
         """Returns an error about a value as who sends requests needs it: transforms advise who prepares a log."""
+        column, of = self._columns[c], self._schema.columns[self._names[c]]
+        if of.kind == "vector":
+            return f"{told.rpartition('; ')[0]}; give a list of {of.width} numbers, or null"
         if column.weights or column.lookup.kind == "refused":
             return told
         what = {"number": "number", "buckets": "number", "range": "integer"}.get(column.lookup.kind, "id")
@@ -321,7 +354,7 @@ class Encoder:
         """Returns what the transforms make of a column, a part for each row."""
         made = self.part(self._names[c], table, row0)
         if made.numbers is not None:
-            return [Part(_NONE, _NONE, None, made.numbers[i : i + 1]) for i in range(len(made.numbers))]
+            return [Part(_NONE, _NONE, None, x_S) for x_S in made.numbers.reshape(-1, table.num_rows).T]
         each = []
         for low, high in itertools.pairwise([0, *np.cumsum(made.lengths).tolist()]):
             weights = None if made.weights is None else made.weights[low:high]
@@ -345,8 +378,9 @@ class Encoder:
         if name in self._schema.dense:
             (base,) = alone.schema.dense
             values = alone.number_of(base, typed(alone.schema, table, training=False, row0=row0)[base])
-            numbers = values.to_numpy(zero_copy_only=False)
-            return Part(_NONE, _NONE, None, numbers)
+            if alone.schema.columns[base].kind == "vector":
+                return _of_vectors(numbers_of(values), base == name)
+            return Part(_NONE, _NONE, None, values.to_numpy(zero_copy_only=False))
         made = alone.transform(table, training=False, row0=row0)
         column = made[name].combine_chunks()
         if self._schema.columns[name].kind != "list":
@@ -361,20 +395,44 @@ class Encoder:
 _NONE = np.empty(0, np.int64)
 
 
+def _fits(of: Of) -> list[tuple[Any, ...]]:
+    """Returns transform, mean, std, low and high of each number of a numeric or a vector column."""
+    if of.kind == "vector":
+        none = (None,) * of.width
+        return [(of.transform, *two, None, None) for two in zip(of.means or none, of.stds or none, strict=True)]
+    return [(of.transform, of.mean, of.std, of.low, of.high)]
+
+
+def _stacked(fits: list[tuple[Any, ...]]) -> list[Float64s | None]:
+    """Returns mean, std, low and high of numbers of one kind, [C, 1] each; None where one of them has none."""
+    return [None if None in one else np.array(one, np.float64)[:, None] for one in zip(*fits, strict=True)]
+
+
+def _of_vectors(x_NS: Float64s, whole: bool) -> Part:
+    """Returns vectors, or of each only the first number, which tells whether it is missing."""
+    return Part(_NONE, _NONE, None, (x_NS if whole else x_NS[:, :1]).T.reshape(-1))
+
+
+def _base(schema: Schema, name: str) -> str:
+    """Returns the column that a feature is read as: the one of which it tells whether it is missing, or itself."""
+    is_mark = schema.columns[name].transform == "missing"
+    return next(n for n in schema.dense if missing_of(n) == name) if is_mark else name
+
+
 def _column(transforms: Transforms, name: str) -> Column:
     """Returns how a column is encoded by compiled code."""
     schema = transforms.schema
-    column, base = schema.columns[name], name
-    if column.kind == "numeric":
-        base = _base(schema, name)
-        lookup = Lookup("number")
+    column, base = schema.columns[name], _base(schema, name)
+    if column.kind in ("numeric", "vector"):
+        is_vector = schema.columns[base].kind == "vector"
+        lookup = Lookup("refused", numbers=_NONE.astype(np.float64)) if is_vector else Lookup("number")
         if schema.columns[base].counts:
             counted, places = transforms.counts[base], np.arange(len(transforms.counts[base].hashes_V))
             numbers_R = by_row(schema.columns[base], counted)
             lookup = Lookup("vocabulary", counted.hashes_V, places + FIRST, numbers=numbers_R)
     elif column.quantiles:
         lookup = Lookup("buckets", np.array(column.boundaries or (), np.float64))
-    elif column.weights == ":" or column.part:
+    elif column.weights == ":" or column.part or column.cross:
         lookup = Lookup("refused")
     else:
         lookup = kind_of(schema.encodings[str(column.table)]).lookup(transforms.vocabularies.get(str(column.table)))
@@ -389,12 +447,6 @@ def _column(transforms: Transforms, name: str) -> Column:
         missing=read.missing or (),
         missing_numbers=tuple(x for text in read.missing or () for x in _as_written(text)),
     )
-
-
-def _base(schema: Schema, name: str) -> str:
-    """Returns the column of which another one tells where it is missing; else the column itself."""
-    is_told = schema.columns[name].transform == "missing"
-    return next(n for n in schema.dense if missing_of(n) == name) if is_told else name
 
 
 def _as_written(text: str) -> list[float]:
@@ -412,129 +464,13 @@ def _alone(transforms: Transforms, name: str) -> Transforms:
     name = _base(schema, name)
     column = schema.columns[name]
     tables = {str(column.table)} & schema.encodings.keys()
-    alone = Schema(columns={name: column}, encodings={table: schema.encodings[table] for table in tables})
+    parts = {part: schema.columns[part] for part in column.cross or ()}
+    tables |= {str(of.table) for of in parts.values()} & schema.encodings.keys()
+    columns = {name: column, **parts}
+    alone = Schema(columns=columns, encodings={table: schema.encodings[table] for table in tables})
     return replace(
         transforms,
         schema=alone,
         vocabularies={t: transforms.vocabularies[t] for t in tables & transforms.vocabularies.keys()},
         counts={n: transforms.counts[n] for n in {name} & transforms.counts.keys()},
     )
-
-
-# -- Python's values ------------------------------------------------------------------------------------------------
-
-
-def stacked(parts: Sequence[Rows]) -> tuple[Rows, list[int]]:
-    """Returns the rows of several requests as those of one, and how many each has."""
-    lists = [_as_lists(rows) for rows in parts]
-    counts = [_count(rows, 0) for rows in lists]
-    if len(lists) == 1:
-        return lists[0], counts
-    columns = [rows for rows in lists if isinstance(rows, Mapping)]
-    if len(columns) == len(lists) > 0 and all(rows.keys() == columns[0].keys() for rows in columns):
-        return {
-            name: list(itertools.chain.from_iterable(rows[name] for rows in columns)) for name in columns[0]
-        }, counts
-    each = [_turned(rows) if isinstance(rows, Mapping) else rows for rows in lists]
-    return list(itertools.chain.from_iterable(each)), counts
-
-
-def _turned(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Returns a dict of lists as a list of dicts."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _as_lists(rows: Rows) -> Rows:
-    """Returns a request as a list of dicts or a dict of lists."""
-    if not isinstance(rows, Mapping):
-        return rows if isinstance(rows, list) else list(rows)
-    if isinstance(rows, dict) and all(isinstance(values, list) for values in rows.values()):
-        return rows
-    for name, values in rows.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise UserError(f"column {name!r}: {values!r} is not a list; write rows as [{{...}}], or lists of values")
-    return {name: v.tolist() if isinstance(v, np.ndarray) else list(v) for name, v in rows.items()}
-
-
-def _count(rows: Rows, least: int) -> int:
-    """Returns how many rows a request has."""
-    if isinstance(rows, Mapping):
-        lengths = {name: len(values) for name, values in rows.items()}
-        if not lengths:
-            return least
-        name, count = next(iter(lengths.items()))
-        for other, length in lengths.items():
-            if length != count:
-                raise UserError(f"column {other!r}: {length} values where {name!r} has {count}; give as many")
-        return count
-    return len(rows)
-
-
-def values_of(rows: Rows, source: str) -> list[Any]:
-    """Returns a column of a request."""
-    if isinstance(rows, Mapping):
-        if source not in rows:
-            raise UserError(f"no column {source!r} in the request{suggest(source, rows)}")
-        values = rows[source]
-        return list(values)
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise UserError(f"row {number}: {row!r} is no object with columns; write it as name: value")
-        if source not in row:
-            raise UserError(f"row {number}: no {source!r}; give None where there is none{suggest(source, row)}")
-    return [row[source] for row in rows]
-
-
-def _kind(value: Any, name: str, row: int, *, nested: bool = True) -> str:
-    """Returns of what kind a value is; of a list, "list:" and that of its elements."""
-    if value is None:
-        return "null"
-    if isinstance(value, (bool, np.bool_)):
-        return "bool"
-    if isinstance(value, (int, np.integer)):
-        return "int" if -(2**63) <= int(value) < 2**63 else "text"
-    for kinds, found in (((float, np.floating), "float"), (str, "text"), (bytes, "bytes")):
-        if isinstance(value, kinds):
-            if not _is_text(value):
-                raise UserError(f"column {name!r}, row {row}: {value!r} is no text in UTF-8; write it as such, or null")
-            return found
-    if isinstance(value, (list, tuple, np.ndarray)) and nested:
-        of = sorted({_kind(one, name, row, nested=False) for one in value} - {"null"})
-        if of == ["float", "int"] and all(abs(one) <= 2**53 for one in value if one is not None and one == one):
-            of = ["float"]
-        return "list:" + (of[0] if len(of) == 1 else "text" if of else "null")
-    raise UserError(f"column {name!r}, row {row}: {value!r} is no value; give a number, text, a list of them, or null")
-
-
-def _is_text(value: Any) -> bool:
-    """Returns whether UTF-8 can say a text, or bytes are UTF-8; half of a surrogate pair in JSON is neither."""
-    try:
-        value.encode() if isinstance(value, str) else value.decode() if isinstance(value, bytes) else None
-    except UnicodeError:
-        return False
-    return True
-
-
-def _array(values: list[Any], kind: str) -> pa.Array:
-    """Returns values of one kind as an array."""
-    if kind.startswith("list:"):
-        of = kind.removeprefix("list:")
-        return pa.array([[_plain(one, of) for one in value] for value in values], pa.list_(_TYPES[of]))
-    return pa.array([_plain(value, kind) for value in values], _TYPES[kind])
-
-
-def _plain(value: Any, kind: str) -> Any:
-    """Returns a value as Arrow takes it. Numbers among texts are written out, as they are hashed."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if kind != "text" or value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        if value != value:
-            return None
-        if not (value.is_integer() and abs(value) <= 2**53):
-            raise UserError(f"{value!r} is not an id; write ids as integers or strings")
-        return str(int(value))
-    if isinstance(value, bytes):
-        return value.decode()
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -25,12 +25,14 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import LeveledRows, MappedStore, MemoryStore, RowStore
 from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
+from sparrow.kernels.encode import Rows
 from sparrow.models import Offset
-from sparrow.serving import products, requests
+from sparrow.serving import products
 from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Catalogue, Encoder, Known
 from sparrow.serving.rows import tensors_of
+from sparrow.serving.values import stacked
 from sparrow.trained import calibrators
 from sparrow.trained.build import scoring, tables_of, untrained
 from sparrow.trained.calibrators import Calibrator
@@ -127,7 +129,7 @@ class Scorer:
         stack = self.stack.updated(delta, checksums=checksums)
         return self if stack is self.stack else _made(stack, self.threads)
 
-    def score(self, rows: requests.Rows) -> Float32s:
+    def score(self, rows: Rows) -> Float32s:
         """Returns probabilities float32 [N, T] of raw rows, in order.
 
         Args:
@@ -138,7 +140,7 @@ class Scorer:
         """
         return self.scores(self.encoder.batch(rows)).numpy()
 
-    def rank(self, user: Mapping[str, Any], candidates: requests.Rows) -> Float32s:
+    def rank(self, user: Mapping[str, Any], candidates: Rows) -> Float32s:
         """Returns probabilities float32 [N, T] of a user's candidates, in order.
 
         The user's columns are encoded, looked up and pooled once, and so are products of them.
@@ -152,7 +154,7 @@ class Scorer:
         """
         return self.rank_all([(user, candidates)])[0]
 
-    def rank_all(self, asked: Sequence[tuple[Mapping[str, Any], requests.Rows]]) -> list[Float32s]:
+    def rank_all(self, asked: Sequence[tuple[Mapping[str, Any], Rows]]) -> list[Float32s]:
         """Returns what `rank` does of several requests, whose rows make one batch. Their users have the same columns.
 
         Args:
@@ -163,9 +165,7 @@ class Scorer:
         """
         return self.ranked(self.crossed(asked))
 
-    def crossed(
-        self, asked: Sequence[tuple[Mapping[str, Any], requests.Rows]], catalogue: Catalogue | None = None
-    ) -> Crossed:
+    def crossed(self, asked: Sequence[tuple[Mapping[str, Any], Rows]], catalogue: Catalogue | None = None) -> Crossed:
         """Returns the batch of several requests, see `rank_all`.
 
         Args:
@@ -179,7 +179,7 @@ class Scorer:
         for number, user in enumerate(users):
             if odd := users[0].keys() ^ user.keys():
                 raise UserError(f"request {number}: {min(odd)!r} is of one user and not of another; give it to all")
-        rows, counts = requests.stacked([candidates for _, candidates in asked])
+        rows, counts = stacked([candidates for _, candidates in asked])
         user_B, columns = np.repeat(np.arange(len(users)), counts), tuple(*users[:1])
         repeats = max(len(user_B) - len(users), 0)
         shared = repeats * self._saved.get(columns, math.inf) >= WORTH  # nothing is known of the first request
@@ -256,7 +256,7 @@ class Scorer:
                 mine = ours.values_N[ours.offsets_B1[row] : ours.offsets_B1[row + 1]].tolist()
                 if mine != ids:
                     raise differs(f"the ids of {name!r}", row, mine, ids)
-        for c, name in enumerate(self.schema.dense):
+        for c, name in enumerate(self.schema.numbers):
             x_B, were_B = batch.dense_BC[:, c].numpy(), np.array(kept[NUMBER + name].to_pylist(), np.float32)
             for row in np.flatnonzero(np.abs(x_B - were_B) > np.spacing(np.abs(were_B)))[:1]:  # libraries' logarithms
                 raise differs(f"the number of {name!r}", int(row), x_B[row], were_B[row])

@@ -30,7 +30,7 @@ def identity(run: Run, schema: Schema) -> dict[str, Any]:
         "model": {"name": Family("sparrow.models").name_of(run.model), **settings},
         "tables": {name: _table(run, name, table) for name, table in schema.encodings.items()},
         "features": {name: schema.columns[name].table for name in schema.sparse},
-        "dense columns": list(schema.dense),
+        "dense columns": list(schema.numbers),
         "dense optimizer": Family("sparrow.optimizers").name_of(run.dense),
     }
 

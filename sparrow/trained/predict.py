@@ -61,8 +61,7 @@ def predict(
     log = open_again(inputs, source, found.schema)
     if any(file.resolve() == out.resolve() for file in log.files):
         raise UserError(f"{out}: is the log to be scored; choose another name for the scores")
-    features = {name: found.schema.columns[name] for name in (*found.schema.dense, *found.schema.sparse)}
-    types = types_for(replace(found.schema, columns=features, groups={}, cluster=None), log)
+    types = types_for(replace(found.schema, columns=found.schema.inputs, groups={}, cluster=None), log)
     for name in keep:
         if name not in log.types:
             raise UserError(f"keep: no column {name!r}{suggest(name, log.types)}")

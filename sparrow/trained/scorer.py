@@ -59,7 +59,7 @@ class Restored:
         """
         columns = self.schema.columns
         features = (*self.schema.dense, *self.schema.sparse)
-        read = {source for n in features for source in (columns[n].source or n, columns[n].weights)}
+        read = {source for name in features for source in self.schema.sources(name)}
         roles = {columns[n].source or n for n in self.schema.of_kind(*ROLES)}
         rows = rows.select([n for n in rows.schema.names if n in read or n not in roles])  # labels may be anything
         table = self.transforms.transform(rows, training=False, row0=row0, clipped=clipped)
@@ -109,7 +109,7 @@ class Restored:
 
     def _largest(self, batch: Batch, row: int) -> tuple[str, float]:
         """Returns the feature with the number farthest from 0 that the model read of a row, and that number."""
-        numbers = dict(zip(self.schema.dense, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
+        numbers = dict(zip(self.schema.numbers, batch.dense_BC[row].tolist(), strict=True)) | {"": 0.0}
         for name in batch.ids.keys:
             one = batch.ids[name].expanded()
             if one.weights_N is not None:

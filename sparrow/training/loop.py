@@ -41,7 +41,7 @@ from sparrow.training.seen import Seen, fitted
 from sparrow.training.step import Step
 from sparrow.training.stored import Stored
 from sparrow.training.turnover import in_time
-from sparrow.training.warm import WHOLE, earlier, warm_start
+from sparrow.training.warm import WHOLE, begin, earlier
 
 PATIENCE_NONFINITE = 100
 _STATE = ("step", "epoch", "examples", "skipped", "skipped_in_row", "worse", "best", "best_step", "last_evaluation")
@@ -182,8 +182,8 @@ class Trainer:
             if self.saved:
                 self._load(self.saved)
                 self._say(f"continuing from step {self.step} of {self.total_steps}")
-            elif self.run.init_from:
-                warm_start(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
+            else:
+                begin(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
             if (self.saved or self.run.init_from) and (rounded := self.stored.rounded()):
                 self._say(rounded)
             if self.ranks.leads:

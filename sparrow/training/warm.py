@@ -21,10 +21,23 @@ from sparrow.features.encodings import kind_of
 from sparrow.features.transforms import Transforms
 from sparrow.trained.build import identity, load_optimizer, tables_of
 from sparrow.trained.run import Run
+from sparrow.training.pretrained import give_vectors
 from sparrow.training.rundir import RunDir
 
 WHOLE = 1_000_000  # rows, for what is fitted whole
 _SAME = ("model", "labels", "features", "dense columns", "dense optimizer")  # tables may have other rows
+
+
+def begin(
+    model: Any, optimizer: Optimizer, run: Run, dataset: Dataset, say: Callable[[str], None], world: World
+) -> None:
+    """Give a new run's model what its settings say that it begins with. See `give_vectors` and `warm_start`.
+
+    A row that comes from an earlier run stays as it was there.
+    """
+    give_vectors(model, run, dataset, say)
+    if run.init_from:
+        warm_start(model, optimizer, run, dataset, say, world)
 
 
 def warm_start(
@@ -35,9 +48,9 @@ def warm_start(
     An id takes its table row with it. Rows are matched by id where the two logs number ids differently, and new ids
     begin as in any run. Table rows and the state of their rules are converted where they were stored in other formats.
     Dense weights, the offset and the state of both optimizers come along; parts of a model that are fitted whole are
-    fitted to the new log. Schedule and steps begin anew. The log's own
-    base rate does not count, because what the model has learned says more. Where the two logs kept other shares of
-    their negatives, the offset moves by the logarithm of their ratio, so that corrected scores stay the same.
+    fitted to the new log. Schedule and steps begin anew. The log's own base rate does not count, because what the model
+    has learned says more. Where the two logs kept other shares of their negatives, the offset moves by the logarithm of
+    their ratio, so that corrected scores stay the same.
 
     Args:
         model: is changed.
@@ -83,8 +96,8 @@ def warm_start(
     say(f"begun with {place}, step {saved.step}: {carried:,} of {rows:,} table rows come from there")
     for name in (*dataset.schema.dense, *dataset.schema.sparse):
         one, other = dataset.schema.columns[name], then.schema.columns[name]
-        fitted = (one.mean, one.std, one.transform, one.boundaries)
-        if fitted != (other.mean, other.std, other.transform, other.boundaries):
+        fitted = [(c.mean, c.std, c.means, c.stds, c.transform, c.boundaries) for c in (one, other)]
+        if fitted[0] != fitted[1]:
             remedy = f"`sparrow prepare --like {place} --grow` keeps it as it was"
             say(f"{name}: standardised or bucketed otherwise than in {place}; {remedy}")
 

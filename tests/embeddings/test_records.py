@@ -133,3 +133,22 @@ def test_a_chunk_of_a_component_with_more_rows() -> None:
 def test_a_chunk_that_is_not_what_it_is_said_to_be(of: Any) -> None:
     with pytest.raises(UserError, match=r"table 't': "):
         RowRecords(OLD, SEED).load_rows(chunk_of(OLD), torch.arange(ROWS), of)
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "split_bf16"])
+def test_parts_begin_with_what_the_whole_begins_with(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are given their values; the others stay as they began."""
+    monkeypatch.setattr(module, "BLOCK", 3)
+    component = replace(OLD, format=FORMATS[form])
+    rows_N = torch.randperm(ROWS, generator=torch.Generator().manual_seed(2))[: ROWS // 2]
+    values_ND = torch.randn(len(rows_N), DIM, generator=torch.Generator().manual_seed(3))
+    whole, fresh = RowRecords(component, SEED), RowRecords(component, SEED)
+    whole.begin_with(rows_N, values_ND)
+    assert torch.allclose(whole.weight[rows_N], values_ND, rtol=1e-2)
+    others = sorted(set(range(ROWS)) - set(rows_N.tolist()))
+    for name, tensor in whole.fields.items():
+        assert torch.equal(tensor[others], fresh.fields[name][others]), name
+    for rows, columns in (((2, ROWS - 3), (0, DIM)), ((0, ROWS), (1, DIM)), ((1, 4), (0, 2))):
+        part = RowRecords(component, SEED, rows, columns)
+        part.begin_with(rows_N, values_ND)
+        assert torch.equal(part.weight, whole.weight[slice(*rows), slice(*columns)])

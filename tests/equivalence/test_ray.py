@@ -109,6 +109,21 @@ def test_parquet(tmp_path: Path, cluster: Cluster | None) -> None:
     assert found.schema.encodings["word"].kind == "vocabulary" and found.schema.encodings["code"].kind == "range"
 
 
+def test_vectors_and_crosses(tmp_path: Path) -> None:
+    """Rows are sorted by time and by session with them; a vector is missing here and there."""
+    random = np.random.default_rng(3)
+    vectors = [x.tolist() if i % 9 else None for i, x in enumerate(random.normal(0, 1, (ROWS, 5)))]
+    columns = {
+        "vector": Column(kind="vector"),
+        "cross": Column(kind="categorical", table="word", cross=("word", "code")),
+    }
+    schema = replace(
+        SCHEMA, columns=COLUMNS | columns, cluster=Cluster(by="session"), groups={"once": ("vector", "cross")}
+    )
+    found = both(cut(made().append_column("vector", [vectors]), tmp_path / "log"), tmp_path, schema=schema)
+    assert found.schema.columns["vector"].size == 5 and "vector:missing" in found.schema.groups["once"]
+
+
 def test_text(tmp_path: Path) -> None:
     """Cells and lines are repaired and counted; ids that began as integers do not go on so in the last file."""
     table = made()

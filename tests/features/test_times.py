@@ -110,6 +110,8 @@ def test_parts_of_times(unit: int) -> None:
     times_N = np.array(seconds) * unit
     assert part_of(times_N, "hour").tolist() == [moment.hour for moment in moments]
     assert part_of(times_N, "weekday").tolist() == [moment.weekday() for moment in moments]
+    assert part_of(times_N, "day").tolist() == [moment.day for moment in moments]
+    assert part_of(times_N, "month").tolist() == [moment.month for moment in moments]
 
 
 def test_misfits_are_texts_that_are_no_times() -> None:

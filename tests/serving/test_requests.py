@@ -21,7 +21,8 @@ from sparrow.features.rows import batches
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels import missing
-from sparrow.serving.requests import Encoder, stacked
+from sparrow.serving.requests import Encoder
+from sparrow.serving.values import stacked
 
 needs_kernels = pytest.mark.skipif(bool(missing()), reason=missing())
 KNOWN = ["a", "b", "ü", "12", "-7", "true", "x y", "", "a long text of more than eight bytes", *map(str, range(100))]

@@ -197,7 +197,7 @@ def feed_impressions(m: Maker) -> Log:
         "user_id": ((asked * 7919) % 1999 + 10_000, "categorical"),
         "history_ids": ([history[i] for i in asked], "list"),
         "topics": (m.lists(["politics", "sport", "crime", "royal", "music", "auto"], 3), "list"),
-        "title_embedding": (pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8), "ignore"),
+        "title_embedding": (pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8), "vector"),
         "published": (pa.array([moments[i].date() for i in asked], pa.date32()), "time or ignore"),
         "clicked": (Outcome(0.2, False, True), "label"),
     }

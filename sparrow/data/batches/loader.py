@@ -109,7 +109,7 @@ class Loader:
         self._batches = -(-rows // batch_size)
         self._by = schema.cluster.by if schema.cluster else None  # its equal rows stay side by side
         self._leading = (self._by, *request(schema)) if self._by else ()  # what the order depends on
-        self._columns = schema.of_kind("label", "weight", "group", "numeric", "categorical", "list")
+        self._columns = schema.of_kind("label", "weight", "group", "numeric", "vector", "categorical", "list")
         self._columns += tuple(weights_of(name) for name, column in schema.columns.items() if column.weights)
         self._columns += self._leading
         self._is_numbered = False

@@ -361,7 +361,7 @@ def made_again(log: Log, source: Source, schema: Schema) -> Log:
     is_made = not (is_list(kind) or is_text(kind) or (log.source.format != "parquet" and not pa.types.is_null(kind)))
     is_made |= CLICKED in log.types and source.clicked != CLICKED
     columns = {name: schema.columns[name] for name in features if schema.columns[name].transform != "missing"}
-    is_joined = all((column.source or name) in log.types for name, column in columns.items())
+    is_joined = all(source in log.types for name in columns for source in schema.sources(name))
     candidates = "" if is_made and source.candidates else source.candidates
     joins = None if is_joined else source.joins
     return log.shaped(replace(source, candidates=candidates, joins=joins)) if candidates or joins else log
@@ -376,9 +376,7 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
     """
     types: dict[str, pa.DataType] = {}
     for name, column in schema.columns.items():
-        wanted = {column.source or name: _text_type(column, schema, log.types.get(column.source or name))}
-        if column.weights not in (None, ":"):
-            wanted[str(column.weights)] = pa.string()
+        wanted = _wanted(schema, name, log)
         if column.missing and log.source.bad_rows == "stop":  # else these cells are repaired as any that do not fit
             wanted = dict.fromkeys(wanted, pa.string())
         for source, kind in wanted.items():
@@ -387,6 +385,15 @@ def types_for(schema: Schema, log: Log) -> dict[str, pa.DataType]:
             if types.setdefault(source, kind) != kind:  # a column that serves twice
                 types[source] = pa.string() if pa.string() in (kind, types[source]) else log.types[source]
     return types
+
+
+def _wanted(schema: Schema, name: str, log: Log) -> dict[str, pa.DataType | None]:
+    """Returns the log's columns that one of the schema is made of, and the type that text is read as for each."""
+    column = schema.columns[name]
+    if column.cross:
+        return {source: kind for part in column.cross for source, kind in _wanted(schema, part, log).items()}
+    source, *weights = schema.sources(name)
+    return {source: _text_type(column, schema, log.types.get(source)), **dict.fromkeys(weights, pa.string())}
 
 
 def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.DataType | None:
@@ -398,9 +405,11 @@ def _text_type(column: Column, schema: Schema, kind: pa.DataType | None) -> pa.D
     what = "group" if column.counts else column.kind  # both are ids that are hashed
     if what in ("numeric", "weight", "baseline") or column.quantiles or column.threshold is not None:
         return pa.float64()
-    if kind is None or (pa.types.is_floating(kind) and what in ("categorical", "group", "session", "time")):
+    single = ("categorical", "group", "session", "time", "ignore")
+    if kind is None or (pa.types.is_floating(kind) and what in single):
         return kind  # pandas writes the id 12 as 12.0 where others are missing
-    if what in ("group", "session", "list") or integers is False or pa.types.is_temporal(kind):
+    always = what in ("group", "session", "list", "vector", "ignore")
+    if always or integers is False or pa.types.is_temporal(kind):
         return pa.string()
     return pa.int64() if integers else kind
 
@@ -511,6 +520,9 @@ def _parquet_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
+            if "lists to be of size" in str(error):  # one is missing, and Arrow does not read what it has written
+                told = "a fixed-size list is missing in a row, which Arrow cannot read"
+                raise UserError(f"{file}: {told}; write the column as plain lists") from None
             raise UserError(f"{file}: damaged Parquet: {first_line(error)}; write it again") from None
         if rows:
             words = f"{abs(rows):,} rows too {'few' if rows > 0 else 'many'}"

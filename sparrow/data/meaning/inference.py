@@ -31,6 +31,7 @@ from sparrow.data.meaning.names import (
 from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
 from sparrow.data.meaning.requests import ids_of, label_of, noted
 from sparrow.data.meaning.times import parts_of_time, time_told
+from sparrow.data.meaning.vectors import vector_of
 from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
@@ -153,6 +154,8 @@ def _look(name: str, column: pa.ChunkedArray) -> _Seen:
     if pa.types.is_float16(values.type):
         values = values.cast(pa.float32())
     values = values.drop_null()
+    if _is_list(kind) and pa.types.is_floating(values.type):
+        values = values[:_FEW]  # of vectors there may be many, and of each only its type is asked
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
     distinct = values.unique() if not pa.types.is_nested(values.type) else values
@@ -293,6 +296,8 @@ def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     name, count = seen.name, len(seen.distinct)
     if name == TRUTH:
         return Column(kind="baseline", note="the probability that the log was drawn from")
+    if (vector := vector_of(seen.bare, seen.type)) is not None:
+        return vector
     if seen.is_list:
         return _list(seen)
     if pa.types.is_nested(seen.type):
@@ -463,7 +468,7 @@ def _pair_weights(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
             if not _is_list(theirs.type) or suffix not in ("_weights", "_weight", "_scores", "_score"):
                 continue
             lengths = [pc.list_value_length(s.bare).fill_null(0) for s in (seen[name], theirs)]
-            if lengths[0].equals(lengths[1]) and columns[other].kind in ("ignore", "list"):
+            if lengths[0].equals(lengths[1]) and columns[other].kind in ("ignore", "list", "vector"):
                 columns[name] = replace(columns[name], weights=other, note=f"weighted by {other}, by its name")
                 columns[other] = Column(kind="ignore", note=f"the weights of {name}")
 

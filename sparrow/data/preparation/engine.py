@@ -201,6 +201,7 @@ def whole_numbers(schema: Schema, log: Log) -> frozenset[str]:
         if column.kind == "categorical"
         and not column.quantiles
         and not column.part
+        and not column.cross
         and schema.encodings[str(column.table)].kind is None
         and pa.types.is_integer(log.types[column.source or name])
         and sources.count(column.source or name) == 1

@@ -21,8 +21,9 @@ from sparrow.features.encodings import BEFORE, FIRST, MIN_COUNT, Counts, Known, 
 from sparrow.features.hashing import hashes_of, mix, row_hashes
 from sparrow.features.numeric import Statistics, squash
 from sparrow.features.quantile import Ordered, quantile_boundaries
-from sparrow.features.schema import Column, Encoding, Schema, missing_of
+from sparrow.features.schema import Column, Encoding, Schema, missing_of, number_name
 from sparrow.features.transforms import Transforms
+from sparrow.features.vectors import unpacked
 
 LEFT_OUT = len(PARTS)  # what `Cutter.parts` says of training rows that `split.negatives` leaves out, and of later rows
 
@@ -180,7 +181,8 @@ class Fitter:
         # of training: the weights of rows where a label is known, and of those where it is one
         names = [(name, is_one) for name in schema.labels for is_one in (False, True)]
         self._weights = {_weights_of(*one): Statistics() for one in names} if schema.role("weight") else {}
-        self._statistics = {name: Statistics() for name in schema.dense if schema.columns[name].transform != "missing"}
+        marks = [name for name, column in schema.columns.items() if column.transform == "missing"]
+        self._statistics = {name: Statistics() for name in schema.numbers if name not in marks}
         self._bucketed = {column.table for column in schema.columns.values() if column.quantiles}
         wanted = [name for name, table in schema.encodings.items() if self._is_wanted(name, table)]
         memory = COUNTED_IDS // max(1, len(wanted))
@@ -209,7 +211,10 @@ class Fitter:
         if train_N.any():
             moments_2O, ordinal_N = order_of(moments_2N)
             ordinal_N = np.where(train_N, ordinal_N, -1)
-            tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*self._statistics, *self._values)]
+            numeric = [name for name in self._statistics if name in self.given.schema.columns]
+            tasks = [partial(self._add_numbers, name, batch, train_N) for name in (*numeric, *self._values)]
+            vectors = self.given.schema.of_kind("vector")
+            tasks += [partial(self._add_vectors, name, batch, train_N) for name in vectors]
             labels = self.given.schema.labels if self._weights else ()
             tasks += [partial(self._add_weights, label, batch, train_N) for label in labels]
             tasks += [partial(self._add_ids, table, batch, ordinal_N, moments_2O) for table in self._ids]
@@ -294,6 +299,13 @@ class Fitter:
         else:
             self._values[name].add(x_N[~np.isnan(x_N)] + 0.0)  # -0 becomes 0
 
+    def _add_vectors(self, name: str, batch: pa.RecordBatch, train_N: Bools) -> None:
+        column = self.given.schema.columns[name]
+        is_given = column.transform == "none" or None not in (column.means, column.stds)
+        x_NS = unpacked(batch.column(name).filter(pa.array(train_N)).drop_null())
+        for i in range(1 if is_given else column.width):  # the first number counts the rows that have a vector
+            self._statistics[number_name(name, i)].add(squash(x_NS[:, i].astype(np.float64), column.transform))
+
     def _add_weights(self, label: str, batch: pa.RecordBatch, train_N: Bools) -> None:
         w_N = batch.column(str(self.given.schema.role("weight"))).to_numpy().astype(np.float64)
         y_N = batch.column(label).to_numpy()
@@ -341,24 +353,44 @@ class Fitter:
             columns[name] = self._column(name, column)
             beside = missing_of(name)
             fitted = column.mean if column.counts else column.low
-            is_new = name in self._statistics and fitted is None and column.transform != "none"
-            if is_new and self._statistics[name].count < self.rows[0] and beside not in self.given.schema.columns:
+            is_new = fitted is None and column.means is None and column.transform != "none"
+            counted = self._counted(name, column)
+            is_marked = is_new and counted is not None and counted.count < self.rows[0]
+            if is_marked and beside not in self.given.schema.columns:
                 source = column.source or name
                 columns[beside] = Column(kind="numeric", source=source, missing=column.missing, transform="missing")
                 for group, names in groups.items():
                     groups[group] = (*names, beside) if name in names else names
         return columns, groups
 
+    def _counted(self, name: str, column: Column) -> Statistics | None:
+        """Returns what counts the numbers, or the vectors, of a column."""
+        return self._statistics.get(number_name(name, 0) if column.kind == "vector" else name)
+
+    def _vector(self, name: str, column: Column) -> Column:
+        if column.transform == "none":
+            return column
+        each = [self._statistics[number_name(name, i)] for i in range(column.width)]
+        return replace(
+            column,
+            transform=column.transform or "standard",
+            means=column.means or tuple(one.mean for one in each),
+            stds=column.stds or tuple(one.std for one in each),
+        )
+
     def _column(self, name: str, column: Column) -> Column:
-        is_fitted = column.boundaries is not None or None not in (column.mean, column.std)
+        is_fitted = column.boundaries is not None or None not in (column.mean, column.std) or column.means is not None
         numbers = len(self._values[name]) if name in self._values else None
-        if name in self._statistics:
-            numbers = self._statistics[name].count
+        counted = self._counted(name, column)
+        if counted is not None:
+            numbers = counted.count
         if numbers == 0 and not is_fitted:
             raise UserError(f"columns.{name}: missing in all {self.rows[0]} training rows; make it kind 'ignore'")
         if name in self._values:
             assert column.quantiles is not None
             return replace(column, boundaries=quantile_boundaries(self._values[name], column.quantiles))
+        if column.kind == "vector":
+            return self._vector(name, column)
         if name not in self._statistics:
             return column
         moments = self._statistics[name]

@@ -20,6 +20,7 @@ from sparrow.data.batches.parts import PARTS, PAYS, VERSION, PartWriter, files, 
 from sparrow.data.logs.files import find
 from sparrow.data.logs.read import Log, Repairs, open_again, open_log, with_candidates
 from sparrow.data.meaning.inference import OUTCOME, infer_log
+from sparrow.data.meaning.vectors import sized
 from sparrow.data.preparation.earlier import with_defaults
 from sparrow.data.preparation.engine import Engine, Local
 from sparrow.data.preparation.fit import Cutter, Fitter, time_cuts
@@ -287,8 +288,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
     given = given or Transforms(schema=infer_log(log, label))
     schema = given.schema
     for name, column in schema.columns.items():
-        needed = [column.source or name, *([column.weights] if column.weights not in (None, ":") else [])]
-        for source in needed if column.kind != "ignore" else []:
+        for source in schema.sources(name) if column.kind != "ignore" else ():
             if source not in log.types:
                 has = f"it has {', '.join(log.types)}"
                 raise UserError(f"columns.{name}: no column {source!r} in {log.name}; {has}")
@@ -306,7 +306,7 @@ def _complete(given: Transforms | None, log: Log, label: str | None, split: Spli
         raise UserError("split.by: 'time' needs a column of kind time; declare one, or split by 'ratio'")
     if by != "time" and split.until is not None:
         raise UserError(f"split.until: {split.until} is a share of the time, and the split is by {by}; leave it out")
-    return replace(given, schema=replace(with_defaults(schema), split=replace(split, by=by)))
+    return replace(given, schema=replace(with_defaults(sized(schema, log)), split=replace(split, by=by)))
 
 
 def _key(schema: Schema, key: str) -> str:

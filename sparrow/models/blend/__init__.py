@@ -18,7 +18,7 @@ from sparrow.embeddings import TableChoices
 from sparrow.features.schema import Schema
 from sparrow.layers import require_sizes, to_compute
 from sparrow.metrics import labelled, logloss_from_logits, ne
-from sparrow.models._inputs import History, Ids, tasks
+from sparrow.models._inputs import History, Ids, Numbers, tasks
 from sparrow.models.blend.deep import Members, PiecewiseLinear, mean_logit
 from sparrow.models.blend.forest import WIDEST, Forest, available
 from sparrow.models.blend.logistic import Logistic
@@ -61,7 +61,8 @@ class Blend(nn.Module):
     """A weighted mean of the logits of three parts. Its weights are those that are best for the valid rows.
 
     The parts are members that share an MLP (TabM), which learn by steps, a logistic regression, and boosted trees, both
-    of which are fitted whole before. In training `forward` returns the members' logits alone.
+    of which are fitted whole before. In training `forward` returns the members' logits alone. Members alone read vector
+    columns.
     """
 
     whole = ("logistic", "targets", "forest")
@@ -69,11 +70,12 @@ class Blend(nn.Module):
 
     def __init__(self, schema: Schema, config: Config, tables: TableChoices) -> None:
         super().__init__()
-        columns, labels = len(schema.dense), tasks(schema)
+        self.apart = Numbers(schema)
+        columns, labels = self.apart.columns, tasks(schema)
         self.config = config
         self.ids = Ids(schema, config.dim, tables, config.history)
         self.numbers = PiecewiseLinear(columns, config.ranges, config.number_dim)
-        width = config.dim * self.ids.vectors + self.numbers.out_features + columns
+        width = config.dim * self.ids.vectors + self.numbers.out_features + len(schema.numbers)
         self.members = Members(width, config.deep, labels, config.members, config.dropout)
         encodings = {name: schema.encodings[str(schema.columns[name].table)] for name in schema.sparse}
         rows = {name: encoding.rows or 0 for name, encoding in encodings.items()}
@@ -93,7 +95,7 @@ class Blend(nn.Module):
 
     def parts(self, batch: Batch) -> Tensor:
         """Returns the logits of members, logistic regression and trees, [B, 3, T]."""
-        ids, dense_BC = batch.ids.expanded(), plain(batch.dense_BC)
+        ids, dense_BC = batch.ids.expanded(), self.apart.plain(plain(batch.dense_BC))
         found = [mean_logit(self._members(batch)), self.logistic(ids, dense_BC, self.numbers.places(dense_BC))]
         ids_BS = self._single(dense_BC, ids)
         return torch.stack([*found, self.forest(self._for_trees(dense_BC, ids_BS, self.targets(ids_BS)))], 1)
@@ -106,7 +108,7 @@ class Blend(nn.Module):
 
     def _members(self, batch: Batch) -> Tensor:
         dense_BC = plain(batch.dense_BC)
-        inputs = [self.ids(batch), self.numbers(dense_BC), dense_BC]
+        inputs = [self.ids(batch), self.numbers(self.apart.plain(dense_BC)), dense_BC]
         return self.members(torch.cat([to_compute(plain(one)) for one in inputs], 1))
 
     def _for_trees(self, dense_BC: Tensor, ids_BS: Tensor, targets: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ class Blend(nn.Module):
 
     def look(self, examples: Callable[[str], Batch]) -> None:
         """Choose the ranges of numbers. See `fit`."""
-        self.numbers.fit(examples("train").dense_BC)
+        self.numbers.fit(self.apart.plain(examples("train").dense_BC))
 
     def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
         """Fit what does not learn by steps.
@@ -137,7 +139,10 @@ class Blend(nn.Module):
         except UserError:  # it has no rows, so nothing says when to stop: the members alone are the model
             self.weights_PT.zero_()[0].fill_(1)
             return
-        train, valid = (replace(batch, ids=batch.ids.expanded()) for batch in (train, valid))
+        train, valid = (
+            replace(batch, ids=batch.ids.expanded(), dense_BC=self.apart.plain(batch.dense_BC))
+            for batch in (train, valid)
+        )
         if self.config.logistic:
             places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
             self.logistic.fit((train, valid), places, offset_T)

@@ -187,7 +187,8 @@ class Program(nn.Module):
                 each[name] = _padded(x, inputs[name + MASK])
         rows = next(iter(inputs.values())).shape[0]
         numbers = [inputs[name] for name in self.schema.dense]
-        dense_BC = torch.stack(numbers, 1) if numbers else torch.zeros(rows, 0)
+        columns = [x if x.ndim == 2 else x[:, None] for x in numbers]
+        dense_BC = torch.cat(columns, 1) if columns else torch.zeros(rows, 0)
         batch = Batch(dense_BC=dense_BC, ids=_Vectors(each))  # type: ignore[arg-type]
         kept = self.schema.split.negatives
         return calibrated(lambda of: of_whole_log(probabilities(self.model(of)), kept), self.calibrators)(batch)
@@ -206,7 +207,12 @@ def _padded(vectors_BLD: Tensor, mask_BL: Tensor) -> Padded:
 
 def inputs_of(schema: Schema, tables: EmbeddingTables, with_tables: bool) -> dict[str, Input]:
     """Returns name -> what a program of a log's columns is given: numbers first, then ids or their vectors."""
-    found = {name: Input(type="float32", shape=("rows",), means="number", feature=name) for name in schema.dense}
+    found = {}
+    for name in schema.dense:
+        is_vector = schema.columns[name].kind == "vector"
+        shape = ("rows", schema.columns[name].width) if is_vector else ("rows",)
+        means = "vector of the column" if is_vector else "number"
+        found[name] = Input(type="float32", shape=shape, means=means, feature=name)
     specs = {spec.name: spec for spec in tables.specs}
     for feature in tables.features:
         name, spec, is_list = feature.name, specs[feature.table], schema.columns[feature.name].kind == "list"

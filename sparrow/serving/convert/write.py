@@ -83,7 +83,8 @@ def convert(model: str | Path, out: str | Path, to: To = "onnx") -> Folder:
 def _source(one: Input, name: str, batch: Batch, vectors: Mapping[str, Any], schema: Schema) -> Tensor | Jagged:
     """Returns what a batch has of an input: a tensor [B, ...], or lists."""
     if one.feature in schema.dense:
-        return batch.dense_BC[:, schema.dense.index(one.feature)]
+        place = schema.places[one.feature]
+        return batch.dense_BC[:, place if len(one.shape) > 1 else place.start]
     of, found = batch.ids[one.feature], vectors.get(one.feature)
     if isinstance(found, Tensor):
         return found

@@ -21,6 +21,8 @@ from sparrow.serving.service.asked import Asked
 from sparrow.serving.service.batcher import Answer
 from sparrow.serving.service.limits import Limits, RefusedError
 
+_SHOWN = 8  # numbers of a vector
+
 
 def without_each(asked: Asked, candidate: int, schema: Schema, limits: Limits) -> tuple[Asked, list[set[str]]]:
     """Returns a request of F + 1 candidates: one as it is, then F times with some columns missing.
@@ -92,17 +94,22 @@ def understood(transforms: Transforms, encoder: Encoder, row: dict[str, Any]) ->
     found: list[dict[str, Any]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
-        if column.transform == "missing":
+        if column.transform == "missing" or column.cross:  # they are made of others, which are told
             continue
         value = row[column.source or name]
         told = {"feature": name, "column": column.source or name, "kind": column.kind, "value": value}
         if column.kind == "numeric":
             number, unclipped, is_missing = (
-                float(batch.dense_BC[0, of.dense.index(at)])
+                float(batch.dense_BC[0, of.places[at].start])
                 for batch, of, at in ((ours, schema, name), (whole, lens, name), (whole, lens, missing_of(name)))
             )
             odd = {"missing": int(is_missing), "clipped": int(number != unclipped)}
             told |= {"became": number, "range": (column.low, column.high)}
+        elif column.kind == "vector":
+            numbers = ours.dense_BC[0, schema.places[name]].tolist()
+            odd = {"missing": int(whole.dense_BC[0, lens.places[missing_of(name)].start])}
+            rest = [f"{len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
+            told |= {"became": [*(f"{number:.4g}" for number in numbers[:_SHOWN]), *rest]}
         else:
             ids = ours.ids[name]
             numbers = ids.values_N.tolist()
@@ -122,7 +129,7 @@ def _together(schema: Schema) -> list[set[str]]:
     found: list[set[str]] = []
     for name in (*schema.sparse, *schema.dense):
         column = schema.columns[name]
-        if column.transform != "missing":
+        if column.transform != "missing" and not column.cross:
             names = {of for of in (column.source or name, column.weights) if of and of != ":"}
             found, others = [one for one in found if not one & names], [one for one in found if one & names]
             found.append(names.union(*others))
@@ -135,6 +142,9 @@ def _lens(schema: Schema) -> Schema:
     for name, column in schema.columns.items():
         if column.kind == "numeric" and column.transform != "missing":
             columns[name] = replace(column, low=None, high=None)
+            columns[missing_of(name)] = Column(kind="numeric", transform="missing")
+        elif column.kind == "vector":
+            columns[name] = column
             columns[missing_of(name)] = Column(kind="numeric", transform="missing")
         elif column.kind == "list":
             columns[name] = replace(column, max_length=None)

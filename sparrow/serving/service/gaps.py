@@ -79,16 +79,16 @@ def _ids(schema: Schema, crossed: Crossed, found: list[Gaps]) -> None:
 
 def _numbers(schema: Schema, crossed: Crossed, asked: Sequence[Asked], found: list[Gaps]) -> None:
     """Count missing numbers: those that the model is told of, else the nulls."""
-    names, starts_R = schema.dense, np.cumsum((0, *crossed.counts[:-1]))
+    places, starts_R = schema.places, np.cumsum((0, *crossed.counts[:-1]))
     told_RC = np.add.reduceat(crossed.batch.dense_BC.numpy() > 0, starts_R, dtype=np.int64)
-    for name in names:
+    for name in places:
         source, told = schema.columns[name].source or name, missing_of(name)
         part = crossed.known.parts.get(name) if crossed.known is not None else None
-        missing_B = None if part is None or part.numbers is None else np.isnan(part.numbers)
+        missing_B = None if part is None or part.numbers is None else np.isnan(part.numbers[: sum(crossed.counts)])
         for r, one in enumerate(asked if schema.columns[name].transform != "missing" else ()):
             is_user = source in one.user
-            if told in names:
-                count = int(told_RC[r, names.index(told)])
+            if told in places:
+                count = int(told_RC[r, places[told].start])
             elif missing_B is not None:
                 count = int(missing_B[starts_R[r] : starts_R[r] + crossed.counts[r]].sum())
             else:

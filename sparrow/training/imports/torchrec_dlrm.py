@@ -64,7 +64,7 @@ def import_dlrm(
     if run_dir.exists():
         raise UserError(f"{run_dir}: exists; choose another name")
     schema = dataset.schema
-    tables, numbers = _columns(theirs, schema, features), tuple(dense) or schema.dense
+    tables, numbers = _columns(theirs, schema, features), tuple(dense) or schema.numbers
     _check_columns(theirs, schema, tables, pooling)
     _check_sizes(theirs, schema, tables, numbers)
     *bottom, dim = [len(weight) for weight, _ in theirs.bottom]
@@ -211,8 +211,8 @@ def _check_columns(theirs: _Theirs, schema: Schema, tables: Mapping[str, str], p
 def _check_sizes(theirs: _Theirs, schema: Schema, tables: Mapping[str, str], numbers: Sequence[str]) -> None:
     """Check that every layer fits the columns and the layer before it."""
     for name in numbers:
-        if name not in schema.dense or numbers.count(name) > 1:
-            raise UserError(f"dense: {name!r} is named twice or no numeric column{suggest(name, schema.dense)}")
+        if name not in schema.numbers or numbers.count(name) > 1:
+            raise UserError(f"dense: {name!r} is named twice or no numeric column{suggest(name, schema.numbers)}")
     inputs = theirs.bottom[0][0].shape[1]
     if len(numbers) != inputs:
         told = f"the model reads {inputs} numbers, and there are {len(numbers)}: {', '.join(numbers) or 'none'}"
@@ -247,7 +247,7 @@ def _give(model: Any, theirs: _Theirs, schema: Schema, tables: Mapping[str, str]
     ):
         if layer is ours.bottom.layers[0]:
             layer.weight.zero_()
-            layer.weight[:, [schema.dense.index(name) for name in numbers]] = weight.float()
+            layer.weight[:, [schema.numbers.index(name) for name in numbers]] = weight.float()
         elif layer is (*ours.top.layers, ours.head)[0]:
             places = [0, *(1 + list(tables).index(name) for name in schema.sparse)]
             vector, pairs = weight.float().tensor_split([len(theirs.bottom[-1][0])], 1)

@@ -26,10 +26,11 @@ from sparrow.features.ids import as_ids
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.encode import Rows
-from sparrow.serving.requests import Encoder, Known, Part, values_of
+from sparrow.serving.requests import Encoder, Known, Part
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.scorer import Scorer
 from sparrow.serving.service.asked import Asked
+from sparrow.serving.values import values_of
 
 KEPT = 4  # files of a kind that stay: of the version that answers, of the one that is loaded, and to go back to
 _BLOCK = 1 << 16  # rows that are encoded at a time
@@ -149,12 +150,18 @@ class Encoded:
         self.items, self.key, schema = items, items.key, scorer.schema
         made_of = scorer.encoder.made_of
         self._made_of = {name: of for name, of in made_of.items() if items.columns.issuperset(of)}
-        self._numbers = [name for name in schema.dense if name in self._made_of]
+        for name, of in made_of.items():
+            here = [source for source in of if source in items.columns and source != items.key]
+            if schema.columns[name].cross and here and name not in self._made_of:
+                told = f"columns.{name}: a cross of {here[0]!r}, which the catalogue has, and of what it does not have"
+                raise UserError(f"{items.path}: {told}; leave {here[0]!r} out of it, and send it with the candidates")
+        self._crosses = {name for name in self._made_of if schema.columns[name].cross}
+        self._numbers = schema.side_by_side([name for name in schema.dense if name in self._made_of])
         self._lists = [name for name in self._made_of if schema.columns[name].kind == "list"]
         self._ids = [name for name in self._made_of if name not in {*self._numbers, *self._lists}]
         files = scorer.folder.manifest["files"]
-        of = [(name, files[name]["sha256"]) for name in files if name.startswith(("schema.toml", "vocabulary/"))]
-        digest = hashlib.sha256(repr(sorted(of)).encode()).hexdigest()
+        used = [(name, files[name]["sha256"]) for name in files if name.startswith(("schema.toml", "vocabulary/"))]
+        digest = hashlib.sha256(repr(sorted(used)).encode()).hexdigest()
         path = items.made(f"{digest[:16]}.encoded", lambda to: save_file(self._encode(scorer.encoder), to))
         self._arrays = _arrays(path)
 
@@ -162,14 +169,16 @@ class Encoded:
         """See `Catalogue`."""
         of_rows = rows.keys() if isinstance(rows, Mapping) else rows[0].keys() if rows else ()
         given = {*given, *of_rows}
-        lacking = {name for name, of in self._made_of.items() if given.isdisjoint(of)}
+        more = given - {self.key}  # a cross of the key may be of what only the catalogue has, too
+        lacking = {n for n, of in self._made_of.items() if (more if n in self._crosses else given).isdisjoint(of)}
         if self.key not in of_rows or not lacking:
             return None
         row_B = self.items.rows_of(values_of(rows, self.key))
         one_B = np.ones(len(row_B), np.int64)
         ids_BF, numbers_BC = self._arrays["ids"][row_B], self._arrays["numbers"][row_B]
         parts = {name: Part(ids_BF[:, f], one_B) for f, name in enumerate(self._ids)}
-        parts |= {name: Part(one_B[:0], one_B[:0], None, numbers_BC[:, c]) for c, name in enumerate(self._numbers)}
+        for name, at in self._numbers.items():
+            parts[name] = Part(one_B[:0], one_B[:0], None, numbers_BC[:, at].T.reshape(-1))
         parts |= {name: self._list(name, row_B) for name in self._lists}
         return Known(self.key, {name: parts[name] for name in lacking}, row_B == len(self.items))
 
@@ -204,9 +213,13 @@ class Encoded:
             each = [getattr(part, field) for part in parts[name]]
             return np.concatenate([*each, np.array(last, each[0].dtype)])
 
+        def numbers_of(name: str, width: int) -> Array:
+            each = [part.numbers.reshape(width, -1) for part in parts[name] if part.numbers is not None]
+            return np.concatenate([*each, np.full((width, 1), np.nan)], axis=1)
+
         ids = [whole_of(name, "values", MISSING) for name in self._ids]
-        numbers = [whole_of(name, "numbers", np.nan) for name in self._numbers]
-        found = {"ids": np.array(ids, np.int64), "numbers": np.array(numbers, np.float64)}
+        numbers = [numbers_of(name, at.stop - at.start) for name, at in self._numbers.items()]
+        found = {"ids": np.array(ids, np.int64), "numbers": np.concatenate([np.empty((0, size + 1)), *numbers])}
         found = {of: np.ascontiguousarray(x.reshape(-1, size + 1).T) for of, x in found.items()}
         for name in self._lists:
             found[f"values {name}"] = whole_of(name, "values")

@@ -36,7 +36,8 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
     model = f"/v2/models/{name}"
     gets = ["/health/live", "/health/ready", "/v2", "/v2/health/live", "/v2/health/ready", model, model + "/ready"]
     of = {"additionalProperties": False}
-    columns = {column: _column(kind, limits) for column, kind in scorer.encoder.kinds.items()}
+    sizes = scorer.encoder.sizes
+    columns = {column: _column(kind, sizes.get(column), limits) for column, kind in scorer.encoder.kinds.items()}
     rows = {"type": "object", "properties": columns, "required": list(columns), **of}
     lists = {column: {"type": "array", "items": one} for column, one in columns.items()}
     numbers = {"type": "array", "items": {"type": "number"}}
@@ -76,8 +77,13 @@ def described(scorer: Scorer, name: str, limits: Limits) -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
-def _column(kind: str, limits: Limits) -> dict[str, Any]:
-    """Returns the schema of a value. Numbers may be written as text, and ids as numbers, as in the log."""
+def _column(kind: str, size: int | None, limits: Limits) -> dict[str, Any]:
+    """Returns the schema of a value. Numbers may be written as text, and ids as numbers, as in the log.
+
+    size: of a vector.
+    """
+    if kind == "vector":
+        return {"type": ["null", "array"], "items": {"type": "number"}, "minItems": size, "maxItems": size}
     if kind == "list":
         return {"type": ["null", "array"], "items": {"type": ["integer", "string"]}, "maxItems": limits.list_values}
     return {"type": ["null", *{"number": ["number"], "integer": ["integer"]}.get(kind, ["integer", "string"])]}

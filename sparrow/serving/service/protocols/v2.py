@@ -1,7 +1,8 @@
 """The Open Inference Protocol (V2) over HTTP, with the binary tensor data extension of Triton.
 
 A tensor is a column of the log: [N] or [N, 1] values, one for each candidate, or one for all of them. A column of lists
-is two tensors: NAME with the values of all rows, and NAME:lengths. NAME:null says which rows have no value.
+or of vectors is two tensors: NAME with the values of all rows, and NAME:lengths. NAME:null says which rows have no
+value.
 
 Source: https://github.com/kserve/open-inference-protocol, and Triton's `protocol/extension_binary_data.md`.
 """
@@ -77,11 +78,11 @@ class Wanted(NamedTuple):
 
 def metadata(scorer: Scorer, name: str, version: str) -> dict[str, Any]:
     """Returns what the protocol says of a model: its tensors."""
-    types = {"number": "FP32", "integer": "INT64", "id": "BYTES", "list": "BYTES"}
+    types = {"number": "FP32", "vector": "FP32", "integer": "INT64", "id": "BYTES", "list": "BYTES"}
     inputs = []
     for column, kind in scorer.encoder.kinds.items():
         inputs.append({"name": column, "datatype": types[kind], "shape": [-1]})
-        if kind == "list":
+        if kind in ("list", "vector"):
             inputs.append({"name": column + LENGTHS, "datatype": "INT64", "shape": [-1]})
     outputs = [{"name": label, "datatype": "FP32", "shape": [-1]} for label in scorer.labels]
     return {"name": name, "versions": [version], "platform": "sparrow", "inputs": inputs, "outputs": outputs}

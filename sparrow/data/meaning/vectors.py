@@ -1,0 +1,80 @@
+"""Which columns hold vectors, such as content embeddings, and how many numbers theirs have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparrow.core.errors import UserError
+from sparrow.data.logs.read import Log
+from sparrow.features.ids import is_text
+from sparrow.features.numeric import without
+from sparrow.features.schema import MOST_NUMBERS, Column, Schema
+from sparrow.features.vectors import flat_vectors
+
+_VALUES = 1000  # texts that are looked at
+_SHORTEST = 4  # numbers of a text; fewer may be coordinates, a date or a price
+_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+
+
+def vector_of(values: pa.Array, kind: pa.DataType) -> Column | None:
+    """Returns the column that values [N] are if they look like vectors, else None.
+
+    Lists do when they hold floats, two or more, always as many. Texts do when they are at least four numbers, always as
+    many, and a number has a fraction.
+
+    Args:
+        values: lists or texts.
+        kind: their type.
+    """
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind) and pa.types.is_floating(kind.value_type):
+        size = _one_size(values, None)
+        return None if size is None or size < 2 else _column(size, None, f"{kind.value_type} lists of one length")
+    texts = values.drop_null()[:_VALUES] if is_text(kind) else values[:0]
+    texts = texts.filter(pc.greater(pc.binary_length(texts), 0)) if len(texts) else texts  # white space is cut already
+    if not len(texts) or not pc.any(pc.match_substring_regex(texts[:1], r"^[\s\[(]*[-+.\d]")).as_py():
+        return None
+    for separator in (",", ";", "|", None):
+        size, (numbers, _) = _one_size(texts, separator), flat_vectors(texts, "", 0, separator)
+        if size is not None and size >= _SHORTEST and not numbers.null_count:
+            is_number = pc.all(pc.match_substring_regex(numbers, _NUMBER)).as_py()
+            if is_number and pc.any(pc.match_substring_regex(numbers, r"[.eE]")).as_py():
+                return _column(size, separator, "text, cut at " + (repr(separator) if separator else "white space"))
+    return None
+
+
+def sized(schema: Schema, log: Log) -> Schema:
+    """Returns the schema with the size of each vector: unless told, it is that of the log's first one.
+
+    Raises:
+        UserError: for a column in which no vector was found.
+    """
+    unknown = [name for name in schema.of_kind("vector") if schema.columns[name].size is None]
+    if not unknown:
+        return schema
+    columns, sample = dict(schema.columns), log.sample(_VALUES)
+    for name in unknown:
+        column = columns[name]
+        values = sample[column.source or name].combine_chunks()
+        values = without(values, column.missing) if column.missing else values
+        _, offsets = flat_vectors(values, name, 0, column.separator)
+        sizes = np.diff(offsets)
+        if not sizes.any():
+            remedy = f"set columns.{name}.size"
+            raise UserError(f"columns.{name}: no vector in the first {len(values)} rows of {log.name}; {remedy}")
+        columns[name] = replace(column, size=int(sizes[sizes > 0][0]))
+    return replace(schema, columns=columns)
+
+
+def _one_size(values: pa.Array, separator: str | None) -> int | None:
+    """Returns how many numbers the vectors have, if all have as many. Those that are empty are missing."""
+    sizes = np.diff(flat_vectors(values, "", 0, separator)[1])
+    sizes = np.unique(sizes[sizes > 0])
+    return int(sizes[0]) if len(sizes) == 1 and sizes[0] <= MOST_NUMBERS else None
+
+
+def _column(size: int, separator: str | None, what: str) -> Column:
+    return Column(kind="vector", size=size, separator=separator, note=f"a vector of {size} numbers: {what}")
