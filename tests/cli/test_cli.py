@@ -636,7 +636,7 @@ HEAD = "label,user_id,price"
         (
             "label,user_id,time",
             [*(f"{i % 2},{i % 9},2026-11-21 10:00" for i in range(100_000)), "1,2,21/11/2026"],
-            r"bad\.csv, line 100002: time 'time', row 100000: '21/11/2026' is not .*; mend it, or set columns",
+            r"bad\.csv, line 100002: time 'time', row 100000: '21/11/2026' is not .*; mend it, set columns",
         ),
     ],
 )
