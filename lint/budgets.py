@@ -67,12 +67,12 @@ def check(path: Path, most: dict[str, int], excepted: set[str]) -> Iterator[str]
 
 
 def rooms(apart: set[str]) -> dict[str, int]:
-    """Code lines of Python per room of sparrow/. apart: rooms, of which "X/Y" counts for itself and not for X."""
+    """Code lines of Python per room of sparrow/. apart: rooms and files, of which "X/Y" counts for itself, not for X."""
     found: dict[str, int] = {}
     for path in sorted((ROOT / "sparrow").rglob("*.py")):
         parts = path.relative_to(ROOT / "sparrow").parts
-        room = parts[0] if len(parts) > 1 else "."
-        room = "/".join(parts[:2]) if "/".join(parts[:2]) in apart else room
+        within = ["/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+        room = next((one for one in within if one in apart), parts[0] if len(parts) > 1 else ".")
         found[room] = found.get(room, 0) + len(code_lines(path.read_text(encoding="utf-8")))
     return found
 

@@ -34,6 +34,8 @@ from sparrow.trained.scorer import Restored, restore
 from sparrow.training import profiling
 
 REPEATS = 3
+MOST_ROWS, SHUFFLED = 20_000, 600_000  # rows
+AT_ONCE = 4096  # rows whose scores are made at once, at least, where columns are shuffled
 MOST_COLUMNS = 5  # sliced by default, the most important ones
 
 Section = tuple[str, str]
@@ -58,7 +60,7 @@ def report(
     split: str = "test",
     label: str | None = None,
     by: Sequence[str] = (),
-    rows: int = 20_000,
+    rows: int | None = None,
     out: str | Path | None = None,
     which: str = "best",
     device: str | None = None,
@@ -73,7 +75,8 @@ def report(
         split: the part that is looked at closely.
         label: the name of the label that is judged; by default the first.
         by: columns to slice the part by; by default the most important ones and the time.
-        rows: how many rows of the part, drawn at random, permutation importance shuffles. 0 leaves it out.
+        rows: how many rows of the part, drawn at random, permutation importance shuffles. By default so many that all
+            columns together shuffle `SHUFFLED`, and at most `MOST_ROWS`. 0 leaves it out.
         out: the file; by default `run_dir/report.html`.
         which: the checkpoint, see `restore`.
         device: see `restore`.
@@ -99,6 +102,9 @@ def report(
         label=number,
         rows=score_part(found, dataset, split, told, number),
     )
+    if rows is None:
+        features = len(dataset.schema.dense) + len(dataset.schema.sparse)
+        rows = min(MOST_ROWS, SHUFFLED // (REPEATS * max(features, 1)))
     weighed = _importance(source, rows)
     estimates = source.rows.estimates()
     sections = [
@@ -315,7 +321,7 @@ def _importance(source: _Source, rows: int) -> list[Importance]:
     if not rows:
         return []
     drawn = source.dataset.loader(min(rows, source.dataset.rows(source.split)), split=source.split, shuffle=True)
-    whole, size = next(iter(drawn)), source.found.run.data.batch_size
+    whole, size = next(iter(drawn)), max(AT_ONCE, source.found.run.data.batch_size)
     return importance(
         source.found.scores,
         whole,

@@ -14,7 +14,7 @@ def report(
     split: Literal["train", "valid", "test"] = "test",
     label: str | None = None,
     by: tuple[str, ...] = (),
-    rows: int = 20_000,
+    rows: int | None = None,
     out: Path | None = None,
     checkpoint: str = "best",
     device: str | None = None,
@@ -26,7 +26,8 @@ def report(
         split: The part of the prepared log that is looked at.
         label: Which of several labels; the first by default.
         by: Columns to slice it by; by default the time and the most important ones.
-        rows: Rows drawn at random for the permutation importance; 0 leaves it out.
+        rows: Rows drawn at random for the permutation importance, by default 20,000, and fewer where there are many
+            columns; 0 leaves it out.
         out: The file; RUN_DIR/report.html by default.
         checkpoint: "best" (else the last), "last", or a step number.
         device: cpu or cuda; by default that of the run.

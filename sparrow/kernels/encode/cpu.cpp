@@ -194,9 +194,11 @@ int64_t id_of(const Column& column, const Value& value, bool& refused) {
   if (column.kind == kRange) {
     if (value.tag == Tag::kText) is_integer = as_integer(id, integer);
     if (!is_integer) return refused = true, kMissing;
-    const bool is_inside = integer >= column.low && integer - column.low < column.count;
+    // As unsigned numbers: the difference of the ends of 64 bits is none of 64 bits with a sign.
+    const uint64_t place = static_cast<uint64_t>(integer) - static_cast<uint64_t>(column.low);
+    const bool is_inside = integer >= column.low && place < static_cast<uint64_t>(column.count);
     const int32_t* counts = reinterpret_cast<const int32_t*>(column.hashes);
-    return is_inside && counts[integer - column.low] < 0 ? integer - column.low + kFirst : kUnknown;
+    return is_inside && counts[place] < 0 ? static_cast<int64_t>(place) + kFirst : kUnknown;
   }
   int64_t found;
   if (is_integer) found = hash(integer);
