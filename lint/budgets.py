@@ -67,7 +67,7 @@ def check(path: Path, most: dict[str, int], excepted: set[str]) -> Iterator[str]
 
 
 def rooms(apart: set[str]) -> dict[str, int]:
-    """Code lines of Python per room of sparrow/. apart: rooms and files, of which "X/Y" counts for itself, not for X."""
+    """Code lines of Python per room of sparrow/. apart: rooms and files; "X/Y" counts for itself, not for X."""
     found: dict[str, int] = {}
     for path in sorted((ROOT / "sparrow").rglob("*.py")):
         parts = path.relative_to(ROOT / "sparrow").parts

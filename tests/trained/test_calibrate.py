@@ -239,7 +239,7 @@ def test_metrics_of_rows_that_were_fitted_say_so(
         assert not any(note.startswith("B:") for note in notes)
     assert main(["report", runs[0], "--rows", "100"]) == 0
     page = (tmp_path / "a" / "report.html").read_text()
-    assert "valid: blend, isotonic fitted to these rows" in page and "test: dcnv2, isotonic<" in page
+    assert "valid: blend, isotonic fitted to these rows" in page and "test: blend, isotonic<" in page
     capfd.readouterr()
     assert main(["calibrate", runs[1], "logistic"]) == 0
     said = capfd.readouterr().out
