@@ -58,8 +58,8 @@ class Plan:
 class Window:
     """What came of a window.
 
-    rows: of train, valid and test. values: metric -> value on the window. errors: their standard errors, from the
-    window's sessions, or else its rows. NaN where a metric is undefined.
+    rows: of train and valid, and those of test that have the label. values: metric -> value on the window. errors:
+    their standard errors, from the window's sessions, or else its rows. NaN where a metric is undefined.
     """
 
     rows: dict[str, int]
@@ -191,7 +191,7 @@ def _tested(run: Run, told: Told) -> Window:
     rows = score_part(restore(run.run_dir), dataset, "test", lambda what, done, total: None)
     estimates = rows.estimates()
     return Window(
-        rows={part: dataset.rows(part) for part in ("train", "valid", "test")},
+        rows={part: dataset.rows(part) for part in ("train", "valid")} | {"test": len(rows.known().labels_N)},
         values={name: float(one.value) for name, one in estimates.items()},
         errors={name: float(one.error) for name, one in estimates.items()},
     )

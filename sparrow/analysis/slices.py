@@ -42,7 +42,7 @@ class Slice:
 
 
 def judged(rows: Rows, dataset: Dataset, split: str, name: str) -> list[Slice]:
-    """Returns a column's slices that have rows, with their metrics.
+    """Returns a column's slices that have rows with a label, with their metrics.
 
     Args:
         rows: all rows of the part, scored.
@@ -54,9 +54,9 @@ def judged(rows: Rows, dataset: Dataset, split: str, name: str) -> list[Slice]:
     values, at_N = slices(dataset, split, name)
     found = []
     for i, value in enumerate(values):
-        mine_N = torch.from_numpy(at_N == i)
+        mine_N = torch.from_numpy(at_N == i) & ~rows.labels_N.isnan()  # a label may be missing
         if count := int(mine_N.sum()):
-            rate = float(rows.labels_N[mine_N].nanmean())
+            rate = float(rows.labels_N[mine_N].mean())
             found.append(Slice(value=value, rows=count, rate=rate, estimates=rows.estimates(mine_N)))
     return found
 
@@ -76,7 +76,7 @@ def slices(dataset: Dataset, split: str, name: str) -> tuple[list[str], Int64s]:
         raise UserError(f"slices: no column {name!r} in {dataset.path}{why}{suggest(name, kept)}")
     column = kept[name]
     if column.kind == "vector":
-        raise UserError(f"--by: {name!r} is a vector, which has no order; name a column of ids, numbers or times")
+        raise UserError(f"slices: {name!r} is a vector, which has no order; name a column of ids, numbers or times")
     values = dataset.column(name, split)
     if column.kind == "list":
         return _numbers(pc.list_value_length(values).to_numpy().astype(np.float64), lambda n: f"{n:g} ids")

@@ -239,6 +239,7 @@ def typed(
     for name, column in schema.columns.items():
         optional = not training and column.kind in ROLES
         is_made = column.kind == "ignore" or column.transform == "missing"  # the latter of the column that it tells of
+        is_made |= column.kind == "time" and not training  # scores read its parts alone, and these may be missing
         if not is_made and not (optional and (column.source or name) not in batch.schema.names):
             names.append(name)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,12 +30,13 @@ class Fitted(Protocol):
         """Choose what hangs on the inputs alone. See `fit`."""
         ...
 
-    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch], offsets: tuple[Tensor, Tensor], seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
             examples: part of the log -> its rows; a UserError where it has none.
-            offset_T: what is added to the logits.
+            offsets: what is added to the logits of training rows and of valid ones, [T] each. They differ where the
+                training part has a share of its negatives alone.
             seed: of what is drawn.
         """
         ...
@@ -89,17 +91,26 @@ class Offset(nn.Module):
         if isinstance(self.model, Fitted):
             self.model.look(examples)
             self.begin(log_odds)
-            self.model.fit(examples, self.offset_T, seed)
+            self.model.fit(examples, self._offsets(), seed)
 
-    def begin_with(self, state: Mapping[str, Tensor], examples: Callable[[str], Batch], seed: int) -> None:
-        """Take another run's dense weights, and its offset. What is fitted whole is fitted anew, see `Fitted.fit`."""
-        if not isinstance(self.model, Fitted):
-            self.load_state_dict(dict(state))
-            return
-        anew = tuple(f"model.{name}." for name in self.model.whole)
+    def begin_with(
+        self, state: Mapping[str, Tensor], shift: float, examples: Callable[[str], Batch], seed: int
+    ) -> None:
+        """Take another run's dense weights, and its offset moved by `shift`.
+
+        What is fitted whole is fitted anew, see `Fitted.fit`.
+        """
+        is_fitted = isinstance(self.model, Fitted)
+        anew = tuple(f"model.{name}." for name in self.model.whole) if is_fitted else ()
         taken = {name: value for name, value in state.items() if not name.startswith(anew)}
-        self.load_state_dict({**self.state_dict(), **taken})
-        self.model.fit(examples, self.offset_T, seed)
+        self.load_state_dict({**self.state_dict(), **taken} if is_fitted else taken)
+        self.offset_T.add_(shift)
+        if is_fitted:
+            self.model.fit(examples, self._offsets(), seed)
+
+    def _offsets(self) -> tuple[Tensor, Tensor]:
+        """Returns what is added to the logits of training rows, and of rows that have all their negatives."""
+        return self.offset_T, self.offset_T + math.log(self._schema.split.negatives)
 
     @property
     def parts_there(self) -> tuple[str, ...]:
@@ -124,4 +135,4 @@ class Offset(nn.Module):
         found = [(self.model.parts(b), b.labels_BT, b.weights_B) for b in batches]
         parts, labels, weights = zip(*found, strict=True)
         weights_N = None if weights[0] is None else torch.cat(weights)
-        return self.model.settle(torch.cat(parts), torch.cat(labels), weights_N, self.offset_T)
+        return self.model.settle(torch.cat(parts), torch.cat(labels), weights_N, self._offsets()[1])

@@ -98,7 +98,7 @@ def _odd(found: Restored, row: dict[str, Any], table: pa.Table) -> Iterator[dict
                 yield from ({**row, source: of} for of in ([], longest * 4, [nobody, *longest[:1]]))
             elif isinstance(longest, str) and column.separator != "json":
                 yield from (row | {source: ""}, row | {source: (column.separator or " ").join([longest] * 4)})
-        if column.kind == "categorical" and not column.quantiles:
+        if column.kind == "categorical" and not column.quantiles and not column.part:
             yield row | {source: nobody}
 
 

@@ -92,6 +92,10 @@ def check_valid(dataset: data.Dataset) -> None:
     if not dataset.rows("valid"):
         raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; {remedy}")
     for name, mean in dataset.manifest["label_mean"]["valid"].items():
+        if mean is None or mean != mean:
+            raise UserError(
+                f"--calibrate: label {name!r} is missing in all rows of the valid part of {dataset.path}; {remedy}"
+            )
         if mean in (0, 1):
             raise UserError(
                 f"--calibrate: label {name!r} is {mean:g} in all rows of the valid part of {dataset.path}; {remedy}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparrow import data
-from sparrow.core.config import read_toml
+from sparrow.core.config import flatten, read_toml
 
 SMALL_ROWS = 500_000  # of training; a larger log is trained once, in its own order
 SMALL: dict[str, Any] = {
@@ -23,8 +23,8 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings for a run on a prepared log, by dotted name: those given, and `SMALL` where the log is small.
 
     With another model, on a GPU, or without valid rows that end the training, a small log is trained like a large one.
-    What begins with another run's weights has that one's model, for one epoch if there are no valid rows. Of a member
-    of a family that is given, the settings are its own.
+    What begins with another run's weights has that one's model and optimizers, for one epoch if there are no valid
+    rows. Of a member of a family that is given, the settings are its own.
 
     Args:
         prepared: the log.
@@ -34,16 +34,22 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
         UserError: when it is no prepared log.
     """
     rows = data.open(prepared).manifest["rows"]
-    model = given.get("model.name") or _begun_with(given.get("init_from"))
+    begun = _begun_with(given.get("init_from"))
+    model = given.get("model.name") or begun.get("model.name")
     is_small = rows["train"] <= SMALL_ROWS and rows["valid"] and given.get("device", "cpu") == "cpu"
-    if model != "blend" and (model or not is_small):
-        return dict(given)
+    small = SMALL if model == "blend" or (not model and is_small) else {}
     left_out = [name.removesuffix("name") for name in given if name.endswith(".name")]
     left_out += [] if rows["valid"] else ["loop."]  # nothing would say when to stop
-    return {**{name: value for name, value in SMALL.items() if not name.startswith(tuple(left_out))}, **given}
+    return {
+        **{name: value for name, value in {**small, **begun}.items() if not name.startswith(tuple(left_out))},
+        **given,
+    }
 
 
-def _begun_with(run_dir: Any) -> str | None:
-    """Returns the name of the model of a run that is begun with. None: there is none, or no such run."""
+def _begun_with(run_dir: Any) -> dict[str, Any]:
+    """Returns what a run must have in common with the one that it begins with, by dotted name."""
     file = Path(str(run_dir)) / "run.toml"
-    return str(read_toml(file)["model"]["name"]) if run_dir and file.is_file() else None
+    if not run_dir or not file.is_file():  # training says what is wrong
+        return {}
+    leaves = flatten(read_toml(file))
+    return {name: value for name, value in leaves.items() if name.startswith(("model.", "tables.rule.", "dense."))}

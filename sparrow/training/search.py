@@ -51,8 +51,9 @@ def tries(prepared: str | Path, given: Mapping[str, Any]) -> list[dict[str, Any]
         given: settings of a person, by dotted name.
     """
     is_blend = defaults(prepared, given).get("model.name") == "blend"
-    has_model = any(name.startswith("model.") for name in given)
-    fixed = {*given, "model.name"} if has_model else {*given}
+    fixed = {*given, *(["model.name"] if any(name.startswith("model.") for name in given) else [])}
+    if "init_from" in given:  # which has its model
+        fixed |= {name for change in (*_OF_BLENDS, *_OF_OTHERS) for name in change if name.startswith("model.")}
     return [change for change in (_OF_BLENDS if is_blend else _OF_OTHERS) if not fixed & change.keys()]
 
 
@@ -92,6 +93,7 @@ def search(
     kept.require_free(overwrite)
     told: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
+    stopped_by: str | None = None
     with kept.locked(), workplace(place) as (work, _):
         for number, change in enumerate(tries(prepared, given)):
             hear = _Timed(listener, began + budget_s if number else math.inf)
@@ -106,18 +108,23 @@ def search(
                 told[-1]["value"] = found[-1]["best"].get(monitor)
             except _TimeIsUpError:
                 pass
+            except KeyboardInterrupt:  # before its first step
+                if not found:
+                    raise
+                stopped_by = "SIGINT"
             except UserError as error:  # it diverged, or needs more memory than there is
                 if not number:
                     raise
                 hear("note", {"text": f"try {number + 1}: {error}"})
             told[-1]["seconds"] = time.monotonic() - since
-            if found[-1]["stopped_by"]:
+            stopped_by = stopped_by or found[-1]["stopped_by"]
+            if stopped_by:
                 break
         values = [one["value"] for one in told]
         best = min(range(len(values)), key=lambda i: _cost(values[i], monitor))
         told[best]["kept"] = True
         results = next(one for one in found if Path(one["run_dir"]).name == str(best))
-        results |= {"run_dir": str(place), "tries": told, "stopped_by": found[-1]["stopped_by"]}
+        results |= {"run_dir": str(place), "tries": told, "stopped_by": stopped_by}
         made = work / str(best)
         dataclasses.replace(Run.load(made / "run.toml"), run_dir=str(place)).save(made / "run.toml")
         write_text(made / "results.json", to_json(results, indent=1))

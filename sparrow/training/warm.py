@@ -81,8 +81,8 @@ def warm_start(
         moves |= _moved_rows(spec, old, then, dataset.transforms)
         were |= _stored_before(spec, old, then, moves, say)
     saved = RunDir(place).best(world)
-    model.begin_with(saved.part("dense"), lambda part: dataset.first(WHOLE, part), run.seed)
-    _correct(model, then.schema.split.negatives, dataset.schema.split.negatives, say)
+    shift = _shift(then.schema.split.negatives, dataset.schema.split.negatives, say)
+    model.begin_with(saved.part("dense"), shift, lambda part: dataset.first(WHOLE, part), run.seed)
     load_optimizer(optimizer, saved)
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     for chunk in saved.chunks():
@@ -124,11 +124,12 @@ def earlier(run: Run, world: World) -> tuple[Run, Transforms]:
     return Run.load(place / "run.toml"), Transforms.load(place)
 
 
-def _correct(model: Any, then: float, now: float, say: Callable[[str], None]) -> None:
-    """Move the offset to where a share `now` of the negatives is kept, from where it was `then`."""
+def _shift(then: float, now: float, say: Callable[[str], None]) -> float:
+    """Returns by how much the offset moves to where a share `now` of the negatives is kept, from `then`."""
+    shift = math.log(then / now)
     if then != now:
-        model.offset_T.add_(math.log(then / now))
-        say(f"{now:g} of the negatives are kept, {then:g} were there: logits move by {math.log(then / now):+.3f}")
+        say(f"{now:g} of the negatives are kept, {then:g} were there: logits move by {shift:+.3f}")
+    return shift
 
 
 def _stored_before(

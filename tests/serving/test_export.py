@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -121,3 +123,30 @@ def test_logs_that_cannot_be_used_are_told(run_dir: Path, log: Path, tmp_path: P
     with pytest.raises(UserError, match="item"):
         export(run_dir, tmp_path / "out", [tmp_path / "without.parquet"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_parts_of_a_time(tmp_path: Path, is_text: bool) -> None:
+    """As `prepare` infers them of three weeks. A row without the time has neither, and is scored all the same."""
+    seconds = np.arange(2000) * 900 + 1_700_000_000
+    texts = [datetime.fromtimestamp(s, UTC).strftime("%Y-%m-%d %H:%M:%S") for s in seconds.tolist()]
+    random = np.random.default_rng(0)
+    made = pa.table(
+        {
+            "ts": texts if is_text else seconds,
+            "item": [f"i{i}" for i in random.integers(0, 20, 2000)],
+            "click": (random.random(2000) < np.where(seconds // 3600 % 24 < 12, 0.7, 0.2)).astype(int),
+        }
+    )
+    pq.write_table(made, tmp_path / "log.parquet")
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
+    run = small_run(tmp_path / "prepared", tmp_path / "run", loop=Loop(max_steps=5))
+    train(run)
+    assert {"ts_hour", "ts_weekday"} <= set(restore(tmp_path / "run").schema.sparse)
+    export(tmp_path / "run", tmp_path / "model", [tmp_path / "log.parquet"])
+    rows = made.slice(0, 3).drop_columns(["click"])
+    gone = rows.set_column(0, "ts", pa.array([rows["ts"][0].as_py(), None, rows["ts"][2].as_py()]))
+    scores = restore(tmp_path / "run").score_rows(gone)[:, 0]
+    served = load(tmp_path / "model").score(gone.to_pylist())
+    np.testing.assert_allclose(np.asarray(served).reshape(-1), scores, atol=1e-6)
+    assert scores[1] != restore(tmp_path / "run").score_rows(rows)[1, 0]

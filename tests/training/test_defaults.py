@@ -42,15 +42,18 @@ def test_what_a_person_says_counts(sized: Any) -> None:
 
 
 def test_a_run_goes_on_with_its_model(sized: Any, tmp_path: Path) -> None:
-    """Of the day before. A log that has grown too large for a blend does not change it."""
-    for name, expected in (("blend", SMALL), ("dlrm", {})):
+    """Of the day before, and its optimizers. A log that has grown too large for a blend does not change it."""
+    for name, small in (("blend", SMALL), ("dlrm", {})):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "run.toml").write_text(f'[model]\nname = "{name}"\n')
+        rest = '[tables.rule]\nname = "sgd"\nlr = 0.5\n[loop]\nepochs = 7\n'
+        (tmp_path / name / "run.toml").write_text(f'[model]\nname = "{name}"\ndim = 8\n{rest}')
         given = {"init_from": str(tmp_path / name)}
+        its = {"model.name": name, "model.dim": 8, "tables.rule.name": "sgd", "tables.rule.lr": 0.5}
         for rows in (1000, SMALL_ROWS + 1):
-            assert defaults(sized(rows, 100), given) == {**expected, **given}
-    day = defaults(sized(1000, 0), {"init_from": str(tmp_path / "blend")})
-    assert day["model.name"] == "blend" and not [name for name in day if name.startswith("loop.")]
+            assert defaults(sized(rows, 100), given) == {**small, **its, **given}
+        assert defaults(sized(1000, 0), given) == {**its, **given}  # nothing would say when to stop
+    given |= {"model.name": "dcnv2"}
+    assert defaults(sized(1000, 100), given) == {"tables.rule.name": "sgd", "tables.rule.lr": 0.5, **given}
     given = {"init_from": str(tmp_path / "none")}  # training says what is wrong
     assert defaults(sized(1000, 100), given) == {**SMALL, **given}
 

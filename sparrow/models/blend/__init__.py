@@ -123,12 +123,12 @@ class Blend(nn.Module):
         """Choose the ranges of numbers. See `fit`."""
         self.numbers.fit(self.apart.plain(examples("train").dense_BC))
 
-    def fit(self, examples: Callable[[str], Batch], offset_T: Tensor, seed: int) -> None:
+    def fit(self, examples: Callable[[str], Batch], offsets: tuple[Tensor, Tensor], seed: int) -> None:
         """Fit what does not learn by steps.
 
         Args:
             examples: part of the log -> its rows; a UserError where it has none.
-            offset_T: is added to the logits.
+            offsets: are added to the logits of training rows and of valid ones.
             seed: of what is drawn.
         """
         if self.weights_PT.device.type != "cpu":
@@ -145,14 +145,14 @@ class Blend(nn.Module):
         )
         if self.config.logistic:
             places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
-            self.logistic.fit((train, valid), places, offset_T)
-        if self.config.trees and available():
+            self.logistic.fit((train, valid), places, offsets)
+        if self.config.trees and available() and (train.dense_BC.shape[1] or self.singles):
             ids_NS, ids_VS = (self._single(part.dense_BC, part.ids) for part in (train, valid))
             read = (
                 self._for_trees(train.dense_BC, ids_NS, self.targets.fit(ids_NS, train, seed)),
                 self._for_trees(valid.dense_BC, ids_VS, self.targets(ids_VS)),
             )
-            self.forest.fit(train, valid, read, offset_T, self.config.trees, seed)
+            self.forest.fit((train, valid), read, offsets, self.config.trees, seed)
 
     @torch.no_grad()
     def settle(

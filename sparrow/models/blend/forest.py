@@ -98,14 +98,19 @@ class Forest(nn.Module):
         return depth
 
     def fit(
-        self, train: Batch, valid: Batch, inputs: tuple[Tensor, Tensor], offset_T: Tensor, trees: int, seed: int
+        self,
+        parts: tuple[Batch, Batch],
+        inputs: tuple[Tensor, Tensor],
+        offsets: tuple[Tensor, Tensor],
+        trees: int,
+        seed: int,
     ) -> None:
         """Grow two forests for each label, each of as many trees as are best for the valid rows.
 
         Args:
-            train, valid: have the labels and weights.
+            parts: training rows and valid ones, with labels and weights.
             inputs: [N, X] of each.
-            offset_T: is added to the logits.
+            offsets: are added to the logits of each.
             trees: of a forest, at most.
             seed: of what is drawn.
         """
@@ -118,10 +123,10 @@ class Forest(nn.Module):
         settings = {**_SETTINGS, "feature_fraction": share, "num_threads": torch.get_num_threads()}
         for task in range(self.tasks):
             made: list[Any] = []
-            known = [_of_label(part, task, x) for part, x in zip((train, valid), inputs, strict=True)]
+            known = [_of_label(part, task, x) for part, x in zip(parts, inputs, strict=True)]
             if not all(len(labels_N) for labels_N, *_ in known):
                 continue  # nothing tells how many trees are best
-            for labels_N, x_NX, weights_N in known:
+            for (labels_N, x_NX, weights_N), offset_T in zip(known, offsets, strict=True):
                 base = np.full(len(x_NX), float(offset_T[task]))
                 made.append(
                     lightgbm.Dataset(

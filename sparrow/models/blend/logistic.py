@@ -82,7 +82,7 @@ class Logistic(nn.Module):
         first = rows.cumsum(0) - rows
         return ids.values_N % rows.repeat_interleave(counts) + first.repeat_interleave(counts)
 
-    def fit(self, parts: tuple[Batch, Batch], places: tuple[Places, Places], offset_T: Tensor) -> None:
+    def fit(self, parts: tuple[Batch, Batch], places: tuple[Places, Places], offsets: tuple[Tensor, Tensor]) -> None:
         """Fit the weights to training rows by L-BFGS, with the penalty of `PENALTIES` that is best for valid ones.
 
         Penalties fall, and each begins where the last ended. The first that is worse for the valid rows ends it.
@@ -90,9 +90,9 @@ class Logistic(nn.Module):
         Args:
             parts: training rows and valid ones, whose ids no samples share.
             places: of the numbers of each.
-            offset_T: is added to the logits.
+            offsets: are added to the logits of each.
         """
-        self.ids_RT = torch.zeros(sum(self.rows), len(offset_T))
+        self.ids_RT = torch.zeros(sum(self.rows), len(offsets[0]))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse")  # torch calls them beta; these products are tested here
             designs = [self._design(batch, at) for batch, at in zip(parts, places, strict=True)]
@@ -102,12 +102,12 @@ class Logistic(nn.Module):
         def loss(part: int) -> Tensor:
             ids_RT, lines_CT, rises_CKT, bias_T = point
             weights_WT = torch.cat([ids_RT, lines_CT, _heights(rises_CKT).flatten(0, 1)])
-            logits_NT = _Times.apply(weights_WT, designs[part], back) + bias_T + offset_T
+            logits_NT = _Times.apply(weights_WT, designs[part], back) + bias_T + offsets[part]
             return binary_cross_entropy(logits_NT, parts[part])
 
         best = float("inf")
         for penalty in PENALTIES:
-            _descend(point, lambda: loss(0), penalty / parts[0].batch_size / offset_T.numel())
+            _descend(point, lambda: loss(0), penalty / parts[0].batch_size / len(offsets[0]))
             with torch.no_grad():
                 found = float(loss(1))
                 if not found < best:

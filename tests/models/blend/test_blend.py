@@ -72,6 +72,31 @@ def test_without_valid_rows_the_members_are_the_model(tmp_path: Path) -> None:
     assert restore(tmp_path / "run").model.model.weights_PT[:, 0].tolist() == [1, 0, 0]
 
 
+def test_negatives_that_were_left_out(tmp_path: Path) -> None:
+    """Parts are judged by valid rows, which have all their negatives, as the scores of `evaluate` are."""
+    log(tmp_path, signal=1.5)
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "few", split=Split(negatives=0.2))
+    results = run(tmp_path, tmp_path / "few", **{"loop.epochs": 2})
+    parts, best = results["best"]["parts"], results["best"]["ne"]
+    assert all(part["ne"] < 1 for part in parts.values()) and best <= min(p["ne"] for p in parts.values()) + 0.005
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "more", schema=Transforms.load(tmp_path / "run"), grow=True,
+                 split=Split(negatives=0.8))  # fmt: skip
+    warm = {"init_from": str(tmp_path / "run"), "run_dir": str(tmp_path / "next"), "loop.epochs": 1}
+    again = run(tmp_path, tmp_path / "more", **warm)
+    assert all(part["ne"] < 1 for part in again["best"]["parts"].values()) and again["best"]["ne"] < best + 0.05
+
+
+def test_a_log_of_lists_alone(tmp_path: Path) -> None:
+    """Trees have nothing to read there."""
+    random = np.random.default_rng(0)
+    lists = [[f"t{i}" for i in random.integers(0, 9, 3)] for _ in range(800)]
+    made = pa.table({"tags": lists, "label": [int("t1" in one) for one in lists]})
+    pq.write_table(made, tmp_path / "log.parquet")
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
+    results = run(tmp_path, tmp_path / "prepared", **{"loop.epochs": 2})
+    assert list(results["best"]["parts"]) == ["members", "logistic"] and results["best"]["ne"] < 0.8
+
+
 def test_the_next_day(tmp_path: Path) -> None:
     """Members go on; what is fitted whole is fitted to the new log, whose ids are others and more."""
     (tmp_path / "next").mkdir()

@@ -26,7 +26,7 @@ def logits(model: Logistic, batch: Batch) -> torch.Tensor:
 
 def fit(model: Logistic, train: Batch, valid: Batch, offset: float = 0.0) -> None:
     places = numbers().places(train.dense_BC), numbers().places(valid.dense_BC)
-    model.fit((train, valid), places, torch.tensor([offset]))
+    model.fit((train, valid), places, (torch.tensor([offset]),) * 2)
 
 
 def examples(count: int, seed: int, signal: float = 1.0) -> Batch:
