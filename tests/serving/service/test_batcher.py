@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sparrow.serving import Scorer
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
+from sparrow.serving.service.versions import Cost
 from tests.serving.service.asking import Got, ask, together
 
 CLOSE = 1e-6  # products of other shapes sum in another order
@@ -143,9 +144,10 @@ def test_who_would_wait_too_long_is_refused_at_once(
     assert "deadline: 1 requests wait, which take 8000 ms; try again later" in got[2].json["error"]
 
 
-def test_large_requests_do_not_wait_for_each_other(service: Service, rows: list[dict[str, Any]]) -> None:
-    cost = service.version.cost
-    assert cost.is_worth(1) and not cost.is_worth(100_000)
+def test_large_requests_do_not_wait_for_each_other(service: Service) -> None:
+    cost = Cost(fixed_s=300e-6, candidate_s=5e-6)
+    assert cost.is_worth(500) and not cost.is_worth(1000)
+    assert service.version.cost.is_worth(1)
 
 
 def test_a_request_past_its_deadline_is_not_scored(
