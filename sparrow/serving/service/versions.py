@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import threading
 import time
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow.parquet as pq
 import torch
 
@@ -201,17 +201,19 @@ def stacked(current: Paths, folders: Sequence[str]) -> Paths:
 
 
 def _warmed(scorer: Scorer) -> Cost:
-    """Returns what a batch costs, of the rows that are kept with the model, in the middle of some tries."""
+    """Returns what a batch costs, of the rows that are kept with the model.
+
+    Other programs only add to a time, so the least counts. Sizes take turns, so that a stall does not meet all tries of
+    one size: with small batches slower than large ones, candidates would seem to cost nothing.
+    """
     kept = pq.ParquetFile(scorer.folder.path / CHECK).read()
     columns = kept.select(list(scorer.encoder.sources)).to_pydict()
-    times = []
-    for size in _SIZES:
-        some = {name: (values * size)[:size] for name, values in columns.items()}
-        taken = []
-        for _ in range(_REPEATS):
+    asked = [{name: (values * size)[:size] for name, values in columns.items()} for size in _SIZES]
+    times = [math.inf] * len(_SIZES)
+    for _ in range(_REPEATS):
+        for i, some in enumerate(asked):
             begun = time.perf_counter()
             scorer.score(some)
-            taken.append(time.perf_counter() - begun)
-        times.append(float(np.median(taken)))
+            times[i] = min(times[i], time.perf_counter() - begun)
     candidate_s = max((times[-1] - times[0]) / (_SIZES[-1] - _SIZES[0]), 1e-9)
     return Cost(max(times[0] - candidate_s, 1e-6), candidate_s)

@@ -24,7 +24,7 @@ def examples(count: int, seed: int) -> tuple[Batch, torch.Tensor]:
 
 
 def grown() -> Forest:
-    model, ((train, x_train), (valid, x_valid)) = Forest([2], 1), (examples(3000, 0), examples(1000, 1))
+    model, ((train, x_train), (valid, x_valid)) = Forest([2], 1), (examples(6000, 0), examples(1000, 1))
     model.fit((train, valid), (x_train, x_valid), (torch.tensor([0.4]),) * 2, trees=300, seed=0)
     return model
 
@@ -46,7 +46,7 @@ def test_trees_are_those_of_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(model(x)[:, 0], want, rtol=1e-5, atol=1e-5)
     assert len(model.sets_SW) and (model.set_M < 0).any()  # splits of both kinds are there
     right = (torch.sigmoid(model(x)[:, 0] + 0.4) > 0.5) == (test.labels_BT[:, 0] > 0.5)
-    assert right[50:].float().mean() > 0.8  # of 0.9 that are to be had
+    assert right[50:].float().mean() > 0.85  # of 0.9 that are to be had
     assert model(x[:0]).shape == (0, 1)
 
 
