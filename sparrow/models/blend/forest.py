@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparrow.core import Batch
+from sparrow.kernels.trees import Trees, sum_of_leaves
 from sparrow.metrics import labelled
 
 WIDEST = 1024  # ids of a column that splits may sort into two sets
@@ -33,18 +34,14 @@ def available() -> bool:
 class Forest(nn.Module):
     """logit_t = the sum of the values of the leaves that an example falls into. It begins without trees.
 
-    A node takes the left branch if its input is at most the threshold or, where the input is an id, in the node's set.
-    A leaf is its own branch.
-
-    input_M, threshold_M, left_M, right_M, value_MT: of M nodes. set_M: which of sets_SW a node has, or -1.
-    root_G: of G trees.
+    Its nodes are those of `sparrow.kernels.trees.Trees`.
 
     Args:
         sets: the inputs that are ids below `WIDEST` in no order. All others are numbers, or ids in an order.
         tasks: T.
     """
 
-    FIELDS = ("input_M", "threshold_M", "left_M", "right_M", "value_MT", "set_M", "sets_SW", "root_G")
+    FIELDS = Trees._fields
 
     input_M: Tensor
     threshold_M: Tensor
@@ -70,16 +67,7 @@ class Forest(nn.Module):
         """Returns logits [B, T]. inputs_BX: float64."""
         if not len(self.root_G):
             return inputs_BX.new_zeros(len(inputs_BX), self.tasks, dtype=torch.float32)
-        node_BG = self.root_G.expand(inputs_BX.shape[0], -1)
-        for _ in range(self.depth):
-            x_BG = inputs_BX.gather(1, self.input_M[node_BG])
-            left_BG = x_BG <= self.threshold_M[node_BG]
-            if len(self.sets_SW):
-                set_BG = self.set_M[node_BG]
-                member_BG = self.sets_SW[set_BG.clamp(min=0), x_BG.long().clamp(0, WIDEST - 1)] > 0
-                left_BG = torch.where(set_BG >= 0, member_BG, left_BG)
-            node_BG = torch.where(left_BG, self.left_M[node_BG], self.right_M[node_BG])
-        return self.value_MT[node_BG].sum(1)
+        return sum_of_leaves(Trees(*(self.get_buffer(name) for name in self.FIELDS)), inputs_BX, self.depth)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Takes in as many nodes as were saved."""
