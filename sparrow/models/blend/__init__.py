@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,7 @@ from sparrow.models.blend.forest import WIDEST, Forest, available
 from sparrow.models.blend.logistic import Logistic
 from sparrow.models.blend.targets import TargetMeans
 
-_PREFERENCE = 6.0  # nats for each unit of the sum of squared weights, which is least where they are equal
+_DOUBT = 6.0  # nats for a unit of weight: so much better than the offset alone must be what was learnt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +159,13 @@ class Blend(nn.Module):
     def settle(
         self, parts_NPT: Tensor, labels_NT: Tensor, weights_N: Tensor | None, offset_T: Tensor
     ) -> dict[str, dict[str, float]]:
-        """Choose the parts' weights, multiples of a tenth with a sum of at most 1, by the loss of valid rows.
+        """Choose the parts' weights, by the loss of valid rows.
 
-        What is left to 1 is the weight of the offset alone, which is right where nothing that was learnt still holds.
-        Few rows do not tell which weights are best, so equal ones are preferred: see `_PREFERENCE`.
+        They are the mean over all weights that are multiples of a tenth with a sum of at most 1, each as likely as the
+        rows say (Bayesian model averaging). Before any row, each part that counts costs half the logarithm of the
+        number of rows, as in the Bayesian information criterion, and each unit of weight `_DOUBT`. So a part that few
+        positives favour by chance gets little. What is left to 1 is the weight of the offset alone, which is right
+        where nothing that was learnt still holds.
 
         Args:
             parts_NPT: what `parts` gave for the rows.
@@ -174,14 +178,16 @@ class Blend(nn.Module):
         """
         tenths = [range(11) if is_there else range(1) for is_there in self.there.values()]
         choices_SP = torch.tensor([choice for choice in itertools.product(*tenths) if sum(choice) <= 10]) / 10
-        squares_S = (choices_SP**2).sum(1) + (1 - choices_SP.sum(1)) ** 2
         for task in range(labels_NT.shape[1]):
             labels_N, parts_NP, mass_N = labelled(labels_NT[:, task], parts_NPT[:, :, task], weights_N)
             mass = float(len(labels_N) if mass_N is None else mass_N.sum())
-            logits = (parts_NP @ choice_P + offset_T[task] for choice_P in choices_SP)
-            losses = [logloss_from_logits(logits_N, labels_N, mass_N) for logits_N in logits]
-            costs_S = _PREFERENCE * squares_S + (mass * torch.tensor(losses) if len(labels_N) else 0)
-            self.weights_PT[:, task] = choices_SP[costs_S.argmin()]
+            costs_S = torch.zeros(len(choices_SP))  # without rows all are as likely
+            if len(labels_N):
+                logits = (parts_NP @ choice_P + offset_T[task] for choice_P in choices_SP)
+                losses = [logloss_from_logits(logits_N, labels_N, mass_N) for logits_N in logits]
+                prior_S = 0.5 * math.log(max(mass, 1.0)) * (choices_SP > 0).sum(1) + _DOUBT * choices_SP.sum(1)
+                costs_S = prior_S + mass * torch.tensor(losses)
+            self.weights_PT[:, task] = torch.softmax(-costs_S.double(), 0).float() @ choices_SP
         first_NP = torch.sigmoid(parts_NPT[:, :, 0] + offset_T[0])
         labels_N, first_NP, mass_N = labelled(labels_NT[:, 0], first_NP, weights_N)
         alone = [ne(p_N, labels_N, mass_N) for p_N in first_NP.unbind(1)]
