@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -144,16 +145,23 @@ class Blend(nn.Module):
             replace(batch, ids=batch.ids.expanded(), dense_BC=self.apart.plain(batch.dense_BC))
             for batch in (train, valid)
         )
-        if self.config.logistic:
-            places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
-            self.logistic.fit((train, valid), places, offsets)
-        if self.config.trees and available() and (train.dense_BC.shape[1] or self.singles):
-            ids_NS, ids_VS = (self._single(part.dense_BC, part.ids) for part in (train, valid))
-            read = (
-                self._for_trees(train.dense_BC, ids_NS, self.targets.fit(ids_NS, train, seed)),
-                self._for_trees(valid.dense_BC, ids_VS, self.targets(ids_VS)),
-            )
-            self.forest.fit((train, valid), read, offsets, self.config.trees, seed)
+        with ThreadPoolExecutor(1) as pool:  # trees grow beside the logistic regression
+            grown = pool.submit(self._grow, (train, valid), offsets, seed, torch.get_num_threads())
+            if self.config.logistic:
+                places = (self.numbers.places(train.dense_BC), self.numbers.places(valid.dense_BC))
+                self.logistic.fit((train, valid), places, offsets)
+            grown.result()
+
+    def _grow(self, parts: tuple[Batch, Batch], offsets: tuple[Tensor, Tensor], seed: int, threads: int) -> None:
+        train, valid = parts
+        if not self.config.trees or not available() or not (train.dense_BC.shape[1] or self.singles):
+            return
+        ids_NS, ids_VS = (self._single(part.dense_BC, part.ids) for part in parts)
+        read = (
+            self._for_trees(train.dense_BC, ids_NS, self.targets.fit(ids_NS, train, seed)),
+            self._for_trees(valid.dense_BC, ids_VS, self.targets(ids_VS)),
+        )
+        self.forest.fit(parts, read, offsets, self.config.trees, seed, threads)
 
     @torch.no_grad()
     def settle(

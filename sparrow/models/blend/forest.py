@@ -92,6 +92,7 @@ class Forest(nn.Module):
         offsets: tuple[Tensor, Tensor],
         trees: int,
         seed: int,
+        threads: int,
     ) -> None:
         """Grow two forests for each label, each of as many trees as are best for the valid rows.
 
@@ -101,6 +102,7 @@ class Forest(nn.Module):
             offsets: are added to the logits of each.
             trees: of a forest, at most.
             seed: of what is drawn.
+            threads: how many grow them.
         """
         import lightgbm
 
@@ -108,7 +110,7 @@ class Forest(nn.Module):
         sets: list[list[int]] = []
         roots = []
         share = min(max(0.5, _COLUMNS / inputs[0].shape[1]), 1.0)
-        settings = {**_SETTINGS, "feature_fraction": share, "num_threads": torch.get_num_threads()}
+        settings = {**_SETTINGS, "feature_fraction": share, "num_threads": threads}
         for task in range(self.tasks):
             made: list[Any] = []
             known = [_of_label(part, task, x) for part, x in zip(parts, inputs, strict=True)]

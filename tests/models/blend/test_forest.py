@@ -25,7 +25,7 @@ def examples(count: int, seed: int) -> tuple[Batch, torch.Tensor]:
 
 def grown() -> Forest:
     model, ((train, x_train), (valid, x_valid)) = Forest([2], 1), (examples(6000, 0), examples(1000, 1))
-    model.fit((train, valid), (x_train, x_valid), (torch.tensor([0.4]),) * 2, trees=300, seed=0)
+    model.fit((train, valid), (x_train, x_valid), (torch.tensor([0.4]),) * 2, trees=300, seed=0, threads=1)
     return model
 
 
