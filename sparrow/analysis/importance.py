@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from sparrow.core import Batch, KeyedJagged
 from sparrow.core.progress import Progress
 from sparrow.features.schema import Schema
-from sparrow.metrics import evaluate
+from sparrow.metrics import auc, labelled, ne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +62,30 @@ def importance(
         columns.setdefault(schema.columns[name].source or name, []).append(name)
     random = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(whole.batch_size, generator=random) for _ in range(repeats)]
-    base = evaluate(score, _batches(whole, schema, batch_size), label=label)
+    assert whole.labels_BT is not None
+    labels_B = whole.labels_BT[:, label]
+
+    def judged(*moved: Any) -> tuple[float, float]:
+        """Returns NE and AUC of rows as `_batches` makes them."""
+        scores = torch.cat([score(batch).cpu() for batch in _batches(whole, schema, batch_size, *moved)])
+        labels_N, scores_N, weights_N = labelled(labels_B, scores.view(len(scores), -1)[:, label], whole.weights_B)
+        return ne(scores_N, labels_N, weights_N), auc(scores_N, labels_N, weights_N)
+
+    base = judged()
     found = []
     for done, (column, features) in enumerate(columns.items()):
         told("importance", done, len(columns))
-        shuffled = [_batches(whole, schema, batch_size, order_N, features) for order_N in orders]
-        worse = [evaluate(score, batches, label=label) for batches in shuffled]
-        ne = torch.tensor([values["ne"] - base["ne"] for values in worse], dtype=torch.float64)
-        auc = torch.tensor([base["auc"] - values["auc"] for values in worse], dtype=torch.float64)
-        spreads = [float(values.std()) if repeats > 1 else float("nan") for values in (ne, auc)]
+        worse = [judged(order_N, features) for order_N in orders]
+        changes = [(found_ne - base[0], base[1] - found_auc) for found_ne, found_auc in worse]
+        ne_R, auc_R = torch.tensor(changes, dtype=torch.float64).unbind(1)
+        spreads = [float(values.std()) if repeats > 1 else float("nan") for values in (ne_R, auc_R)]
         found.append(
             Importance(
-                column=column, ne=float(ne.mean()), auc=float(auc.mean()), ne_spread=spreads[0], auc_spread=spreads[1]
+                column=column,
+                ne=float(ne_R.mean()),
+                auc=float(auc_R.mean()),
+                ne_spread=spreads[0],
+                auc_spread=spreads[1],
             )
         )
     return sorted(found, key=lambda one: -one.ne)

@@ -16,6 +16,7 @@ SMALL: dict[str, Any] = {
     "tables.rule.lr": 0.0003,
     "loop.epochs": 10,
     "loop.patience": 2,
+    "data.batch_size": 256,
 }
 
 
