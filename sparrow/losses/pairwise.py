@@ -1,35 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sparrow.core import UserError
-from sparrow.core.errors import require
-from sparrow.losses._groups import Groups, beside_bce
+from sparrow.losses._groups import ComparingConfig, Groups, beside_bce
 from sparrow.losses._labels import Loss, sent
 
 _MOST = 1 << 26  # pairs of a batch, each of which takes some 40 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ComparingConfig):
     """Logistic loss of each pair of a click and a non-click of a group (RankNet), the smooth form of GAUC.
 
     bce: what the binary cross-entropy that is added is multiplied by. Without it scores order the rows of a group, and
     are no probabilities. weights: see `bce`.
     """
-
-    bce: float = 1.0
-    weights: dict[str, float] = field(default_factory=dict)
-    compares: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(least=0, bce=self.bce, **{f"weights.{name}": weight for name, weight in self.weights.items()})
 
     def build(self, labels: Sequence[str]) -> Loss:
         """Returns the loss for a log with these labels."""
