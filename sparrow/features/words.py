@@ -76,7 +76,7 @@ class Words:
 
 
 def together(parts: Sequence[pa.Array], coded: pa.DictionaryArray) -> pa.Array:
-    """Returns the texts [U] of the ids of a cross, such as "berlin × 5".
+    """Returns the texts [U] of the ids of a cross, such as "berlin & 5".
 
     Args:
         parts: the ids [N] of each column that it is made of, as the log has them.
@@ -86,7 +86,7 @@ def together(parts: Sequence[pa.Array], coded: pa.DictionaryArray) -> pa.Array:
     _, first_U = np.unique(coded.indices.drop_null().to_numpy(), return_index=True)
     rows = pa.array(rows_N[first_U])
     texts = [of if is_text(of.type) else of.cast(pa.string()) for of in (part.take(rows) for part in parts)]
-    between = pa.scalar(" × ".encode(), pa.large_binary())  # not all that a log calls text is UTF-8
+    between = pa.scalar(b" & ", pa.large_binary())  # not all that a log calls text is UTF-8
     return pc.binary_join_element_wise(*(of.cast(pa.large_binary()) for of in texts), between)
 
 

@@ -119,9 +119,9 @@ def test_slices_by_a_cross_have_words(prepared: Path) -> None:
         hashes = hashes_of(coded[name].dictionary_decode()).tolist()
         for i, key in enumerate(hashes):
             texts = [hours[i] if part == "hour" else columns[part][i] for part in parts]
-            assert words[name].get(key, text := " × ".join(map(str, texts))) == text
+            assert words[name].get(key, text := " & ".join(map(str, texts))) == text
     values, _ = slices(dataset, "train", "pair")
-    assert all(re.fullmatch(r"\d+ × i\d+", value) for value in values[:7] if value not in ("missing", "unknown")), (
+    assert all(re.fullmatch(r"\d+ & i\d+", value) for value in values[:7] if value not in ("missing", "unknown")), (
         values
     )
 

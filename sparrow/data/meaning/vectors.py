@@ -47,7 +47,7 @@ def vector_of(values: pa.Array, kind: pa.DataType) -> Column | None:
 
 
 def sized(schema: Schema, log: Log) -> Schema:
-    """Returns the schema with the size of each vector: unless told, it is that of the log's first one.
+    """Returns the schema with the size of each vector: unless told, it is that of most among the log's first ones.
 
     Raises:
         UserError: for a column in which no vector was found.
@@ -65,7 +65,7 @@ def sized(schema: Schema, log: Log) -> Schema:
         if not sizes.any():
             remedy = f"set columns.{name}.size"
             raise UserError(f"columns.{name}: no vector in the first {len(values)} rows of {log.name}; {remedy}")
-        columns[name] = replace(column, size=int(sizes[sizes > 0][0]))
+        columns[name] = replace(column, size=int(np.bincount(sizes[sizes > 0]).argmax()))
     return replace(schema, columns=columns)
 
 
