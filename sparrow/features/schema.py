@@ -418,6 +418,13 @@ class Schema:
         """The numeric features that are counts of ids."""
         return tuple(name for name in self.dense if self.columns[name].counts)
 
+    def mark_of(self, name: str) -> str | None:
+        """Returns the column that tells where a number or a vector is missing. Counts of one column share it."""
+        column = self.columns[name]
+        alike = [of for of in self.counted if self.columns[of].source == column.source] if column.counts else []
+        marks = {of for of, found in self.columns.items() if found.transform == "missing"}
+        return next((missing_of(of) for of in (name, *alike) if missing_of(of) in marks), None)
+
     @property
     def sparse(self) -> tuple[str, ...]:
         """The id features, in the order of `Batch.ids.keys`."""
