@@ -24,6 +24,8 @@ from sparrow.training.warm import WHOLE
 
 NAMES = {"members": "members that share an MLP", "logistic": "logistic regression", "trees": "boosted trees"}
 
+_ROWS = 4096  # that are scored at a time
+
 
 def baseline(run: Run, dataset: Dataset) -> Callable[[Batch], Tensor] | None:
     """Returns what scores a batch by a logistic regression that is fitted to a log, in the way of a blend's part.
@@ -88,7 +90,7 @@ def beside(run: Run, results: Mapping[str, Any]) -> dict[str, float] | None:
     None for a run that was stopped, for a blend, of which it is a part, and where `baseline` has none.
 
     Args:
-        run: its settings.
+        run: its settings; automatic choices need not be made.
         results: as `train` returned them.
     """
     valid = results["best"] or results["valid"]
@@ -96,7 +98,7 @@ def beside(run: Run, results: Mapping[str, Any]) -> dict[str, float] | None:
         return None
     dataset = open_log(run.data.path)
     score = baseline(run, dataset)
-    return score and evaluate(score, dataset.loader(run.data.batch_size, split="valid"))
+    return score and evaluate(score, dataset.loader(_ROWS, split="valid"))
 
 
 def in_words(split: str, rows: Rows, parts: Mapping[str, Tensor], whole_is: str = "blend") -> str:
