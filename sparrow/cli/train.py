@@ -111,12 +111,11 @@ def _tell(run: Run, results: dict[str, Any]) -> None:
         if baseline := beside(run, results):
             lines.append((f"a logistic regression{of_first(labels)}", baseline))
         _show.out.print(_show.metrics_table(lines, f"held out, after step {valid['step']}"))
-        if baseline and not valid["ne"] <= baseline["ne"]:
-            _show.out.print(
-                f"the logistic regression is better by {valid['ne'] - baseline['ne']:.4f} of NE; try the default "
-                "settings, --budget 60s, or the rates in docs/choosing-a-model.md",
-                soft_wrap=True,
-            )
+        name = run.loop.monitor
+        worse = (valid[name] - baseline[name]) * (1 if name in ("ne", "logloss") else -1) if baseline else 0.0
+        if worse > 0:  # not where it is undefined
+            advice = "try the default settings, --budget 60s, or the rates in docs/choosing-a-model.md"
+            _show.out.print(f"the logistic regression is better by {worse:.4f} of {name}; {advice}", soft_wrap=True)
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
