@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +21,6 @@ from sparrow.data.preparation.moments import Clock, hide
 from sparrow.data.preparation.sessions import clustered
 from sparrow.data.preparation.spool import Spool, gathered
 from sparrow.data.preparation.time_order import in_time_order
-from sparrow.data.shaping.vectors import RepairedVectors
 from sparrow.features.clipped import Clipped
 from sparrow.features.quantile import Ordered
 from sparrow.features.schema import Schema
@@ -180,12 +178,7 @@ class Local:
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """Yields what the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
-    types, vectors = raw_types(schema, log, integers), {}
-    if log.source.bad_rows == "repair":
-        vectors = {schema.columns[name].source or name: schema.columns[name] for name in schema.of_kind("vector")}
-    if vectors:  # `sized` knows now how many numbers they have
-        log = replace(log, steps=(*log.steps, RepairedVectors(log.types, vectors)))
-    return gathered(log.batches(types), BATCH_ROWS, BATCH_BYTES)
+    return gathered(log.with_vectors(schema).batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
 
 
 def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:

@@ -11,6 +11,10 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.data.logs.read import open_log
 from sparrow.features.schema import Column, Encoding, Schema, Source, Split
+from sparrow.serving import load
+from sparrow.serving.export import export
+from sparrow.training import train
+from tests.runs import run_of
 
 ROWS = 200
 BAD = {7: "0.5", 8: "0.5 x 1", 150: "0.5 nan 1", 9: ""}  # row of the log -> a cell that is no vector of three numbers
@@ -52,3 +56,11 @@ def test_vectors_that_are_none_are_missing_and_counted(tmp_path: Path, form: str
     found = data.open(tmp_path / "out")
     missing = [found.column("v:missing", part).to_numpy() for part in ("train", "valid", "test")]
     assert sum(part.sum() for part in missing) == 6 and sum(map(len, missing)) == ROWS
+
+
+def test_a_model_folder_keeps_rows_of_such_a_log(tmp_path: Path) -> None:
+    path = log(tmp_path, "csv")
+    made = data.prepare(open_log([path], Source(bad_rows="repair")), tmp_path / "out", schema=SCHEMA)
+    train(run_of(made.out, tmp_path / "run", **{"model.name": "logistic"}))
+    export(tmp_path / "run", tmp_path / "model", [path])
+    assert load(tmp_path / "model").score([{"ad": "a1", "v": [1.0, 2.0, 3.0]}]).shape == (1, 1)
