@@ -144,6 +144,7 @@ def _head(source: _Source, estimates: dict[str, Estimate]) -> tuple[str, str, li
 def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
     judged_rows: dict[str, tuple[int, dict[str, Estimate]]] = {}
     words = _in_words(source.split, estimates)
+    beside = parts.Alone(source.found, source.dataset)
     for part in dict.fromkeys(("valid", "test", source.split)):
         if not source.dataset.rows(part):
             continue
@@ -156,10 +157,10 @@ def _verdict(source: _Source, estimates: dict[str, Estimate]) -> Section:
         constant = torch.full_like(rows.scores_N, rate / (rate + (1 - rate) / kept))  # of the whole log
         name = f"{part}: {found.name}{found.through(dataset.fingerprint, part)}"
         scored = {name: rows, f"{part}: always the training rate": rows.by(constant)}
-        apart = parts.alone(found, dataset, part, source.label)
+        apart = beside.scores(part, source.label)
         scored |= {f"{part}: {name} alone": rows.by(scores_N) for name, scores_N in apart.items()}
         if apart and part == source.split:
-            words += " " + parts.in_words(part, rows, apart)
+            words += " " + parts.in_words(part, rows, apart, beside.whole)
         for name, loader in () if source.label else dataset.baselines(part):
             scored[f"{part}: {name} (baseline)"] = rows.by(torch.cat([batch.dense_BC[:, 0] for batch in loader]))
         judged_rows |= {name: (len(r.known().scores_N), r.estimates()) for name, r in scored.items()}

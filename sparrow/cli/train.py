@@ -94,6 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _tell(run: Run, results: dict[str, Any]) -> None:
     """Print how well the run has learnt, and what its tables take."""
+    from sparrow.analysis.parts import beside
     from sparrow.cli import _show
     from sparrow.models.blend.forest import available
     from sparrow.trained.labels import by_label, of_first
@@ -106,7 +107,15 @@ def _tell(run: Run, results: dict[str, Any]) -> None:
         title = f"progressive validation{of_first(labels)}: each batch predicted, then trained on"
         _show.out.print(_show.metrics_table(rows, title))
     if valid := results["best"] or results["valid"]:
-        _show.out.print(_show.metrics_table(by_label(labels, valid), f"held out, after step {valid['step']}"))
+        lines = by_label(labels, valid)
+        if baseline := beside(run, results):
+            lines.append((f"a logistic regression{of_first(labels)}", baseline))
+        _show.out.print(_show.metrics_table(lines, f"held out, after step {valid['step']}"))
+        name = run.loop.monitor
+        worse = (valid[name] - baseline[name]) * (1 if name in ("ne", "logloss") else -1) if baseline else 0.0
+        if worse > 0:  # not where it is undefined
+            advice = "try the default settings, --budget 60s, or the rates in docs/choosing-a-model.md"
+            _show.out.print(f"the logistic regression is better by {worse:.4f} of {name}; {advice}", soft_wrap=True)
     if results["best_step"] is not None:
         monitor = f"{run.loop.monitor}{of_first(labels)}"
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")

@@ -60,8 +60,8 @@ class Column:
     sign(x) * log(1 + |x|) first; "none" keeps the number, and a missing one is 0; "missing" makes of NAME:missing 1
     where NAME has none, else 0: prepare adds it where training has missing numbers, but for "none". mean, std: fitted,
     of the training part, and, but for "none", low and high, to which numbers are clipped first.
-    size: how many numbers a vector has; by default as many as the log's first one. Text of a vector is cut like that of
-    a list, and may stand in brackets. means, stds: what mean and std are for a numeric column, of each of its numbers.
+    size: how many numbers a vector has; by default as many as most of the first ones. Text of a vector is cut like that
+    of a list, and may stand in brackets. means, stds: what mean and std are for a numeric column, of each number.
     missing: values that stand for none in a numeric, vector or categorical column or a label, as they are written, such
     as "?" or "-999". A label may be missing where there are several: such a cell has no loss and is in no metric.
     counts: makes a number of an id: in how many earlier rows of training it occurred ("seen"), in how many with a label
@@ -417,6 +417,13 @@ class Schema:
     def counted(self) -> tuple[str, ...]:
         """The numeric features that are counts of ids."""
         return tuple(name for name in self.dense if self.columns[name].counts)
+
+    def mark_of(self, name: str) -> str | None:
+        """Returns the column that tells where a number or a vector is missing. Counts of one column share it."""
+        column = self.columns[name]
+        alike = [of for of in self.counted if self.columns[of].source == column.source] if column.counts else []
+        marks = {of for of, found in self.columns.items() if found.transform == "missing"}
+        return next((missing_of(of) for of in (name, *alike) if missing_of(of) in marks), None)
 
     @property
     def sparse(self) -> tuple[str, ...]:

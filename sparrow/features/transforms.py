@@ -30,7 +30,7 @@ from sparrow.features.quantile import bucketize
 from sparrow.features.schema import ROLES, Column, Schema, missing_of
 from sparrow.features.times import as_times, part_of
 from sparrow.features.vectors import as_vectors, packed, transform_vectors
-from sparrow.features.words import Words
+from sparrow.features.words import Words, together
 
 WORTH = 1.5  # rows for a run of equal lists, from which on the run is converted once and repeated
 REFIT = "use the schema.toml and vocabulary/ that prepare wrote"
@@ -352,8 +352,12 @@ def _typed(
 ) -> dict[str, pa.Array]:
     column = schema.columns[name]
     if column.cross:
-        ids_N = crossed([hash_ids(_ids(schema, batch, part, row0)) for part in column.cross])
-        return {name: pa.array(ids_N.view(np.uint64), mask=ids_N == 0).dictionary_encode()}
+        parts = [_ids(schema, batch, part, row0) for part in column.cross]
+        ids_N = crossed([hash_ids(part) for part in parts])
+        coded = pa.array(ids_N.view(np.uint64), mask=ids_N == 0).dictionary_encode()
+        if words is not None:
+            words.count(name, pa.DictionaryArray.from_arrays(coded.indices, together(parts, coded)), coded.dictionary)
+        return {name: coded}
     raw = _raw(schema, batch, name)
     if column.kind == "label":
         needed = training and len(schema.labels) == 1

@@ -109,6 +109,22 @@ def transform_vectors(
     return transform(numbers_of(column), kind, *fitted)
 
 
+def broken(column: pa.Array, name: str, size: int, separator: str | None) -> Bools:
+    """Returns where `as_vectors` would refuse a vector, bool [N]. Its size and its numbers are looked at.
+
+    Args, Raises: see `as_vectors`; of its errors only those that are of no row.
+    """
+    flat, offsets = flat_vectors(column, name, 0, separator)
+    lengths_N = np.diff(offsets)
+    if is_text(flat.type):
+        odd = np.zeros(len(flat), np.bool_)
+        odd[misfits(flat, pa.float32())] = True
+        flat = pc.if_else(pa.array(odd), None, flat)
+    x_M = flat.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    broken_N = np.bincount(np.repeat(np.arange(len(lengths_N)), lengths_N), ~np.isfinite(x_M), len(lengths_N)) > 0
+    return broken_N | ((lengths_N != size) & (lengths_N != 0))
+
+
 def flat_vectors(column: pa.Array, name: str, row0: int, separator: str | None) -> tuple[pa.Array, Int64s]:
     """Returns the numbers of all vectors [M], which may be text, and where those of each row begin and end [N + 1].
 

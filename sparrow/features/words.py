@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError
 from sparrow.features.hashing import hashes_of
+from sparrow.features.ids import is_text
 from sparrow.features.schema import Schema
 
 FILE = "words.json"
@@ -71,6 +73,21 @@ class Words:
             if schema.encodings[str(schema.columns[name].table)].kind != "range":
                 whole[name] = {key: text for key, (_, text) in sorted(_most(found, KEPT))}
         (folder / FILE).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def together(parts: Sequence[pa.Array], coded: pa.DictionaryArray) -> pa.Array:
+    """Returns the texts [U] of the ids of a cross, such as "berlin & 5".
+
+    Args:
+        parts: the ids [N] of each column that it is made of, as the log has them.
+        coded: the cross [N], of whose distinct ids [U] the first row of each tells the text.
+    """
+    rows_N = np.flatnonzero(coded.is_valid().to_numpy(zero_copy_only=False))
+    _, first_U = np.unique(coded.indices.drop_null().to_numpy(), return_index=True)
+    rows = pa.array(rows_N[first_U])
+    texts = [of if is_text(of.type) else of.cast(pa.string()) for of in (part.take(rows) for part in parts)]
+    between = pa.scalar(b" & ", pa.large_binary())  # not all that a log calls text is UTF-8
+    return pc.binary_join_element_wise(*(of.cast(pa.large_binary()) for of in texts), between)
 
 
 def load(folder: Path, column: str) -> dict[int, str]:

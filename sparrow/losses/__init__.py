@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
+from sparrow.core import Batch
 from sparrow.losses._labels import Loss
 from sparrow.losses.bce import binary_cross_entropy, judged, probabilities
 
@@ -26,6 +27,13 @@ class LossConfig(Protocol):
 
         Raises:
             UserError: when a setting names a label that the log does not have.
+        """
+        ...
+
+    def bytes_of(self, batch: Batch, members: int) -> int:
+        """Returns how many bytes of memory a step takes for what the loss compares in a batch of labels and groups.
+
+        members: K of the logits [B, T, K].
         """
         ...
 

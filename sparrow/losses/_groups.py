@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sparrow.core import Batch, UserError
+from sparrow.core.errors import require
 from sparrow.losses._labels import Loss, factors, members, sent
 from sparrow.losses.bce import binary_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparingConfig:
+    """The settings that all losses have that compare the rows of a group; the members say what they mean."""
+
+    bce: float = 1.0
+    weights: dict[str, float] = field(default_factory=dict)
+    compares: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(least=0, bce=self.bce, **{f"weights.{name}": weight for name, weight in self.weights.items()})
+
+    def bytes_of(self, batch: Batch, members: int) -> int:
+        """Returns 0: what is kept of each row is too little to count."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,10 @@ class Config:
         """Returns the loss for a log with these labels."""
         return partial(binary_cross_entropy, factors_T=factors(labels, self.weights))
 
+    def bytes_of(self, batch: Batch, members: int) -> int:
+        """Returns 0: what is kept of each row is too little to count."""
+        return 0
+
 
 def binary_cross_entropy(logits_BT: Tensor, batch: Batch, factors_T: Tensor | None = None) -> Tensor:
     """Returns the mean binary cross-entropy, a scalar: sum_b w_b l_b / sum_b w_b, averaged over the labels.

@@ -1,30 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparrow.core.errors import require
-from sparrow.losses._groups import Groups, beside_bce
+from sparrow.losses._groups import ComparingConfig, Groups, beside_bce
 from sparrow.losses._labels import Loss, sent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ComparingConfig):
     """Cross-entropy between the clicks of a group and the softmax of its scores (ListNet).
 
     bce, weights: see `pairwise`.
     """
-
-    bce: float = 1.0
-    weights: dict[str, float] = field(default_factory=dict)
-    compares: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(least=0, bce=self.bce, **{f"weights.{name}": weight for name, weight in self.weights.items()})
 
     def build(self, labels: Sequence[str]) -> Loss:
         """Returns the loss for a log with these labels."""

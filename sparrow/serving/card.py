@@ -9,7 +9,6 @@ import numpy as np
 from sparrow import data
 from sparrow.core.progress import Progress
 from sparrow.features.encodings import MISSING, UNKNOWN
-from sparrow.features.schema import missing_of
 from sparrow.metrics import labelled
 from sparrow.metrics.intervals import estimates
 from sparrow.trained.calibrators import kind_of
@@ -64,8 +63,8 @@ def _training(found: Scores, dataset: data.Dataset, told: Progress) -> dict[str,
             told_N = (ids.values_N == UNKNOWN) & is_numbered, ids.values_N == MISSING, ids.lengths_B == 0
             counts[name] += [len(ids.values_N), *(int(one.sum()) for one in told_N)]
         for name in places:
-            if missing_of(name) in places:
-                counts[name][2] += float(batch.dense_BC[:, places[missing_of(name)]].sum())
+            if mark := schema.mark_of(name):
+                counts[name][2] += float(batch.dense_BC[:, places[mark]].sum())
             counts[name][0] += batch.batch_size
         for t, scores_B in enumerate(scores_BT.numpy().T):
             histogram[t] += np.histogram(scores_B, BINS, (0, 1))[0]

@@ -38,7 +38,7 @@ def kept_rows(found: Restored, log: Sequence[str | Path], check: Check = "rows")
     schema = found.schema
     raw = open_again(log, replace(schema.source, bad_rows="repair"), schema)
     read = types_for(replace(schema, columns=schema.inputs, groups={}, cluster=None), raw)
-    first = next(iter(raw.batches(read)), None)
+    first = next(iter(raw.with_vectors(schema).batches(read)), None)
     if first is None or not first.num_rows:
         raise UserError(f"{raw.name}: no rows; give a log that has some, for those that are kept with the model")
     sources = Encoder(found.transforms, "reference").sources

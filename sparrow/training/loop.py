@@ -192,7 +192,7 @@ class Trainer:
             if self.ranks.leads:
                 if not self.saved:
                     self.dir.begin(self.dataset)
-                self.dir.with_maps(self.run).save(self.dir.path / "run.toml")
+                self.dir.write(self.run)
                 self.ranks.again.begun()
             with within_device(self.run, self.dataset.schema):
                 return self._fit()

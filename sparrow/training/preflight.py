@@ -74,7 +74,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     Tables count as rows times the bytes of a row with its optimizer state, where the run's plan puts them. The figure
     is for a rank of the host that has most, or for the GPU that has most. Dense weights count with gradients and
     optimizer state. A step counts with what autograd keeps, and with gradients of as many table rows as a batch can
-    touch. A model that is too large even without a step is never built, and what autograd keeps is then left out.
+    touch. Pairs that the loss compares count as in the log's first batch. A model that is too large even without a step
+    is never built, and what autograd keeps is then left out, and so are pairs.
 
     Args:
         run: its settings.
@@ -103,9 +104,9 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 
-    def needs(kept: float) -> Needs:
+    def needs(kept: float, compared: int = 0) -> Needs:
         step = int(_STEP * kept + gradients)
-        model = {"tables": max(held), DENSE: 2 * weights + state, "a step": step}
+        model = {"tables": max(held), DENSE: 2 * weights + state, "a step": step, "pairs": compared}
         if torch.device(run.device).type == "cuda":
             return Needs(host=here, device=model, largest=largest, flop=flop)
         hosts = [sum(held[first : first + per_host]) // per_host for first in range(0, ranks, per_host)]
@@ -113,9 +114,12 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
 
     if not _fits(needs(0), run, per_host):
         return needs(0)
-    row, fixed = _kept(run, schema, batch)
+    row, fixed, members = _kept(run, schema, batch)
     let_go()  # else what was tried here is missing where the answer, or another, is judged
-    return needs(row * run.data.batch_size / ranks + fixed)
+    compared = 0
+    if run.loss.compares and schema.role("group") is not None:
+        compared = run.loss.bytes_of(dataset.first(run.data.batch_size), members) // ranks
+    return needs(row * run.data.batch_size / ranks + fixed, compared)
 
 
 def _held(run: Run, components: Sequence[Component], grid: Grid) -> list[int]:
@@ -394,8 +398,8 @@ def dense_state(run: Run) -> tuple[int, int]:
     return each, sum(v.nbytes for v in state if v.shape != sample.shape)
 
 
-def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
-    """Bytes that autograd keeps of each row, and whatever the batch, from parts of this one that grow.
+def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float, int]:
+    """Bytes that autograd keeps of each row, and whatever the batch, from parts of this one that grow; and members.
 
     What a larger part will take is known from the smaller ones: where there is no memory for it, they have to do.
     """
@@ -408,6 +412,7 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
 
     free, whole = available_bytes(), batch.batch_size
     each = fixed = before = rows_before = 0.0
+    members = 1
     with torch.random.fork_rng(devices=[]), within_memory("cpu"), stored_in(FoldedStore):
         model: Any = untrained(run, schema)
         for rows in sorted({max(whole // 8, 1), max(whole // 4, 1), whole}):
@@ -420,15 +425,17 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float]:
                 torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
                 computing(run.precision, torch.device("cpu")),
             ):
-                loss = binary_cross_entropy(model(part), part)
+                logits = model(part)
+                loss = binary_cross_entropy(logits, part)
+            members = logits[0, 0].numel()
             for parameter in model.parameters():
                 kept.pop(parameter.untyped_storage().data_ptr(), None)
             now = float(sum(kept.values()))
             each = max(now - before, 0.0) / (rows - rows_before)
             fixed = max(now - each * rows, 0.0)
             before, rows_before = now, rows
-            del loss
-    return each, fixed
+            del loss, logits
+    return each, fixed, members
 
 
 def _gb(size: float) -> str:

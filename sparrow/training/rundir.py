@@ -207,6 +207,13 @@ class RunDir:
                 shutil.rmtree(mine)
             os.replace(path, mine)
 
+    def write(self, run: Run) -> None:
+        """Write the settings. A run that was to have calibrators, and is to have none any more, loses them."""
+        file = self.path / "run.toml"
+        if run.calibrate == "none" and (self.path / CALIBRATORS).exists() and Run.load(file).calibrate != "none":
+            shutil.rmtree(self.path / CALIBRATORS)
+        self.with_maps(run).save(file)
+
     def with_maps(self, run: Run) -> Run:
         """Returns the run with the files that addressings of tables read copied into the directory."""
         sizes = {}

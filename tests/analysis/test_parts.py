@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from sparrow import data
 from sparrow.analysis import parts
 from sparrow.analysis.report import report
 from sparrow.analysis.scores import Rows, score_part
+from sparrow.metrics import ne
 from sparrow.models import blend
+from sparrow.trained.run import Run
 from sparrow.trained.scorer import restore
 from sparrow.training import train
 from tests.models.blend.test_blend import log, run
@@ -27,7 +30,7 @@ def test_parts_alone_make_the_blend(place: Path) -> None:
     """The weighted mean of their logits is the blend's, row by row."""
     found, dataset = restore(place / "run"), data.open(place / "prepared")
     whole = score_part(found, dataset, "test", lambda *_: None)
-    apart = parts.alone(found, dataset, "test")
+    apart = parts.Alone(found, dataset).scores("test")
     assert len(apart) == 2 + blend.available()
     weights = [float(w) for w in found.model.model.weights_PT[:, 0]]
     logits = sum(w * torch.logit(p_N.double()) for w, p_N in zip(weights, apart.values(), strict=False))
@@ -59,6 +62,30 @@ def test_words() -> None:
     assert parts.in_words("test", rows.by(truth_N), {"trees": half_N}) == none
 
 
-def test_other_models_have_no_parts(prepared: Path, tmp_path: Path) -> None:
-    train(small_run(prepared, tmp_path / "run"))
-    assert parts.alone(restore(tmp_path / "run"), data.open(prepared), "test") == {}
+def test_a_logistic_regression_stands_beside_other_models(prepared: Path, tmp_path: Path) -> None:
+    """The same as a blend's part, on its rows; a large log has none."""
+    run = small_run(prepared, tmp_path / "run")
+    results, dataset = train(run), data.open(prepared)
+    made = parts.Alone(restore(tmp_path / "run"), dataset)
+    assert [*made.scores("test")] == ["logistic regression"] and made.whole == "model"
+    (scores_N,) = made.scores("valid").values()
+    (batch,) = dataset.loader(1 << 20, split="valid")
+    labels_N = batch.labels_BT[:, 0]
+    told = parts.beside(replace(run, data=replace(run.data, batch_size=0)), results)  # as a person gives it
+    assert told["ne"] == pytest.approx(float(ne(scores_N, labels_N)), abs=1e-5) and told["ne"] < 1
+    as_blend = {"model.name": "blend", "model.trees": 0, "model.members": 1, "model.deep": (4,), "loop.max_steps": 1}
+    settings = {"data.batch_size": 256, "loop.evaluate_every": 1, "log.tensorboard": False}
+    blend_run = Run.of(prepared, {"run_dir": str(tmp_path / "blend"), **as_blend, **settings})
+    of_blend = train(blend_run)
+    assert of_blend["best"]["parts"]["logistic"]["ne"] == pytest.approx(told["ne"], abs=1e-5)
+    assert parts.beside(blend_run, of_blend) is None
+    assert parts.beside(run, {**results, "stopped_by": "SIGINT"}) is None
+    html = report(tmp_path / "run", rows=0).read_text(encoding="utf-8")
+    assert "test: logistic regression alone" in html and "logistic regression" in html.partition("test: ")[0]
+
+
+def test_a_large_log_has_no_baseline(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "SMALL_ROWS", data.open(prepared).rows("train") - 1)
+    run = small_run(prepared, tmp_path / "run")
+    assert parts.beside(run, train(run)) is None
+    assert parts.Alone(restore(tmp_path / "run"), data.open(prepared)).scores("test") == {}

@@ -81,7 +81,7 @@ def test_the_main_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--model.dim", "8", "--tables.rule.lr=0.1"]) == 0
     out = capsys.readouterr().out
     assert "progressive validation" in out
-    assert "valid" in out
+    assert "valid" in out and "a logistic regression" in out
     assert Path("run/curves.png").stat().st_size > 5000
     assert re.search(r"^dim +. 8$", Path("run/run.toml").read_text(), re.M)
     assert main(["evaluate", "run", "--json-out", "test.json"]) == 0

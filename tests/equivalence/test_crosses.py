@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 import torch
 
 from sparrow import data
+from sparrow.analysis.slices import slices
 from sparrow.core import UserError
 from sparrow.features.encodings import MISSING, UNKNOWN
-from sparrow.features.hashing import crossed, hash_ids
+from sparrow.features.hashing import crossed, hash_ids, hashes_of
 from sparrow.features.schema import Column, Encoding, Schema
+from sparrow.features.transforms import typed
+from sparrow.features.words import KEPT
+from sparrow.features.words import load as load_words
 from sparrow.metrics import auc
 from sparrow.serving import load
 from sparrow.serving.export import export
@@ -100,6 +105,25 @@ def test_the_hash_hangs_on_order_and_on_each_part() -> None:
     assert crossed([hash_ids(pa.array(["12"])), two[:1]])[0] == crossed([hash_ids(pa.array([12])), two[:1]])[0]
     many = hash_ids(pa.array(np.arange(300)))
     assert len(set(crossed([np.repeat(many, 300), np.tile(many, 300)]).tolist())) == 90_000
+
+
+def test_slices_by_a_cross_have_words(prepared: Path) -> None:
+    """Each slice is named by the ids of its rows, and only of these."""
+    table, dataset, columns = pq.read_table(prepared.parent / "log.parquet"), data.open(prepared), raw()
+    words = {name: load_words(prepared, name) for name in ("pair", "three")}
+    assert 130 < len(words["pair"]) <= 144 and len(words["three"]) == KEPT
+    coded = typed(SCHEMA, table, training=True)
+    hours = [ts // 3600 % 24 for ts in columns["ts"]]
+    told = {"pair": ("user", "item"), "three": ("city", "hour", "item")}
+    for name, parts in told.items():
+        hashes = hashes_of(coded[name].dictionary_decode()).tolist()
+        for i, key in enumerate(hashes):
+            texts = [hours[i] if part == "hour" else columns[part][i] for part in parts]
+            assert words[name].get(key, text := " & ".join(map(str, texts))) == text
+    values, _ = slices(dataset, "train", "pair")
+    assert all(re.fullmatch(r"\d+ & i\d+", value) for value in values[:7] if value not in ("missing", "unknown")), (
+        values
+    )
 
 
 def test_text_is_parquet_and_the_other_columns_stay(prepared: Path, tmp_path: Path) -> None:

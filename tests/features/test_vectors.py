@@ -6,7 +6,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.features.numeric import transform
-from sparrow.features.vectors import as_vectors, numbers_of, packed, transform_vectors, unpacked
+from sparrow.features.vectors import as_vectors, broken, numbers_of, packed, transform_vectors, unpacked
 
 X = [[0.5, -1.0, 2.0], [1e-3, 0.0, -0.25]]
 WANTED = np.array([X[0], [np.nan] * 3, X[1]])
@@ -87,3 +87,31 @@ def test_each_number_is_that_of_a_numeric_column(kind: str) -> None:
         wanted = transform(np.where(there, x_NS[:, i], np.nan).astype(np.float64), kind, means[i], stds[i])
         assert np.array_equal(found[:, i], wanted)
     assert not found[~there].any()
+
+
+def test_what_is_broken_is_what_is_refused() -> None:
+    """Row by row, whatever the others are; a vector that is missing as a whole is not broken."""
+    rows = [
+        X[0],
+        None,
+        X[0][:2],
+        [],
+        [0.0, float("nan"), 1.0],
+        [0.0, None, 1.0],
+        [1e39, 0, 0],
+        [0, -float("inf"), 0],
+        X[1],
+    ]
+    texts = ["0.5,-1,2", None, "[0.5,-1]", "", "0,nan,1", "0,,1", "1e39,0,0", "a,b,c", " ( 1, 2,3) "]
+    for raw, separator in ((pa.array(rows, pa.list_(pa.float64())), None), (pa.array(texts), ",")):
+        for column, size in ((raw, 3), (raw.slice(2), 3), (raw, 2), (raw.slice(0, 0), 3)):
+            found = broken(column, "v", size, separator)
+            refused = []
+            for i in range(len(column)):
+                try:
+                    as_vectors(column.slice(i, 1), "v", 0, size, separator)
+                    refused.append(False)
+                except UserError:
+                    refused.append(True)
+            assert found.tolist() == refused
+        assert found.shape == (0,)

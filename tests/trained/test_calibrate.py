@@ -96,6 +96,17 @@ def held(run_dir: Path) -> dict[str, bytes]:
     return {str(p.relative_to(run_dir)): p.read_bytes() for at in folders for p in at.rglob("*") if p.is_file()}
 
 
+def test_a_run_that_is_to_have_none_any_more_loses_them(prepared_sampled: Path, tmp_path: Path) -> None:
+    """But not those that a command has fitted since, of which the run's settings know nothing."""
+    train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="isotonic"))
+    assert restore(tmp_path).calibrators
+    results = train(run_of(prepared_sampled, tmp_path, **MODEL, calibrate="none"), resume=True)
+    assert "calibrated" not in results and restore(tmp_path).calibrators == ()
+    calibrate(tmp_path, "logistic")
+    train(run_of(prepared_sampled, tmp_path, **MODEL), resume=True)
+    assert calibrators.kind_of(restore(tmp_path).calibrators) == "logistic"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_cut_and_a_command_fit_the_same_bits(prepared_sampled: Path, tmp_path: Path, kind: Any) -> None:
     settings = {**MODEL, "calibrate": kind}

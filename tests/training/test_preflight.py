@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -14,8 +15,11 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.core.memory import available_bytes
 from sparrow.data.batches.dataset import Dataset
+from sparrow.data.logs.read import table_log
 from sparrow.embeddings import TableChoices
+from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.kernels.rules import adam
+from sparrow.losses import bce, listwise, pairwise
 from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Data, Run, Sharding
@@ -61,6 +65,36 @@ def test_a_step_grows_with_the_batch(prepared: Path) -> None:
     assert 6 < large.host["a step"] / small.host["a step"] < 8.5
 
 
+def test_pairs_of_large_groups_count(tmp_path: Path) -> None:
+    """Those of the rows that a batch holds: a thousand clicks, each with a thousand other rows of its request."""
+    rows = 4000
+    columns = {"request": [i // 2000 for i in range(rows)], "ad": [i % 7 for i in range(rows)]}
+    table = pa.table({**columns, "click": [i % 2 for i in range(rows)]})
+    prepared = tmp_path / "prepared"
+    schema = Schema(
+        columns={
+            "request": Column(kind="group"),
+            "ad": Column(kind="categorical", table="ad"),
+            "click": Column(kind="label"),
+        },
+        encodings={"ad": Encoding()},
+    )
+    data.prepare(table_log(table), prepared, schema=schema, split=Split(by="ratio", valid=0.0, test=0.0))
+    found = {}
+    for loss, size in (
+        (bce.Config(), rows),
+        (listwise.Config(), rows),
+        (pairwise.Config(), rows),
+        (pairwise.Config(), 1000),
+    ):
+        run = dataclasses.replace(make(prepared, loss=loss), data=Data(path=str(prepared), batch_size=size))
+        found[type(loss), size] = preflight.estimate(run, data.open(prepared))
+    assert [needs.host["pairs"] for needs in found.values()] == [0, 0, 38 * 2 * 1000 * 1000, 38 * 500 * 500]
+    assert (
+        len({needs.host["a step"] for (_, size), needs in found.items() if size == rows}) == 1
+    )  # threads are chosen by it
+
+
 @pytest.mark.skipif(available_bytes() is None, reason="the system does not tell its memory")
 def test_what_the_estimate_says_is_what_a_run_takes(prepared: Path, tmp_path: Path) -> None:
     """Within a fifth, for a run large enough that the program itself is not most of it."""
@@ -68,6 +102,7 @@ def test_what_the_estimate_says_is_what_a_run_takes(prepared: Path, tmp_path: Pa
 import sys
 from sparrow import data
 from sparrow.core.memory import keep_freed_memory
+from sparrow.losses import bce, listwise, pairwise
 from sparrow.models import dcnv2
 from sparrow.trained.run import Data, Run, Loop
 from sparrow.training import preflight, train
@@ -218,7 +253,7 @@ def test_a_step_is_not_tried_beyond_memory(prepared: Path, monkeypatch: pytest.M
     for free, rows in ((None, [32, 64, 256]), (1, [32])):
         monkeypatch.setattr(preflight, "available_bytes", lambda free=free: free)
         tried.clear()
-        each, _ = preflight._kept(run, log.schema, log.first(256))
+        each, *_ = preflight._kept(run, log.schema, log.first(256))
         assert tried == rows
         assert each > 1000
 

@@ -22,6 +22,7 @@ from sparrow.data.shaping.joins import Joined
 from sparrow.data.shaping.repair import Repairs, Tally, repaired
 from sparrow.data.shaping.steps import Rows, Step, Types
 from sparrow.data.shaping.structs import Structs, is_list, is_nested, plain
+from sparrow.data.shaping.vectors import RepairedVectors
 from sparrow.features.encodings import kind_of
 from sparrow.features.ids import is_text
 from sparrow.features.schema import Column, Schema, Source
@@ -115,6 +116,12 @@ class Log:
             here = tuple(replace(f, path=str(f.resolve())) if f.is_local else f for f in side.files)
             log = log._then(Joined(join=join, side=replace(side, files=here, beginning=None), held=log.types))
         return log
+
+    def with_vectors(self, schema: Schema) -> Log:
+        """Returns the log with broken vectors taken for missing, if it is repaired. schema: has their sizes."""
+        vectors = {schema.columns[name].source or name: schema.columns[name] for name in schema.of_kind("vector")}
+        is_repaired = vectors and self.source.bad_rows == "repair"
+        return self._then(RepairedVectors(self.types, vectors)) if is_repaired else self
 
     def like(self, other: Log) -> Log:
         """Returns the log with its rows made as those of another one, whose files are like its own."""

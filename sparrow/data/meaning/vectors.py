@@ -17,6 +17,7 @@ from sparrow.features.vectors import flat_vectors
 
 _VALUES = 1000  # texts that are looked at
 _SHORTEST = 4  # numbers of a text; fewer may be coordinates, a date or a price
+_MOST = 0.95  # of the values: so many are alike
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 
 
@@ -24,7 +25,7 @@ def vector_of(values: pa.Array, kind: pa.DataType) -> Column | None:
     """Returns the column that values [N] are if they look like vectors, else None.
 
     Lists do when they hold floats, two or more, always as many. Texts do when they are at least four numbers, always as
-    many, and a number has a fraction.
+    many, and a number has a fraction. One in twenty may be broken, which stops the preparation or is repaired then.
 
     Args:
         values: lists or texts.
@@ -40,14 +41,14 @@ def vector_of(values: pa.Array, kind: pa.DataType) -> Column | None:
     for separator in (",", ";", "|", None):
         size, (numbers, _) = _one_size(texts, separator), flat_vectors(texts, "", 0, separator)
         if size is not None and size >= _SHORTEST and not numbers.null_count:
-            is_number = pc.all(pc.match_substring_regex(numbers, _NUMBER)).as_py()
-            if is_number and pc.any(pc.match_substring_regex(numbers, r"[.eE]")).as_py():
+            read = numbers.filter(pc.match_substring_regex(numbers, _NUMBER))
+            if len(read) >= _MOST * len(numbers) and pc.any(pc.match_substring_regex(read, r"[.eE]")).as_py():
                 return _column(size, separator, "text, cut at " + (repr(separator) if separator else "white space"))
     return None
 
 
 def sized(schema: Schema, log: Log) -> Schema:
-    """Returns the schema with the size of each vector: unless told, it is that of the log's first one.
+    """Returns the schema with the size of each vector: unless told, it is that of most among the log's first ones.
 
     Raises:
         UserError: for a column in which no vector was found.
@@ -65,15 +66,18 @@ def sized(schema: Schema, log: Log) -> Schema:
         if not sizes.any():
             remedy = f"set columns.{name}.size"
             raise UserError(f"columns.{name}: no vector in the first {len(values)} rows of {log.name}; {remedy}")
-        columns[name] = replace(column, size=int(sizes[sizes > 0][0]))
+        columns[name] = replace(column, size=int(np.bincount(sizes[sizes > 0]).argmax()))
     return replace(schema, columns=columns)
 
 
 def _one_size(values: pa.Array, separator: str | None) -> int | None:
-    """Returns how many numbers the vectors have, if all have as many. Those that are empty are missing."""
+    """Returns how many numbers the vectors have, if `_MOST` have as many. Those that are empty are missing."""
     sizes = np.diff(flat_vectors(values, "", 0, separator)[1])
-    sizes = np.unique(sizes[sizes > 0])
-    return int(sizes[0]) if len(sizes) == 1 and sizes[0] <= MOST_NUMBERS else None
+    sizes, counts = np.unique(sizes[sizes > 0], return_counts=True)
+    if not len(sizes) or counts.max() < _MOST * counts.sum():
+        return None
+    size = int(sizes[counts.argmax()])
+    return size if size <= MOST_NUMBERS else None
 
 
 def _column(size: int, separator: str | None, what: str) -> Column:

@@ -178,7 +178,7 @@ class Local:
 
 def raw_batches(schema: Schema, log: Log, integers: frozenset[str]) -> Iterator[pa.RecordBatch]:
     """Yields what the schema needs of a log. integers: columns of text that will be taken for integers, from text."""
-    return gathered(log.batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
+    return gathered(log.with_vectors(schema).batches(raw_types(schema, log, integers)), BATCH_ROWS, BATCH_BYTES)
 
 
 def raw_types(schema: Schema, log: Log, integers: frozenset[str]) -> dict[str, pa.DataType]:

@@ -356,8 +356,11 @@ class Fitter:
             is_new = fitted is None and column.means is None and column.transform != "none"
             counted = self._counted(name, column)
             is_marked = is_new and counted is not None and counted.count < self.rows[0]
-            if is_marked and beside not in self.given.schema.columns:
-                source = column.source or name
+            source = column.source or name
+            is_told = bool(column.counts) and any(
+                of.counts and of.source == source and missing_of(other) in columns for other, of in columns.items()
+            )
+            if is_marked and not is_told and beside not in self.given.schema.columns:
                 columns[beside] = Column(kind="numeric", source=source, missing=column.missing, transform="missing")
                 for group, names in groups.items():
                     groups[group] = (*names, beside) if name in names else names

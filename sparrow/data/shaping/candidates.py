@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from sparrow.core.arrays import Bools, Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.shaping.repair import REPAIR, Repairs, Tally, converted, shorten
-from sparrow.data.shaping.steps import Rows, Types
+from sparrow.data.shaping.repair import REPAIR, Repairs, converted, shorten
+from sparrow.data.shaping.steps import Rows, Types, tell
 from sparrow.data.shaping.structs import is_list, plain
 from sparrow.features.ids import as_ids, flat_lists, is_text
 from sparrow.features.schema import Source
@@ -112,7 +112,7 @@ class Candidates:
             empty = np.flatnonzero(np.diff(opened.offsets) == 0)
             if len(empty):
                 text = str(rows.batch.column(str(self.source.candidates))[int(empty[0])].as_py())
-                _tell(repairs, rows, empty, "without candidates, which make no rows", text)
+                tell(repairs, rows, empty, "without candidates, which make no rows", text)
             if self.source.bad_rows == "repair":
                 _convert(opened, rows, wanted, repairs)
             yield from self._pieces(rows, opened, wanted)
@@ -195,7 +195,7 @@ class Candidates:
             raise UserError(f"{rows.file}, {place}: {fault.first}; mend it, {REPAIR}, which leaves such rows out")
         keep_N = np.ones(len(rows.row_N), bool)
         for fault in faults:
-            _tell(repairs, rows, fault.rows_F[keep_N[fault.rows_F]], f"left out ({fault.what})", fault.value)
+            tell(repairs, rows, fault.rows_F[keep_N[fault.rows_F]], f"left out ({fault.what})", fault.value)
             keep_N[fault.rows_F] = False
         return rows.where(keep_N)
 
@@ -301,7 +301,7 @@ def _convert(opened: _Opened, rows: Rows, wanted: Types, repairs: Repairs) -> No
             opened.columns[name], bad_M = converted(values, wanted[name])
             if bad_M.any():
                 text = str(values[int(np.argmax(bad_M))].as_py())
-                _tell(repairs, rows, row_M[bad_M], f"made without {name!r}, which is not of its kind", text)
+                tell(repairs, rows, row_M[bad_M], f"made without {name!r}, which is not of its kind", text)
 
 
 def _rows(sample: pa.Table) -> Rows:
@@ -314,9 +314,3 @@ def _rows(sample: pa.Table) -> Rows:
         )
     )
     return Rows(batch=batch, row_N=np.arange(batch.num_rows), file="the log", number=0, place=lambda row: f"row {row}")
-
-
-def _tell(repairs: Repairs, rows: Rows, which: Int64s, what: str, text: str) -> None:
-    if len(which):
-        tally = repairs.told.setdefault((rows.file, what), Tally())
-        tally.add(len(which), int(rows.row_N[which[0]]), text)

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError, suggest
-from sparrow.data.shaping.repair import Repairs, Tally
-from sparrow.data.shaping.steps import Rows, Types
+from sparrow.data.shaping.repair import Repairs
+from sparrow.data.shaping.steps import Rows, Types, tell
 from sparrow.features.hashing import hash_ids
 from sparrow.features.ids import as_ids, is_text
 from sparrow.features.schema import Join
@@ -108,8 +108,7 @@ class Joined:
             match_N = hashes_U[at_N] == hash_N
             if not match_N.all():
                 i = int(np.argmin(match_N))
-                tally = repairs.told.setdefault((rows.file, what), Tally())
-                tally.add(int((~match_N).sum()), int(rows.row_N[i]), str(ids[i].as_py()))
+                tell(repairs, rows, np.flatnonzero(~match_N), what, str(ids[i].as_py()))
             take_N = pa.array(order_U[at_N], mask=~match_N)
             added = {made: columns[name].take(take_N) for made, name in sources.items()}
             yield rows.of({n: added[n] if n in added else rows.batch.column(n) for n in wanted})

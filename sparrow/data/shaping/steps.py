@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from sparrow.core.arrays import Bools, Int64s
-from sparrow.data.shaping.repair import Repairs
+from sparrow.data.shaping.repair import Repairs, Tally
 
 Types = dict[str, pa.DataType]
 
@@ -39,6 +39,12 @@ class Rows:
     def of(self, columns: Mapping[str, pa.Array]) -> Rows:
         """Returns the same rows with these columns."""
         return replace(self, batch=pa.RecordBatch.from_pydict(dict(columns)))
+
+
+def tell(repairs: Repairs, rows: Rows, which: Int64s, what: str, text: str) -> None:
+    """Counts what happened to some of the rows. which: their places; text: that of the first one."""
+    if len(which):
+        repairs.told.setdefault((rows.file, what), Tally()).add(len(which), rows.row(int(which[0])), text)
 
 
 class Step(Protocol):

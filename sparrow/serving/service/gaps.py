@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparrow.features.encodings import UNKNOWN
-from sparrow.features.schema import Schema, missing_of
+from sparrow.features.schema import Schema
 from sparrow.serving.scorer import Crossed
 from sparrow.serving.service.asked import Asked
 
@@ -82,12 +82,12 @@ def _numbers(schema: Schema, crossed: Crossed, asked: Sequence[Asked], found: li
     places, starts_R = schema.places, np.cumsum((0, *crossed.counts[:-1]))
     told_RC = np.add.reduceat(crossed.batch.dense_BC.numpy() > 0, starts_R, dtype=np.int64)
     for name in places:
-        source, told = schema.columns[name].source or name, missing_of(name)
+        source, told = schema.columns[name].source or name, schema.mark_of(name)
         part = crossed.known.parts.get(name) if crossed.known is not None else None
         missing_B = None if part is None or part.numbers is None else np.isnan(part.numbers[: sum(crossed.counts)])
         for r, one in enumerate(asked if schema.columns[name].transform != "missing" else ()):
             is_user = source in one.user
-            if told in places:
+            if told is not None:
                 count = int(told_RC[r, places[told].start])
             elif missing_B is not None:
                 count = int(missing_B[starts_R[r] : starts_R[r] + crossed.counts[r]].sum())

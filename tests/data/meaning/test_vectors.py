@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sparrow.core import UserError
+from sparrow.data import prepare
 from sparrow.data.logs.read import table_log
 from sparrow.data.meaning.inference import infer_log
 from sparrow.data.meaning.vectors import sized, vector_of
@@ -63,6 +64,20 @@ def test_vectors_are_known_by_their_look(values: list | pa.Array, separator: str
 )
 def test_what_is_none(values: list) -> None:
     assert found(values) is None
+
+
+@pytest.mark.parametrize("form", ["lists", "texts"])
+def test_a_few_broken_ones_do_not_hide_vectors(form: str, tmp_path: Path) -> None:
+    """The preparation then stops at the first of them, and does not leave the column out in silence."""
+    rows = X.tolist()
+    rows[70] = rows[70][:2]
+    emb = rows if form == "lists" else [" ".join(map(str, row)) for row in rows]
+    assert found(emb) is not None and found(emb[70:71] + emb[:5]) is None
+    table = pa.table({"click": [i % 2 for i in range(400)], "ad": [i % 9 for i in range(400)], "emb": emb})
+    with pytest.raises(UserError, match=r"'emb', row 70: a vector of 2 numbers where others have 5; mend it"):
+        prepare(table_log(table), tmp_path / "out")
+    ids = ["1,2,3,4"] * 39 + ["apple,e,b,c"]
+    assert found(ids) is None
 
 
 def test_a_vector_is_no_list_of_ids_and_no_weights_of_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,7 +222,8 @@ def test_a_model_is_served_what_it_was_evaluated_on(tmp_path: Path) -> None:
     schema = Schema(columns=columns, encodings={"item": Encoding()})
     made = data.prepare([tmp_path / "log.csv"], tmp_path / "data", schema=schema)
     assert made.schema.encodings["item"].kind == "range"
-    assert {"rate:missing", "seen:missing"} <= set(made.schema.dense)
+    assert made.schema.dense == ("rate", "rate:missing", "seen")  # both are missing where the item is
+    assert made.schema.mark_of("seen") == made.schema.mark_of("rate") == "rate:missing"
     assert (made.schema.columns["seen"].transform, made.schema.columns["rate"].prior) == ("log", 20.0)
     results = train(run_of(made.out, tmp_path / "run", **{"model.name": "logistic", "loop.epochs": 3}))
     assert results["valid"]["auc"] > 0.7
@@ -234,6 +236,9 @@ def test_a_model_is_served_what_it_was_evaluated_on(tmp_path: Path) -> None:
     assert np.array_equal(restore(tmp_path / "run").scores(batch)[:, 0].numpy(), scores)
     export(tmp_path / "run", tmp_path / "folder", [tmp_path / "log.csv"])
     cells = [None if line.split(",")[1] == "" else int(line.split(",")[1]) for line in rows[1:]]
+    card = json.loads((tmp_path / "folder" / "card.json").read_text())
+    missing = [card["training"]["features"][name]["missing"] for name in ("item", "rate", "seen")]
+    assert missing[0] > 0 and missing == [missing[0]] * 3
     asked = [{"item": cell} for cell in cells]
     assert np.allclose(load(tmp_path / "folder").score(asked)[:, 0], scores, atol=1e-6)
 
