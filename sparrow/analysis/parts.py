@@ -23,6 +23,7 @@ from sparrow.training.defaults import SMALL_ROWS
 from sparrow.training.warm import WHOLE
 
 NAMES = {"members": "members that share an MLP", "logistic": "logistic regression", "trees": "boosted trees"}
+NAMES |= {"constant": "a constant"}
 
 _ROWS = 4096  # that are scored at a time
 

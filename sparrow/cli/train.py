@@ -179,7 +179,7 @@ def _parts_table(parts: dict[str, dict[str, float]], of: str) -> Table:
     for name in ("", "weight", "ne"):
         table.add_column(name, justify="right" if name else "left")
     for name, part in parts.items():
-        table.add_row(NAMES[name], f"{part['weight']:.1f}", f"{part['ne']:.4f}")
+        table.add_row(NAMES[name], f"{part['weight']:.2f}", f"{part['ne']:.4f}")
     return table
 
 

@@ -34,6 +34,7 @@ def test_parts_alone_make_the_blend(place: Path) -> None:
     assert len(apart) == 2 + blend.available()
     weights = [float(w) for w in found.model.model.weights_PT[:, 0]]
     logits = sum(w * torch.logit(p_N.double()) for w, p_N in zip(weights, apart.values(), strict=False))
+    logits = logits + (1 - sum(weights)) * float(found.model.offset_T[0])
     torch.testing.assert_close(torch.sigmoid(logits), whole.scores_N.double(), atol=1e-5, rtol=1e-4)
 
 

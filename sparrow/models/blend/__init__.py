@@ -196,10 +196,12 @@ class Blend(nn.Module):
                 prior_S = 0.5 * math.log(max(mass, 1.0)) * (choices_SP > 0).sum(1) + _DOUBT * choices_SP.sum(1)
                 costs_S = prior_S + mass * torch.tensor(losses)
             self.weights_PT[:, task] = torch.softmax(-costs_S.double(), 0).float() @ choices_SP
-        first_NP = torch.sigmoid(parts_NPT[:, :, 0] + offset_T[0])
+        constant_N1 = torch.zeros(len(parts_NPT), 1)
+        first_NP = torch.sigmoid(torch.cat([parts_NPT[:, :, 0], constant_N1], 1) + offset_T[0])
         labels_N, first_NP, mass_N = labelled(labels_NT[:, 0], first_NP, weights_N)
         alone = [ne(p_N, labels_N, mass_N) for p_N in first_NP.unbind(1)]
-        told = zip(self.there.items(), self.weights_PT[:, 0].tolist(), alone, strict=True)
+        weights = [*self.weights_PT[:, 0].tolist(), float(1 - self.weights_PT[:, 0].sum())]
+        told = zip({**self.there, "constant": True}.items(), weights, alone, strict=True)
         return {name: {"weight": weight, "ne": value} for (name, is_there), weight, value in told if is_there}
 
 

@@ -46,7 +46,7 @@ def test_a_small_log(tmp_path: Path) -> None:
     results = run(tmp_path, log(tmp_path, signal=1.5))
     parts, best = results["best"]["parts"], results["best"]["ne"]
     assert best < 0.8 and best <= min(part["ne"] for part in parts.values()) + 0.005
-    assert 0.8 <= sum(part["weight"] for part in parts.values()) <= 1 + 1e-6  # the rest is the offset's
+    assert sum(part["weight"] for part in parts.values()) == pytest.approx(1) and parts["constant"]["weight"] < 0.2
     assert parts["logistic"]["ne"] > parts["members"]["ne"]  # it knows no pairs
     assert ("trees" in parts) == blend.available()
     restored = restore(tmp_path / "run")
@@ -78,12 +78,18 @@ def test_negatives_that_were_left_out(tmp_path: Path) -> None:
     data.prepare([tmp_path / "log.parquet"], tmp_path / "few", split=Split(negatives=0.2))
     results = run(tmp_path, tmp_path / "few", **{"loop.epochs": 2})
     parts, best = results["best"]["parts"], results["best"]["ne"]
-    assert all(part["ne"] < 1 for part in parts.values()) and best <= min(p["ne"] for p in parts.values()) + 0.005
+    assert (
+        all(part["ne"] < 1 for name, part in parts.items() if name != "constant")
+        and best <= min(p["ne"] for p in parts.values()) + 0.005
+    )
     data.prepare([tmp_path / "log.parquet"], tmp_path / "more", schema=Transforms.load(tmp_path / "run"), grow=True,
                  split=Split(negatives=0.8))  # fmt: skip
     warm = {"init_from": str(tmp_path / "run"), "run_dir": str(tmp_path / "next"), "loop.epochs": 1}
     again = run(tmp_path, tmp_path / "more", **warm)
-    assert all(part["ne"] < 1 for part in again["best"]["parts"].values()) and again["best"]["ne"] < best + 0.05
+    assert (
+        all(part["ne"] < 1 for name, part in again["best"]["parts"].items() if name != "constant")
+        and again["best"]["ne"] < best + 0.05
+    )
 
 
 def test_a_log_of_lists_alone(tmp_path: Path) -> None:
@@ -94,7 +100,7 @@ def test_a_log_of_lists_alone(tmp_path: Path) -> None:
     pq.write_table(made, tmp_path / "log.parquet")
     data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared")
     results = run(tmp_path, tmp_path / "prepared", **{"loop.epochs": 2})
-    assert list(results["best"]["parts"]) == ["members", "logistic"] and results["best"]["ne"] < 0.8
+    assert list(results["best"]["parts"]) == ["members", "logistic", "constant"] and results["best"]["ne"] < 0.8
 
 
 def test_the_next_day(tmp_path: Path) -> None:
@@ -141,7 +147,7 @@ def test_parts_get_the_weights_that_are_best() -> None:
         label_N1 = (torch.rand(rows, generator=random) < torch.sigmoid(logit_N)).float()[:, None]
         parts_NPT = torch.stack([logit_N + 3, logit_N, torch.zeros(rows)], 1)[:, :, None]
         told = model.settle(parts_NPT, label_N1, None, torch.zeros(1))
-        assert list(told) == ["members", "logistic"]  # there are no trees
+        assert list(told) == ["members", "logistic", "constant"]  # there are no trees
         weights[rows] = told["logistic"]["weight"]
         assert model.weights_PT[2, 0] == 0
     assert weights[200_000] == 1 and 0.5 <= weights[20] < 1
@@ -156,7 +162,7 @@ def test_parts_get_the_weights_that_are_best() -> None:
     shifted = model.settle(halves, label_N1, None, torch.tensor([0.5]))
     assert shifted["logistic"]["weight"] == 1
     none = model.settle(parts_NPT, torch.full_like(label_N1, torch.nan), None, torch.zeros(1))
-    assert [round(part["weight"], 6) for part in none.values()] == [round(1 / 3, 6)] * 2
+    assert [round(part["weight"], 6) for part in none.values()] == [round(1 / 3, 6)] * 3
 
 
 @pytest.mark.parametrize("seed", range(5))
