@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 import struct
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from sparrow.kernels.block_io.layout import BlockMap, Layout
 
 MAGIC = b"sparrow blocks 1"
 HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
+PATIENCE = 3.0  # seconds
 _warned: set[str] = set()
 
 
@@ -123,12 +125,27 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
         raise UserError(f"table {table}: {path} is missing; bring it back beside its checkpoint") from None
     except OSError as error:
         raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if is_written else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
+    if not _locked(fd, fcntl.LOCK_EX if is_written else fcntl.LOCK_SH):
         os.close(fd)
-        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder") from None
+        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
     return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct)
+
+
+def _locked(fd: int, lock: int) -> bool:
+    """Returns whether the file has the lock now.
+
+    Linux ends what a killed process began on io_uring a little later, and has the lock until then. So nothing is
+    written behind the back of who comes next.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, lock | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
 
 
 def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:

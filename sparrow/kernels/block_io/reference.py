@@ -76,6 +76,10 @@ class Store:
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Reading:
         """See `Blocks`."""
+        self._check(rows_U, self.file.layout.rows)
+        assert bool((rows_U[1:] > rows_U[:-1]).all()), "rows are not ascending"
+        for tensor in into.values():
+            self._check(at_U, len(tensor))
         reading = Reading(never_U=torch.zeros(len(rows_U), dtype=torch.bool))
         blocks: dict[int, list[int]] = {}
         for u, row in enumerate(rows_U.tolist()):
@@ -122,6 +126,7 @@ class Store:
 
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """See `Blocks`."""
+        self._check(rows_U, self.file.layout.rows)
         record = self.file.layout.record_bytes
         while self._has_queued() and self._bytes_queued() + len(rows_U) * record > self.bytes_queue:
             self._advance()
@@ -269,10 +274,17 @@ class Store:
                 records[block * layout.per_block + r] = content[at : at + layout.record_bytes]
         return records
 
+    @staticmethod
+    def _check(numbers_U: Tensor, limit: int) -> None:
+        assert not len(numbers_U) or (0 <= int(numbers_U.min()) and int(numbers_U.max()) < limit), "not in the table"
+
     # -- records ----------------------------------------------------------------------------------
 
     def _gathered(self, fields: Mapping[str, Tensor], rows: int) -> list[bytes]:
-        parts = [fields[name].contiguous().reshape(rows, -1).view(torch.uint8) for name in self.file.layout.fields]
+        parts = []
+        for name, of in self.file.layout.fields.items():
+            entries = 1 if of.width is None else of.width
+            parts.append(fields[name].contiguous().view(rows, entries).view(torch.uint8))
         return [record.numpy().tobytes() for record in torch.cat(parts, 1)]
 
     def _scatter(self, record: bytes, into: Mapping[str, Tensor], at: int) -> None:
