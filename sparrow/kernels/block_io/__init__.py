@@ -72,11 +72,11 @@ class Blocks:
             raise UserError(f"way: {way!r} is not one of {', '.join(get_args(Way))}")
         self.layout = layout
         if map is None:
-            opened = file.create(path, table, layout)
+            self.file = file.create(path, table, layout)
         else:
-            opened = file.open_file(path, table, layout, map, is_written)
+            self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self.way, self._store = _store(way, opened, map, bytes_queue, chance)
+        self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
         """Begin to read some rows, as they are after all `put`s so far. Later `put`s change nothing of it.

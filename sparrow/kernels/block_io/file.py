@@ -187,12 +187,12 @@ def _check(file: File, map: BlockMap) -> None:
             f"{layout.rows} of {layout.record_bytes} in {layout.block}; give it the settings that made the file"
         )
     places = os.fstat(file.fd).st_size // layout.block
-    last = int(map.places_K.max()) if len(map.places_K) else 0
-    if last >= places or (len(map.places_K) and int(map.places_K.min()) < 0):
-        raise UserError(
-            f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block {last}; bring "
-            "back the whole file, or go back to an earlier checkpoint"
-        )
+    for place in map.places_K.aminmax() if len(map.places_K) else ():
+        if not 0 <= int(place) < places:
+            raise UserError(
+                f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block "
+                f"{int(place)}; bring back the whole file, or go back to an earlier checkpoint"
+            )
 
 
 def say(problem: str) -> None:

@@ -6,6 +6,7 @@ by chance where `chance` is given, so that tests see reads and writes end in any
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -222,7 +223,8 @@ class Store:
         place = next((place for place, users in enumerate(self.users) if not users), len(self.users))
         try:
             self.buffer[:] = content
-            os.pwritev(self.file.fd, [self.buffer], place * layout.block)
+            if os.pwritev(self.file.fd, [self.buffer], place * layout.block) < layout.block:
+                raise OSError(errno.ENOSPC, "a part was written")
         except OSError as error:
             self._end_write(block, self.file.failed(block, error.errno or 0, "write"))
             return
@@ -276,7 +278,7 @@ class Store:
 
     @staticmethod
     def _check(numbers_U: Tensor, limit: int) -> None:
-        assert not len(numbers_U) or (0 <= int(numbers_U.min()) and int(numbers_U.max()) < limit), "not in the table"
+        assert not len(numbers_U) or (int(numbers_U.min()) >= 0 and int(numbers_U.max()) < limit), "not in the table"
 
     # -- records ----------------------------------------------------------------------------------
 
