@@ -121,7 +121,7 @@ def median(rates: list[Rate]) -> str:
 
 
 def reads(folder: Path, blocks: int, block: int, count: int, turns: int) -> dict[str, float]:
-    """Prints reads/s of the bare loop and of each way, in turns; returns the median of each way's ratios to the loop."""
+    """Prints reads/s of the bare loop and of each way, in turns. Returns the median ratio of each to the bare loop."""
     ways: tuple[Way, ...] = ("io_uring", "threads")
     random = torch.Generator().manual_seed(block)
     found: dict[str, list[Rate]] = {name: [] for name in ("bare", "bare, depth 32", *ways)}
@@ -152,7 +152,7 @@ def reads(folder: Path, blocks: int, block: int, count: int, turns: int) -> dict
 
 
 def writes(folder: Path, blocks: int, count: int) -> None:
-    """Prints how many rows/s are written back that lie at random, and in a sequence; with what they are then checked."""
+    """Prints how many rows/s are written back that lie at random. What was written is checked."""
     random = torch.Generator().manual_seed(1)
     with filled(folder, blocks, 4096) as (path, layout, map):
         for way in ("io_uring", "threads"):

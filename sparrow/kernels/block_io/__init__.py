@@ -11,6 +11,7 @@ Python. "auto" takes the first that can run.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ class Blocks:
             self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
         self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        self._close = weakref.finalize(self, self._store.close)  # at the latest when the process ends
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
         """Begin to read some rows, as they are after all `put`s so far. Later `put`s change nothing of it.
@@ -101,7 +103,8 @@ class Blocks:
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Have whole records written some time before `sync` returns. They are copied now.
 
-        It waits while the queue is full. After an error none of these records were taken.
+        It waits until the queue has room for all of them; if there are more than it can hold, until it is empty. After
+        an error none of these records were taken.
 
         Args:
             rows_U: int64 [U], each once, in any order.
@@ -149,7 +152,7 @@ class Blocks:
 
     def close(self) -> None:
         """Let go of the file. What was put since the last `sync` may be lost."""
-        self._store.close()
+        self._close()
 
     def __enter__(self) -> Blocks:
         return self

@@ -67,16 +67,15 @@ class File:
             "whose file is whole, or train the table again"
         )
 
-    def failed(self, block: int, code: int, doing: str) -> UserError:
-        """What is raised when the system refuses to read or write a block. code: its errno."""
+    def failed(self, block: int | None, code: int, doing: str) -> UserError:
+        """What is raised when the system refuses to read or write a block, or all (None). code: its errno."""
+        rows = "" if block is None else f", {self.rows_of(block)}"
         remedy = {
             errno.ENOSPC: "make room there; the rows wait in memory and the last kept checkpoint is whole",
             errno.EDQUOT: "raise the quota; the rows wait in memory and the last kept checkpoint is whole",
             errno.EFBIG: "raise the limit for files (ulimit -f); the rows wait in memory",
         }.get(code, "check the device, then go back to the last checkpoint")
-        return UserError(
-            f"table {self.table}, {self.rows_of(block)}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}"
-        )
+        return UserError(f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}")
 
 
 def create(path: Path, table: str, layout: Layout) -> File:

@@ -49,6 +49,11 @@ class Layout:
         return sum(field.bytes_row for field in self.fields.values())
 
     @property
+    def bytes_map(self) -> int:
+        """What the map of a store takes in memory if its file has twice the blocks of the table."""
+        return 13 * self.blocks
+
+    @property
     def per_block(self) -> int:
         """How many records a full block has."""
         found = 8 * (self.block - HEAD) // (8 * self.record_bytes + 1)  # a record has a bit beside its bytes

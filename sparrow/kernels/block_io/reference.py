@@ -139,7 +139,10 @@ class Store:
         """See `Blocks`."""
         while self._has_queued():
             self._advance()
-        os.fsync(self.file.fd)
+        try:
+            os.fsync(self.file.fd)
+        except OSError as error:
+            raise self.file.failed(None, error.errno or 0, "write") from None
         places_K, generations_K = (torch.tensor(x, dtype=torch.int32) for x in (self.places, self.generations))
         return BlockMap(file=self.file.number, places_K=places_K, generations_K=generations_K)
 

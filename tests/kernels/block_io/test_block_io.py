@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from sparrow.core import UserError
 from sparrow.kernels import missing
-from sparrow.kernels.block_io import BlockMap, Blocks, Layout
+from sparrow.kernels.block_io import BlockMap, Layout
 from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
 from tests.kernels.embedding_bag.cases import built
 
@@ -48,9 +48,7 @@ class Machine(RuleBasedStateMachine):
         for way in RUNNING:
             chance = Random(self.random.random()) if way == "reference" else None
             path = Path(self.folder.name) / way
-            self.stores[way] = Blocks(
-                path, LAYOUT, table="ads", way=way, map=maps.get(way), chance=chance, **self.options
-            )  # type: ignore[arg-type]
+            self.stores[way] = make(path, way, map=maps.get(way), chance=chance, **self.options)
 
     @rule(rows=SOME_ROWS)
     def put(self, rows: list[int]) -> None:
@@ -124,7 +122,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -146,6 +146,11 @@ def test_a_device_that_fails(tmp_path: Path, way: Any) -> None:
     os.dup2(whole, blocks.file.fd)  # it works again
     blocks.sync()
     check(blocks, dict.fromkeys(range(ROWS), 1))
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, blocks.file.fd)
+    with pytest.raises(UserError, match="table ads: cannot write .*rows: Invalid argument; check the device"):
+        blocks.sync()
+    os.close(read_end), os.close(write_end)
     blocks.close()
     for fd in (folder, whole):
         os.close(fd)
