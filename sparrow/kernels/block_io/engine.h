@@ -28,8 +28,7 @@
 
 namespace sparrow::block_io {
 
-constexpr int64_t kDepth = 32;            // reads and writes under way
-constexpr int64_t kMostBlock = 64 << 10;  // bytes
+constexpr int64_t kDepth = 32;  // reads and writes under way
 
 class Engine {
  public:
@@ -51,12 +50,11 @@ class Engine {
 
  protected:
   // Gives the next thing to do, in op. Writes have at most half of what is under way, so that reads go on.
-  bool next(Op* op) {
-    uint8_t* const buffer = op->buffer;
+  bool next(Op* op, uint8_t* buffer) {
     for (size_t tried = 0; 2 * writes_ < kDepth && tried < stores_.size(); ++tried) {
       Store* store = stores_[turn_++ % stores_.size()];
       if (!store->is_due()) continue;
-      if (store->next_write(op)) {
+      if (store->next_write(op, buffer)) {
         ++writes_;
         ++store->under_way;
         return true;
@@ -65,17 +63,16 @@ class Engine {
     }
     if (reads_.empty()) return false;
     *op = reads_.front();
-    op->buffer = buffer;
     reads_.pop_front();
     ++op->store->under_way;
     return true;
   }
 
   // Returns whether the op is to be done again, with another result: as a write, or after an interruption.
-  bool finish(Op* op, const Error& found) {
+  bool finish(Op* op, uint8_t* buffer, const Error& found) {
     if (found.code == EINTR || found.code == EAGAIN) return true;
     Store* store = op->store;
-    if (store->finish(op, found)) return true;
+    if (store->finish(op, buffer, found)) return true;
     writes_ -= op->reading == nullptr;
     --store->under_way;
     if (op->reading == nullptr || op->reading->open == 0 || store->under_way == 0) changed.notify_all();
@@ -95,10 +92,10 @@ class Engine {
   size_t turn_ = 0;
 };
 
-inline int64_t transfer(const Op& op) {
+inline int64_t transfer(const Op& op, uint8_t* buffer) {
   const Shape& of = op.store->shape();
-  const int64_t at = op.place * of.block;
-  const int64_t done = op.is_write ? pwrite(of.fd, op.buffer, of.block, at) : pread(of.fd, op.buffer, of.block, at);
+  const int64_t bytes = op.count * of.block, at = op.place * of.block;
+  const int64_t done = op.is_write ? pwrite(of.fd, buffer, bytes, at) : pread(of.fd, buffer, bytes, at);
   return done < 0 ? -errno : done;
 }
 
@@ -116,17 +113,17 @@ class Threads final : public Engine {
   std::condition_variable todo_;
 
   void run(int64_t thread) {
-    Op op{};
-    op.buffer = buffers_ + thread * kMostBlock;
+    Op op;
+    uint8_t* const buffer = buffers_ + thread * kMostBlock;
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
-      todo_.wait(lock, [&] { return next(&op); });
+      todo_.wait(lock, [&] { return next(&op, buffer); });
       Error found;
       do {
         lock.unlock();
-        found = op.store->work(op, transfer(op));
+        found = op.store->work(op, buffer, transfer(op, buffer));
         lock.lock();
-      } while (finish(&op, found));
+      } while (finish(&op, buffer, found));
     }
   }
 };
@@ -207,10 +204,12 @@ class Ring final : public Engine {
     __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
     ++added_;
   }
+  uint8_t* buffer(int64_t slot) { return buffers_ + slot * kMostBlock; }
   void begin(int64_t slot) {
     const Op& op = ops_[slot];
     const Shape& of = op.store->shape();
-    add_entry(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, op.buffer, of.block, op.place * of.block, slot);
+    add_entry(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, buffer(slot), op.count * of.block,
+              op.place * of.block, slot);
   }
   void listen() { add_entry(IORING_OP_READ, event_, &event_value_, sizeof event_value_, 0, kEvent); }
 
@@ -233,7 +232,6 @@ class Ring final : public Engine {
   void run() {
     std::vector<int64_t> free;
     for (int64_t slot = kDepth; slot-- > 0;) {
-      ops_[slot].buffer = buffers_ + slot * kMostBlock;
       free.push_back(slot);
     }
     std::vector<std::pair<int64_t, int64_t>> done;
@@ -242,15 +240,15 @@ class Ring final : public Engine {
     for (;;) {
       found.clear();
       for (const auto& [slot, result] : done)
-        found.push_back(slot == kEvent ? Error{} : ops_[slot].store->work(ops_[slot], result));
+        found.push_back(slot == kEvent ? Error{} : ops_[slot].store->work(ops_[slot], buffer(slot), result));
       std::unique_lock<std::mutex> lock(mutex);
       for (size_t i = 0; i < done.size(); ++i) {
         const int64_t slot = done[i].first;
         if (slot == kEvent) listen();
-        else if (finish(&ops_[slot], found[i])) begin(slot);
+        else if (finish(&ops_[slot], buffer(slot), found[i])) begin(slot);
         else free.push_back(slot);
       }
-      while (!free.empty() && next(&ops_[free.back()])) {
+      while (!free.empty() && next(&ops_[free.back()], buffer(free.back()))) {
         begin(free.back());
         free.pop_back();
       }
