@@ -49,7 +49,7 @@ class Blocks:
         map: what the file holds. All that it does not name is free. To keep the map whole when blocks are written
             after, call `keep` as well, before the first `put`.
         way: see the package.
-        bytes_queue: how many bytes of records may wait to be written.
+        bytes_queue: how many bytes of records may wait to be written. Half of them wait always, and `sync` writes them.
         is_written: False for a file that is only read.
         chance: for "reference", in which random order reads and writes end; None for their own.
 
@@ -65,7 +65,7 @@ class Blocks:
         table: str,
         map: BlockMap | None = None,
         way: Way = "auto",
-        bytes_queue: int = 64 << 20,
+        bytes_queue: int = 8 << 20,
         is_written: bool = True,
         chance: Random | None = None,
     ) -> None:
@@ -126,6 +126,23 @@ class Blocks:
             UserError: when records cannot be written; they stay in the queue, and a later call tries again.
         """
         return self._store.sync()
+
+    def snapshot(self) -> tuple[BlockMap, Tensor, dict[str, Tensor]]:
+        """Returns a map of what is written, kept already, and the rows that still wait: int64 [U] and their fields.
+
+        So a checkpoint need not wait until the queue is written. Both together are all that was put.
+
+        Raises:
+            UserError: when the disk fails.
+        """
+        map, rows_U, records_UB = self._store.snapshot()
+        rows_U, order = rows_U.sort()
+        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
+        fields = {
+            name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
+            for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
+        }
+        return map, rows_U, fields
 
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.
