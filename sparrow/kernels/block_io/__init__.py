@@ -11,6 +11,7 @@ Python. "auto" takes the first that can run.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,13 @@ class Blocks:
         else:
             self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        try:
+            self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        except UserError:
+            os.close(self.file.fd)
+            if map is None:
+                path.unlink()
+            raise
         self._close = weakref.finalize(self, self._store.close)  # at the latest when the process ends
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:

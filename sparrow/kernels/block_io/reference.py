@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass
 class Store:
-    """What `Blocks` says, for one file. Rows are checked already."""
+    """What `Blocks` says, for one file."""
 
     file: File
     map: BlockMap | None

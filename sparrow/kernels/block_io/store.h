@@ -1,6 +1,6 @@
 // The blocks of one file and the records that wait to be written. reference.py beside this file is the definition.
 //
-// The engine (engine.h) does the reads and writes. It calls `next_write`, `begun`, `work` and `finish`; only `work`
+// The engine (engine.h) does the reads and writes. It calls `next_write`, `work` and `finish`; only `work`
 // runs without its lock.
 
 #pragma once

@@ -366,6 +366,7 @@ try:
     make(Path(sys.argv[1]) / "c", "io_uring")
 except UserError as error:
     assert "way: 'io_uring', but" in str(error)
+    assert not (Path(sys.argv[1]) / "c").exists(), "it is left behind"
 else:
     raise AssertionError
 """
