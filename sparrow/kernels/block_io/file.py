@@ -1,0 +1,201 @@
+"""The file under a block store: its head, its lock, and what is said when something is wrong with it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparrow.core.errors import UserError
+from sparrow.kernels.block_io.layout import BlockMap, Layout
+
+MAGIC = b"sparrow blocks 1"
+HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
+PATIENCE = 3.0  # seconds
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """An open file of blocks. Place 0 is its head, so that no block of the table is there.
+
+    Args:
+        path: where it is.
+        table: whose rows it holds, for messages.
+        layout: how they lie.
+        number: see `BlockMap.file`.
+        fd: the open file, which has the lock.
+        is_direct: whether reads and writes pass by the page cache.
+    """
+
+    path: Path
+    table: str
+    layout: Layout
+    number: int
+    fd: int
+    is_direct: bool
+
+    def rows_of(self, block: int) -> str:
+        """The rows of a block, for messages."""
+        first = block * self.layout.per_block
+        return f"rows {first} to {min(first + self.layout.per_block, self.layout.rows) - 1}"
+
+    def cut(self, block: int, place: int) -> UserError:
+        """What is raised when the file ends before a block does."""
+        return self._damaged(block, f"it ends within block {place}")
+
+    def wrong_checksum(self, block: int, place: int) -> UserError:
+        """What is raised when a block is not what was written."""
+        return self._damaged(block, f"the checksum of block {place} is wrong")
+
+    def other_block(self, block: int, place: int, found: tuple[int, int], generation: int) -> UserError:
+        """What is raised when a block is another one, or an older one. found: its number and generation."""
+        number, older = found
+        what = f"block {place} is number {number}, generation {older} instead of {block}, {generation}"
+        return self._damaged(block, what)
+
+    def _damaged(self, block: int, what: str) -> UserError:
+        return UserError(
+            f"table {self.table}, {self.rows_of(block)}: {self.path} is damaged ({what}); go back to a checkpoint "
+            "whose file is whole, or train the table again"
+        )
+
+    def failed(self, block: int | None, code: int, doing: str) -> UserError:
+        """What is raised when the system refuses to read or write a block, or all (None). code: its errno."""
+        rows = "" if block is None else f", {self.rows_of(block)}"
+        remedy = {
+            errno.ENOSPC: "make room there; the rows wait in memory and the last kept checkpoint is whole",
+            errno.EDQUOT: "raise the quota; the rows wait in memory and the last kept checkpoint is whole",
+            errno.EFBIG: "raise the limit for files (ulimit -f); the rows wait in memory",
+        }.get(code, "check the device, then go back to the last checkpoint")
+        return UserError(f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}")
+
+
+def create(path: Path, table: str, layout: Layout) -> File:
+    """Returns a new file without blocks.
+
+    Raises:
+        UserError: when there is one already, or the system refuses.
+    """
+    number = secrets.randbits(63)
+    head = HEAD.pack(MAGIC, number, layout.rows, layout.record_bytes, layout.block).ljust(layout.block, b"\0")
+    try:
+        with open(path, "xb") as made:
+            made.write(head)
+            made.flush()
+            os.fsync(made.fileno())
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # a map on the disk means that the file's name is there too
+        os.close(folder)
+    except FileExistsError:
+        raise UserError(f"table {table}: {path} exists already; name another folder, or remove it") from None
+    except OSError as error:
+        raise UserError(f"table {table}: cannot make {path}: {error.strerror}; name another folder") from None
+    return _opened(path, table, layout, number, is_written=True)
+
+
+def open_file(path: Path, table: str, layout: Layout, map: BlockMap, is_written: bool) -> File:
+    """Returns the file of a map.
+
+    Raises:
+        UserError: when it is missing, cut, of another run or table, or written by another process.
+    """
+    opened = _opened(path, table, layout, map.file, is_written)
+    try:
+        _check(opened, map)
+    except UserError:
+        os.close(opened.fd)
+        raise
+    return opened
+
+
+def _opened(path: Path, table: str, layout: Layout, number: int, is_written: bool) -> File:
+    flags = os.O_RDWR if is_written else os.O_RDONLY
+    try:
+        fd, is_direct = _descriptor(path, flags, layout.block)
+    except FileNotFoundError:
+        raise UserError(f"table {table}: {path} is missing; bring it back beside its checkpoint") from None
+    except OSError as error:
+        raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
+    if not _locked(fd, fcntl.LOCK_EX if is_written else fcntl.LOCK_SH):
+        os.close(fd)
+        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
+    return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct)
+
+
+def _locked(fd: int, lock: int) -> bool:
+    """Returns whether the file has the lock now.
+
+    Linux ends what a killed process began on io_uring a little later, and has the lock until then. So nothing is
+    written behind the back of who comes next.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, lock | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+
+
+def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:
+    """Returns the open file, and whether it passes by the page cache: the first read shows whether it can."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct:
+        try:
+            fd = os.open(path, flags | direct)
+            try:
+                with mmap.mmap(-1, max(block, mmap.PAGESIZE)) as memory, memoryview(memory)[:block] as aligned:
+                    os.preadv(fd, [aligned], 0)
+                return fd, True
+            except OSError:
+                os.close(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    fd = os.open(path, flags)
+    if hasattr(fcntl, "F_NOCACHE"):
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        return fd, True
+    say(f"{path.parent} has no O_DIRECT for blocks of {block} bytes: the system's page cache holds table rows as well")
+    return fd, False
+
+
+def _check(file: File, map: BlockMap) -> None:
+    layout = file.layout
+    with open(file.path, "rb") as opened:
+        head = opened.read(HEAD.size)
+    magic, *found = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
+    if magic != MAGIC:
+        raise UserError(f"table {file.table}: {file.path} is no file of blocks, or its head is damaged")
+    if found[0] != map.file:
+        raise UserError(f"table {file.table}: {file.path} is of another run; bring back the one of this checkpoint")
+    if found[1:] != [layout.rows, layout.record_bytes, layout.block] or len(map.places_K) != layout.blocks:
+        rows, record, block = found[1:]
+        raise UserError(
+            f"table {file.table}: {file.path} has {rows} rows of {record} bytes in blocks of {block}, and the run "
+            f"{layout.rows} of {layout.record_bytes} in {layout.block}; give it the settings that made the file"
+        )
+    places = os.fstat(file.fd).st_size // layout.block
+    for place in map.places_K.aminmax() if len(map.places_K) else ():
+        if not 0 <= int(place) < places:
+            raise UserError(
+                f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block "
+                f"{int(place)}; bring back the whole file, or go back to an earlier checkpoint"
+            )
+
+
+def say(problem: str) -> None:
+    """Warn of a problem, once."""
+    if problem not in _warned:
+        _warned.add(problem)
+        warnings.warn(problem, stacklevel=4)
