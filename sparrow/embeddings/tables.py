@@ -136,7 +136,8 @@ class EmbeddingTables(nn.Module):
     def prefetch(self, ids: KeyedJagged) -> None:
         """Do `prepare` for a later call with the same ids."""
         if self.features:
-            self._ready[ids] = self.prepare(ids)
+            self._ready[ids] = handle = self.prepare(ids)
+            self.components.prefetch(handle.inner)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Begin to look a batch up before the model asks for it.

@@ -117,6 +117,18 @@ class ShardedTables(nn.Module):
         self._ahead[self._prepared] = handle
         return handle
 
+    def prefetch(self, handle: Travelling) -> None:
+        """Do what `ComponentTables.prefetch` does. Rows of other ranks' ids are read as soon as these came."""
+        if handle.copied is not None:
+            self.copies.prefetch(handle.copied)
+
+    def fetch(self) -> None:
+        """Begin to read the rows, for all ranks, of batches whose ids have left."""
+        if self.local.flights.stores:
+            for following in list(self._ahead.values()):  # in their order
+                if following.sent is not None and following.begun is None:
+                    following.sent.wait().exchange.fetch(following.sent.wait())
+
     def begin(self, handle: Travelling) -> None:
         """Begin to look a batch up before the model asks for it.
 
@@ -321,6 +333,7 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.tables.mode != "off":
             ctx.sent.exchange.send_grads(ctx.sent, grads)
+            ctx.tables.fetch()  # the ids that they wait for left before forward ended
         return torch.zeros((), device=ctx.sent.device), None, None
 
 
