@@ -232,6 +232,11 @@ class TableChoices:
         return replace(self, sizes=sizes)
 
     @property
+    def in_memory(self) -> TableChoices:
+        """The same choices, but no table is on an SSD."""
+        return replace(self, tier=Tier(), overrides=tuple(replace(o, tier=None) for o in self.overrides))
+
+    @property
     def unaddressed(self) -> TableChoices:
         """The same choices, but each id has a row."""
         return replace(

@@ -171,7 +171,7 @@ class Component:
         tier, size = self.tier, self.bytes_row + TAG_BYTES
         fraction = tier.fraction or (0.0 if tier.bytes else 0.1)
         frames = self._sets(fraction, tier.bytes * 4 // 5, size, rows)
-        return frames, min(frames // 4, rows)
+        return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
 
     def tier_bytes(self, rows: int, dim: int) -> int:
         """Returns the bytes of memory of a part of the rows on an SSD: frames, the map of its blocks and its queue."""

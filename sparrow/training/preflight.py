@@ -30,6 +30,7 @@ from sparrow.sharding.plan import Grid
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
+from sparrow.training.disk import check_disks
 from sparrow.training.dropout import default_shares
 
 PROBE_ROWS = 256
@@ -144,8 +145,12 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
         per_host: how many of them share a host's memory.
 
     Raises:
-        UserError: when memory is too small. It names the sum, and the smallest change that would do.
+        UserError: when memory is too small. It names the sum, and the smallest change that would do. Also when a disk
+            is, where tables are on an SSD.
     """
+    if run.ssd is not None:
+        specs, _ = _sizes(run, dataset.schema)
+        check_disks(run, [component for spec in specs for component in spec.components], dataset)
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
         return needs
