@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
+from sparrow.kernels import resolve
 from sparrow.kernels.block_io import file, reference
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
+CPU = torch.device("cpu")
 Way = Literal["auto", "io_uring", "threads", "reference"]
 
 
@@ -67,14 +69,14 @@ class Blocks:
         chance: Random | None = None,
     ) -> None:
         if way not in get_args(Way):
-            raise UserError(f"way: {way!r} is not one of {', '.join(map_ for map_ in get_args(Way))}")
+            raise UserError(f"way: {way!r} is not one of {', '.join(get_args(Way))}")
         self.layout = layout
         if map is None:
             opened = file.create(path, table, layout)
         else:
             opened = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self._store = reference.Store(file=opened, map=map, bytes_queue=bytes_queue, chance=chance)
+        self.way, self._store = _store(way, opened, map, bytes_queue, chance)
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
         """Begin to read some rows, as they are after all `put`s so far. Later `put`s change nothing of it.
@@ -162,6 +164,25 @@ class Blocks:
             tensor = fields[name]
             assert tensor.dtype == field.dtype and tensor.shape[1:] == field.shape(0)[1:], name
             assert rows is None or len(tensor) == rows, name
+
+
+def _store(
+    way: Way, opened: file.File, map: BlockMap | None, bytes_queue: int, chance: Random | None
+) -> tuple[Way, Any]:
+    """Returns the way that runs, and its store."""
+    if resolve("auto" if way == "auto" else "reference" if way == "reference" else "cpp", CPU) == "reference":
+        return "reference", reference.Store(file=opened, map=map, bytes_queue=bytes_queue, chance=chance)
+    from sparrow.kernels.block_io import cpp  # can be imported only once the library is loaded
+
+    if way in ("auto", "io_uring"):
+        try:
+            return "io_uring", cpp.Store(opened, map, bytes_queue, "io_uring")
+        except BlockingIOError:
+            problem = "io_uring is not allowed or not known on this system"
+            if way == "io_uring":
+                raise UserError(f"way: 'io_uring', but {problem}; use 'auto'") from None
+            file.say(f"{problem}: threads read and write the rows on disk")
+    return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
 __all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way"]

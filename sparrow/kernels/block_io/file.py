@@ -45,8 +45,21 @@ class File:
         first = block * self.layout.per_block
         return f"rows {first} to {min(first + self.layout.per_block, self.layout.rows) - 1}"
 
-    def damaged(self, block: int, what: str) -> UserError:
-        """What is raised when a block is not what the map says."""
+    def cut(self, block: int, place: int) -> UserError:
+        """What is raised when the file ends before a block does."""
+        return self._damaged(block, f"it ends within block {place}")
+
+    def wrong_checksum(self, block: int, place: int) -> UserError:
+        """What is raised when a block is not what was written."""
+        return self._damaged(block, f"the checksum of block {place} is wrong")
+
+    def other_block(self, block: int, place: int, found: tuple[int, int], generation: int) -> UserError:
+        """What is raised when a block is another one, or an older one. found: its number and generation."""
+        number, older = found
+        what = f"block {place} is number {number}, generation {older} instead of {block}, {generation}"
+        return self._damaged(block, what)
+
+    def _damaged(self, block: int, what: str) -> UserError:
         return UserError(
             f"table {self.table}, {self.rows_of(block)}: {self.path} is damaged ({what}); go back to a checkpoint "
             "whose file is whole, or train the table again"
@@ -75,6 +88,11 @@ def create(path: Path, table: str, layout: Layout) -> File:
     try:
         with open(path, "xb") as made:
             made.write(head)
+            made.flush()
+            os.fsync(made.fileno())
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # a map on the disk means that the file's name is there too
+        os.close(folder)
     except FileExistsError:
         raise UserError(f"table {table}: {path} exists already; name another folder, or remove it") from None
     except OSError as error:

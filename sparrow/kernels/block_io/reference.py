@@ -254,15 +254,14 @@ class Store:
             raise self.file.failed(block, error.errno or 0, "read") from None
         self.counts.blocks_read += 1
         if size < layout.block:
-            raise self.file.damaged(block, f"it ends within block {place}")
+            raise self.file.cut(block, place)
         content = bytes(self.buffer)
         words = torch.frombuffer(bytearray(content), dtype=torch.int64)
         if int(words[0]) != checksum(words, self.file.number):
-            raise self.file.damaged(block, f"the checksum of block {place} is wrong")
+            raise self.file.wrong_checksum(block, place)
         found = int.from_bytes(content[8:12], "little"), int.from_bytes(content[12:16], "little")
         if found != (block, generation):
-            what = f"block {place} is number {found[0]}, generation {found[1]} instead of {block}, {generation}"
-            raise self.file.damaged(block, what)
+            raise self.file.other_block(block, place, found, generation)
         records = {}
         for r in range(layout.per_block):
             if content[16 + r // 8] >> r % 8 & 1:

@@ -1,0 +1,106 @@
+"""The compiled store with the signatures of the reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.kernels import missing
+from sparrow.kernels.block_io.file import File
+from sparrow.kernels.block_io.layout import BlockMap
+from sparrow.kernels.block_io.reference import Counts
+
+assert not missing(), "`resolve` comes first"
+ops = torch.ops.sparrow
+READ, SHORT, CHECKSUM, OTHER, WRITE = range(1, 6)  # the kinds of errors, see store.h
+
+
+@dataclass(eq=False)
+class Reading:
+    """A fetch under way."""
+
+    ticket: int
+    never_U: Tensor
+
+
+class Store:
+    """What `Blocks` says, for one file. See there.
+
+    Raises:
+        BlockingIOError: when io_uring cannot be used here.
+    """
+
+    def __init__(self, file: File, map: BlockMap | None, bytes_queue: int, way: Literal["io_uring", "threads"]) -> None:
+        self._file, layout = file, file.layout
+        settings = [file.fd, file.number, layout.block, layout.per_block, layout.start, layout.rows, bytes_queue]
+        settings += [os.fstat(file.fd).st_size // layout.block]
+        settings += [field.bytes_row for field in layout.fields.values()]
+        nothing_K = torch.zeros(layout.blocks if map is None else 0, dtype=torch.int32)
+        maps = (nothing_K, nothing_K) if map is None else (map.places_K, map.generations_K)
+        self._handle = ops.block_io_open(torch.tensor(settings), *maps, way == "io_uring")
+        if not self._handle:
+            raise BlockingIOError
+
+    def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Reading:
+        """See `Blocks`."""
+        never_U = torch.zeros(len(rows_U), dtype=torch.bool)
+        tensors = [into[name] for name in self._file.layout.fields]
+        ticket = ops.block_io_fetch(self._handle, rows_U.contiguous(), tensors, at_U.contiguous(), never_U)
+        return Reading(ticket=ticket, never_U=never_U)
+
+    def wait(self, reading: Reading) -> Tensor:
+        """See `Blocks`."""
+        self._raise(ops.block_io_wait(self._handle, reading.ticket))
+        return reading.never_U
+
+    def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
+        """See `Blocks`."""
+        tensors = [fields[name].contiguous() for name in self._file.layout.fields]
+        self._raise(ops.block_io_put(self._handle, rows_U.contiguous(), tensors))
+
+    def sync(self) -> BlockMap:
+        """See `Blocks`."""
+        self._raise(ops.block_io_sync(self._handle))
+        places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
+        ops.block_io_map(self._handle, places_K, generations_K)
+        return BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
+
+    def keep(self, map: BlockMap) -> None:
+        """See `Blocks`."""
+        ops.block_io_use(self._handle, map.places_K, True)
+
+    def drop(self, map: BlockMap) -> None:
+        """See `Blocks`."""
+        ops.block_io_use(self._handle, map.places_K, False)
+
+    @property
+    def counts(self) -> Counts:
+        """See `Blocks.counters`."""
+        return Counts(*ops.block_io_counts(self._handle).tolist())
+
+    def close(self) -> None:
+        """See `Blocks`."""
+        ops.block_io_close(self._handle)
+        os.close(self._file.fd)
+
+    def _raise(self, told: Tensor) -> None:
+        kind, code, block, place, number, generation, expected = told.tolist()
+        if kind:
+            raise self._error(kind, code, block, place, (number, generation, expected))
+
+    def _error(self, kind: int, code: int, block: int, place: int, found: tuple[int, int, int]) -> UserError:
+        file = self._file
+        if kind in (READ, WRITE):
+            return file.failed(block, code, "read" if kind == READ else "write")
+        if kind == SHORT:
+            return file.cut(block, place)
+        if kind == CHECKSUM:
+            return file.wrong_checksum(block, place)
+        number, generation, expected = found
+        return file.other_block(block, place, (number, generation), expected)
