@@ -67,6 +67,7 @@ class SsdStore(nn.Module):
         check(component, chosen_device())
         self.component = component
         self.rows = rows
+        self.dim = dim
         self.window = folder.window
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
@@ -199,7 +200,7 @@ class SsdStore(nn.Module):
         """Do what `RowStore.write` says. Rows that never learnt are written only if that changes them."""
         rows_U = _rows_of(at, self.rows)
         given = {name: value.expand(len(rows_U), *value.shape[1:]) for name, value in fields.items()}
-        if given.keys() == self._fields.keys() and columns == slice(None):
+        if given.keys() == self._fields.keys() and columns.indices(self.dim) == (0, self.dim, 1):
             new = given
             asks_U = given["touched"] == 0
         else:
@@ -218,7 +219,9 @@ class SsdStore(nn.Module):
         if (asks_U := asks_U & puts_U).any():
             old, same = self.read(rows_U[asks_U]), {name: of[asks_U] for name, of in new.items()}
             puts_U[asks_U] = ~_equal(old, same)
-        self._blocks.put(rows_U[puts_U], {name: of[puts_U].to(self._fields[name].dtype) for name, of in new.items()})
+        if puts_U.any():
+            kinds = {name: field.dtype for name, field in self._fields.items()}
+            self._blocks.put(rows_U[puts_U], {name: of[puts_U].to(kinds[name]) for name, of in new.items()})
 
     @property
     def counters(self) -> dict[str, int]:
