@@ -18,8 +18,8 @@ from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSp
 from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers import SsdStore
 from sparrow.kernels.rules import adagrad
-from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
 from sparrow.serving.export import export
+from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
 from sparrow.training.loop import Trainer
@@ -91,7 +91,7 @@ def test_parts_on_an_ssd(ranks: Callable[[int], Pool], tmp_path: Path, layout: s
     for depth in (0, 2):
         want = ranks(size).run(steps, None, layout, mode, depth)
         got = ranks(size).run(steps, str(tmp_path), layout, mode, depth)
-        for (mine, none), (its, left) in zip(want, got, strict=True):
+        for (mine, none), (its, _) in zip(want, got, strict=True):
             assert none == 0 and len(mine) == len(its)
             for one, other in zip(mine, its, strict=True):
                 assert (one.rows, one.columns) == (other.rows, other.columns)
