@@ -5,7 +5,7 @@ from sparrow.embeddings.choices import TableChoices
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Component, Feature, TableSpec
 from sparrow.embeddings.tables import EmbeddingTables, Handle
-from sparrow.embeddings.tiers import rows_on, stored_in, unallocated
+from sparrow.embeddings.tiers import Folder, on_ssd, rows_on, stored_in, unallocated
 
 __all__ = [
     "Addressing",
@@ -13,6 +13,7 @@ __all__ = [
     "Direct",
     "EmbeddingTables",
     "Feature",
+    "Folder",
     "Handle",
     "Hashed",
     "LogTable",
@@ -21,6 +22,7 @@ __all__ = [
     "RowRecords",
     "TableChoices",
     "TableSpec",
+    "on_ssd",
     "rows_on",
     "stored_in",
     "unallocated",

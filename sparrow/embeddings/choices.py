@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from sparrow.core.config import Family, changed, from_dict, to_dict
 from sparrow.core.errors import UserError, require, suggest
 from sparrow.embeddings.addressing import Addressing, AddressingConfig, LogTable, Numbering, direct, hashed
-from sparrow.embeddings.spec import Cache, State, TableSpec
+from sparrow.embeddings.spec import Cache, State, TableSpec, Tier
 from sparrow.kernels.formats import RowFormat, fp32
 from sparrow.kernels.rules import RowRule, rowwise_adagrad
 
 _TEST = re.compile(r"\s*rows\s*(<=|>=|==|!=|<|>)\s*([0-9]+(?:_[0-9]+)*)\s*")
-_PARTS = ("addressing", "format", "rule", "state", "cache", "init_scale")
+_PARTS = ("addressing", "format", "rule", "state", "cache", "tier", "init_scale")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "<": int.__lt__,
     "<=": int.__le__,
@@ -42,6 +42,7 @@ class Override:
     rule: dict[str, Any] | None = None
     state: State | None = None
     cache: dict[str, Any] | None = None
+    tier: dict[str, Any] | None = None
     init_scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -82,11 +83,11 @@ class TableChoices:
     addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
     format: how a row is stored. rule: how a row learns, with its learning rate. state: how what the rule keeps of a row
     is stored, "fp32" or "bf16" (2 bytes a number, rounded stochastically). cache: fp32 copies of the rows that are used
-    most. init_scale: rows begin uniform in +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed:
-    of the first rows, the run's by default. overrides: for some tables, see `Override`; a later one changes what an
-    earlier one made. sizes: table -> its addressing with every size written out, which a run settles and writes in its
-    run.toml; what is here counts before all else. init: table -> a Parquet file with the vectors that rows begin with,
-    see `give_vectors`.
+    most. tier: whether rows are in memory or on an SSD, see `Tier`. init_scale: rows begin uniform in +-init_scale, by
+    default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default. overrides: for
+    some tables, see `Override`; a later one changes what an earlier one made. sizes: table -> its addressing with every
+    size written out, which a run settles and writes in its run.toml; what is here counts before all else. init: table
+    -> a Parquet file with the vectors that rows begin with, see `give_vectors`.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None
@@ -94,6 +95,7 @@ class TableChoices:
     rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = field(default_factory=Cache)
+    tier: Tier = field(default_factory=Tier)
     init_scale: float | None = None
     seed: int | None = None
     overrides: tuple[Override, ...] = ()
@@ -160,6 +162,7 @@ class TableChoices:
             rule=chosen.rule,
             state=chosen.state,
             cache=chosen.cache,
+            tier=chosen.tier,
             init_scale=init_scale if chosen.init_scale is None else chosen.init_scale,
         )
 
@@ -227,6 +230,11 @@ class TableChoices:
                 raise
             sizes |= {name: _written(config) for name, config in zip(names, made, strict=True) if config != chosen}
         return replace(self, sizes=sizes)
+
+    @property
+    def in_memory(self) -> TableChoices:
+        """The same choices, but no table is on an SSD."""
+        return replace(self, tier=Tier(), overrides=tuple(replace(o, tier=None) for o in self.overrides))
 
     @property
     def unaddressed(self) -> TableChoices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -17,7 +18,7 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.embeddings.tiers import MappedStore, RowStore
+from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, SsdStore
 from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER
@@ -25,6 +26,8 @@ from sparrow.kernels.formats import fp32
 from sparrow.kernels.row_index import Policy
 
 Mode = Literal["fused", "deferred", "off"]
+_ANEW = ("door", "flights", "_mapped", "_of_keys")  # what a copy does not share
+_NO_FRAMES: AbstractContextManager[None] = nullcontext()
 _NOT_MAPPED: tuple[Callable[[], Bags | None], Bags | None] = (lambda: None, None)
 
 
@@ -94,6 +97,8 @@ class ComponentTables(nn.Module):
         stores = [record.store for record in self.all_records()]
         self._slots_are_rows = all(store.slots_are_rows for store in stores)
         self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
+        self.flights = Flights({n: store for n, store in enumerate(stores) if isinstance(store, SsdStore)})
+        self._on_ssd = bool(self.flights.stores)
         self._places = None if self._slots_are_rows else _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
@@ -112,7 +117,7 @@ class ComponentTables(nn.Module):
         self._of_keys: weakref.WeakKeyDictionary[Bags, Bags] = weakref.WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("door", "_mapped", "_of_keys")}
+        return {name: value for name, value in self.__dict__.items() if name not in _ANEW}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -152,6 +157,19 @@ class ComponentTables(nn.Module):
             moment=self._moment(ids),
         )
         return ComponentHandle(ids, bags, features)
+
+    def prefetch(self, handle: ComponentHandle) -> None:
+        """Begin to read the rows of a batch of training that are on an SSD, some batches ahead.
+
+        Raises:
+            UserError: when batches under way have too many rows, see `SsdStore.fetch`.
+        """
+        self.fetch(handle.bags)
+
+    def fetch(self, bags: Bags) -> None:
+        """Do `prefetch` for bags of rows."""
+        if self._on_ssd and self.training and self.mode != "off":
+            self.flights.fetch(bags)
 
     def begin(self, handle: ComponentHandle) -> None:
         """Begin the lookup before the model asks for it. One process waits for nothing, so nothing is done."""
@@ -193,6 +211,8 @@ class ComponentTables(nn.Module):
     def release(self, handle: ComponentHandle) -> None:
         """Let go of the batch's rows."""
         handle.released = True
+        if self._on_ssd and not torch.compiler.is_compiling():
+            self.flights.give_up(handle.bags)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -204,7 +224,7 @@ class ComponentTables(nn.Module):
                 mine = found.get(record.name) or empty_gradients(record)
                 rows_U, grad_UD = mine.rows_U, mine.grad_UD
                 if not record.store.slots_are_rows:
-                    rows_U, order_U = record.store.slots_of(rows_U).sort()
+                    rows_U, order_U = _learning(record.store)(rows_U).sort()
                     grad_UD = grad_UD[order_U]
                 gradients.append((rows_U, grad_UD))
             embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, self.updates + 1, impl=self.impl)
@@ -312,7 +332,9 @@ class ComponentTables(nn.Module):
         is_batch = self.training and self.mode != "off"
         if is_batch:
             self.advance(bags.moment)
-        return embedding_bag.lookup(self.kernel_tables, self._in_slots(bags, is_batch), impl=self.impl)
+        with self._frames(bags, is_batch) if self._on_ssd else _NO_FRAMES:
+            slots = self._in_slots(bags, is_batch)
+            return embedding_bag.lookup(self.kernel_tables, slots, impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
         """Returns the gradient of the batch's weights, or None if it is not needed. This is where the rows learn.
@@ -333,10 +355,12 @@ class ComponentTables(nn.Module):
             )
         grad_N = None
         if needs_weights:  # before the rows change
-            grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, self._in_slots(bags), impl=self.impl)
+            with self._frames(bags) if self._on_ssd else _NO_FRAMES:
+                slots = self._in_slots(bags)
+                grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, slots, impl=self.impl)
         if self.mode == "fused":
             self.updates += 1
-            slots = self._in_slots(bags)
+            slots = self._in_slots(bags, learns=True)
             embedding_bag.fused_update(self.kernel_tables, grads, slots, self.lr_T, self.updates, impl=self.impl)
             self._settle()
             self.changed()
@@ -380,10 +404,27 @@ class ComponentTables(nn.Module):
             raise UserError("lookup: this handle was released; prepare the batch again")
         return self.door(handle.bags)
 
-    def _in_slots(self, bags: Bags, is_batch: bool = False) -> Bags:
+    @contextmanager
+    def _frames(self, bags: Bags, is_batch: bool = False) -> Iterator[None]:
+        """Rows of tables on an SSD have slots in this context. Where no batch of training begins, some borrow them."""
+        if is_batch:
+            self.flights.begin(bags)
+            yield
+            return
+        self.flights.land()
+        try:
+            self._mapped, self._tables = _NOT_MAPPED, None
+            yield
+        finally:
+            self._mapped, self._tables = _NOT_MAPPED, None
+            for store in self.flights.stores.values():
+                store.give_back()
+
+    def _in_slots(self, bags: Bags, is_batch: bool = False, learns: bool = False) -> Bags:
         """Returns the same bags with slots in the place of rows. Backward asks for those of the last lookup again.
 
-        is_batch: whether a batch of training begins, whose rows enter their caches first.
+        is_batch: whether a batch of training begins, whose rows enter their caches first. learns: whether its rows
+        change now.
         """
         if self._slots_are_rows:
             return self._in_rows(bags, is_batch)
@@ -402,8 +443,9 @@ class ComponentTables(nn.Module):
         stores = [record.store for record in self.all_records()]
 
         def slots_of(number: int, rows_N: Tensor) -> Tensor:
-            table = self.kernel_tables[number]
-            return stores[number].admit(rows_N, table) if is_batch else stores[number].slots_of(rows_N)
+            if is_batch:
+                return stores[number].admit(rows_N, self.kernel_tables[number])
+            return (_learning(stores[number]) if learns else stores[number].slots_of)(rows_N)
 
         those = [number for number, store in enumerate(stores) if not store.slots_are_rows]
         mapped = _replaced(self._in_rows(bags, is_batch), those, slots_of)
@@ -430,6 +472,7 @@ class ComponentTables(nn.Module):
 
     def _settle(self) -> None:
         self._settled = self.passed.batches
+        self.flights.settle()
         if not self._slots_are_rows:
             for record in self.all_records():
                 record.store.settle()
@@ -485,6 +528,11 @@ class ComponentTables(nn.Module):
             )
             width += 0 if apart else self.door.dims[table_of[f.name]]
         return Lookups(lookups)
+
+
+def _learning(store: RowStore) -> Callable[[Tensor], Tensor]:
+    """Returns what gives the slots of rows that change now."""
+    return store.pinned if isinstance(store, SsdStore) else store.slots_of
 
 
 def _places(stores: Sequence[RowStore]) -> tuple[Tensor, list[int], list[int]]:

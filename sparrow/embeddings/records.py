@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import At, CachedStore, RowStore, new_store
+from sparrow.embeddings.tiers import At, CachedStore, RowStore, SsdStore, new_store
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.embedding_bag import Table
@@ -66,6 +66,8 @@ class RowRecords(nn.Module):
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
+        if isinstance(self.store, SsdStore):
+            self.store.first = self._begun
         if self.store.is_allocated:
             self._fill()
             if component.policy:
@@ -141,6 +143,13 @@ class RowRecords(nn.Module):
             values = torch.empty(last - first, self.dim)
             philox.uniform_(values, self._key, component.init_scale, row=self.first_row + first, column=self.columns[0])
             self.store.write(slice(first, last), self._first(values, torch.arange(first, last)))
+
+    def _begun(self, rows_U: Tensor) -> dict[str, Tensor]:
+        """Returns all fields with which some rows begin."""
+        values_UD = torch.empty(len(rows_U), self.dim)
+        rows_R, column = rows_U + self.first_row, self.columns[0]
+        philox.uniform_(values_UD, self._key, self.component.init_scale, column=column, rows_R=rows_R)
+        return self._first(values_UD, rows_U)
 
     def _first(self, values_UD: Tensor, rows_U: Tensor) -> dict[str, Tensor]:
         """Returns all fields of some rows that begin with these values, which move to the component's mean."""

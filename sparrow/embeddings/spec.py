@@ -9,6 +9,7 @@ import torch
 
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
+from sparrow.kernels.block_io import Layout
 from sparrow.kernels.formats import Field, RowFormat, fp32, int4
 from sparrow.kernels.row_cache import WAYS
 from sparrow.kernels.row_index import Policy
@@ -42,8 +43,37 @@ class Cache:
         return bool(self.fraction or self.bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """Where rows are: "memory", or "ssd" with frames in memory for some. It changes speed and memory, never values.
+
+    fraction: of the rows that have a frame at a time; by default a tenth. A quarter as many frames stand by, for rows
+    of batches under way whose places are taken. Or bytes: of all frames together. policy: which row gives way, the one
+    used least recently (lru) or least often (lfu, a byte a row more).
+    """
+
+    name: Literal["memory", "ssd"] = "memory"
+    fraction: float = 0.0
+    bytes: int = 0
+    policy: Literal["lru", "lfu"] = "lru"
+
+    def __post_init__(self) -> None:
+        require(least=0, most=1, fraction=self.fraction)
+        require(least=0, bytes=self.bytes)
+        if self.fraction and self.bytes:
+            raise UserError("fraction and bytes are given; choose one")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether rows are on an SSD."""
+        return self.name == "ssd"
+
+
 State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TAG_BYTES = 8  # beside a record in a frame: its row and its last batch
+BLOCK_MAP_BYTES = 12  # of a block on an SSD: its place, its generation and who reads it
+BYTES_QUEUE = 64 << 20  # of rows that wait to be written
 OF_IDS = {  # what a row keeps of the id that has it; all parts of a row have the same
     "id": Field(dtype=torch.int64, across="max"),
     "time": Field(dtype=torch.int64, across="max"),
@@ -65,6 +95,7 @@ class Component:
         rule: how a row learns.
         state: how the rule's state is stored; bf16 is rounded stochastically.
         cache: fp32 frames for the rows that are used most.
+        tier: where its rows are.
         init_scale: rows begin uniform in init_mean +- init_scale.
         policy: which ids have rows, where ids come and go.
         init_mean: see init_scale.
@@ -77,6 +108,7 @@ class Component:
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = Cache()
+    tier: Tier = Tier()
     init_scale: float = 0.0
     init_mean: float = 0.0
     policy: Policy | None = None
@@ -110,7 +142,7 @@ class Component:
     @cached_property
     def in_frames(self) -> Component:
         """The same rows as frames of a cache hold them."""
-        return replace(self, format=fp32.Config(), state="fp32", cache=Cache(), policy=None)
+        return replace(self, format=fp32.Config(), state="fp32", cache=Cache(), tier=Tier(), policy=None)
 
     def frame_fields(self, dim: int) -> dict[str, Field]:
         """Returns the fields of a frame: those of a row, the row's number, its last batch and its last update."""
@@ -127,13 +159,40 @@ class Component:
         A fraction is rounded up, so that 1 is a frame for each row. Bytes are those of all rows with all columns, and a
         bound that only first sets may pass. Parts of the same rows have the same frames, however columns are cut.
         """
-        size = WAYS * self.frame_bytes(self.dim)
-        share = self.cache.bytes * rows // (self.rows * size)
-        sets = math.ceil(self.cache.fraction * rows / WAYS) if self.cache.fraction else share
+        return self._sets(self.cache.fraction, self.cache.bytes, self.frame_bytes(self.dim), rows)
+
+    def _sets(self, fraction: float, size: int, frame_bytes: int, rows: int) -> int:
+        share = size * rows // (self.rows * WAYS * frame_bytes)
+        sets = math.ceil(fraction * rows / WAYS) if fraction else share
         return WAYS * max(1, min(sets, -(-rows // WAYS)))
 
+    def tier_frames(self, rows: int) -> tuple[int, int]:
+        """Returns the frames over a part with so many rows on an SSD: of its cache, and those that stand by."""
+        tier, size = self.tier, self.bytes_row + TAG_BYTES
+        fraction = tier.fraction or (0.0 if tier.bytes else 0.1)
+        frames = self._sets(fraction, tier.bytes * 4 // 5, size, rows)
+        return frames, min(max(frames // 4, WAYS), max(rows - frames, 0))
+
+    def tier_bytes(self, rows: int, dim: int) -> int:
+        """Returns the bytes of memory of a part of the rows on an SSD: frames, the map of its blocks and its queue."""
+        fields = self.fields_of(dim)
+        size = sum(field.bytes_row for field in fields.values())
+        blocks = Layout(fields=fields, rows=rows).blocks
+        counts = rows * (self.tier.policy == "lfu")
+        frames = sum(self.tier_frames(rows)) * (size + TAG_BYTES)
+        return frames + blocks * BLOCK_MAP_BYTES + counts + self.tier_queue(rows)
+
+    def tier_queue(self, rows: int) -> int:
+        """Returns how many bytes of a part with so many rows on an SSD may wait to be written."""
+        return min(BYTES_QUEUE, self.tier_frames(rows)[0] * self.bytes_row)
+
     def bytes_of(self, rows: int, dim: int) -> int:
-        """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index."""
+        """Returns the bytes of a part of the rows with `dim` columns, with its cache's frames and its ids' index.
+
+        They are bytes of memory: of rows on an SSD, see `tier_bytes`.
+        """
+        if self.tier.is_on:
+            return self.tier_bytes(rows, dim)
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
         own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:
@@ -152,8 +211,11 @@ class Component:
 
     @property
     def has_equal_copies(self) -> bool:
-        """Whether copies of the rows stay equal when each learns from the same gradients."""
-        return not self.cache.is_on and self.policy is None
+        """Whether copies of the rows stay equal when each learns from the same gradients.
+
+        A copy on an SSD has frames for the rows of its own rank's batches alone.
+        """
+        return not (self.cache.is_on or self.tier.is_on) and self.policy is None
 
     def check_columns(self, parts: int) -> None:
         """Check that rows can be cut into `parts` column parts.
@@ -184,6 +246,7 @@ class TableSpec:
         rule: how a row learns.
         state: how the rule's state is stored, see `Component`.
         cache: fp32 frames for the rows that are used most.
+        tier: where its rows are. It changes no value.
         init_scale: rows begin uniform in +-init_scale, by default +-1/sqrt(rows) (DLRM, arXiv 1906.00091).
         oov_row: the id that stands for ids outside the table, which are counted. None makes them an error.
     """
@@ -195,6 +258,7 @@ class TableSpec:
     rule: RowRule = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = Cache()
+    tier: Tier = Tier()
     init_scale: float | None = None
     oov_row: int | None = None
 
@@ -220,6 +284,7 @@ class TableSpec:
                 rule=self.rule,
                 state=self.state,
                 cache=self.cache,
+                tier=self.tier,
                 init_scale=0.0 if begin is not None else rows**-0.5 if self.init_scale is None else self.init_scale,
                 init_mean=begin or 0.0,
                 policy=self.addressing.traits.policy,

@@ -134,9 +134,10 @@ class EmbeddingTables(nn.Module):
         return Handle(ids, self.components.prepare(wide, rows_N, multiply), places, multiply)
 
     def prefetch(self, ids: KeyedJagged) -> None:
-        """Do `prepare` for a later call with the same ids."""
-        if self.features:
-            self._ready[ids] = self.prepare(ids)
+        """Do `prepare` for a later call with the same ids, once. It begins to read rows that are on an SSD."""
+        if self.features and ids not in self._ready:
+            self._ready[ids] = handle = self.prepare(ids)
+            self.components.prefetch(handle.inner)
 
     def begin(self, ids: KeyedJagged) -> None:
         """Begin to look a batch up before the model asks for it.

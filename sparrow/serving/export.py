@@ -165,7 +165,7 @@ def _served(found: Restored) -> Run:
     So a table with a cache, whose values are rows in few bits and exact ones, takes the bytes of fp32.
     """
     tables, run = found.run.tables, found.run
-    plain = [replace(o, rule=None, cache=None, state=None) for o in tables.overrides]
+    plain = [replace(o, rule=None, cache=None, state=None, tier=None) for o in tables.overrides]
     overrides = [o for o in plain if o.addressing or o.format or o.init_scale is not None]
     cached = tuple(
         name for name, encoding in found.schema.encodings.items() if tables.of(name, encoding.rows or 0).cache.is_on

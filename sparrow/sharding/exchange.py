@@ -129,7 +129,8 @@ class Exchange:
         Args:
             sent: the batch, whose ids were sent.
         """
-        sent.bags = ids_out.receive(self.routes, self._lookups, sent.ids)
+        self._receive(sent)
+        assert sent.bags is not None
         if not self._lookups and self.local.training and self.local.mode != "off":
             self.local.advance(sent.bags.moment)
         outputs = self.local.run_lookup(sent.bags) if self._lookups else []
@@ -140,6 +141,16 @@ class Exchange:
         if staged:
             sums = self._sums_home(sent, [outputs[number] for number in self._staged_outputs])
         sent.vectors = Pending(lambda: self._assemble(sent, [*direct.here.matrices(begun.wait()), *sums.wait()]))
+
+    def fetch(self, sent: InFlight) -> None:
+        """Receive the ids of a batch, and begin to read their rows that are on an SSD."""
+        self._receive(sent)
+        assert sent.bags is not None
+        if self._lookups:
+            self.local.fetch(sent.bags)
+
+    def _receive(self, sent: InFlight) -> None:
+        sent.bags = sent.bags or ids_out.receive(self.routes, self._lookups, sent.ids)
 
     def _hops(self, sent: SentIds) -> tuple[Hop, ...]:
         """Returns `InFlight.hops`."""

@@ -15,7 +15,7 @@ from sparrow.checkpoint import Checkpoint
 from sparrow.core import Batch
 from sparrow.core.config import Family, differences, flatten, to_dict
 from sparrow.core.errors import UserError
-from sparrow.embeddings import EmbeddingTables, rows_on, unallocated
+from sparrow.embeddings import EmbeddingTables, on_ssd, rows_on, unallocated
 from sparrow.features.schema import Encoding, Schema
 from sparrow.layers import computing
 from sparrow.losses import probabilities
@@ -78,7 +78,7 @@ def build(run: Run, schema: Schema, shard: Callable[[nn.Module], None] | None = 
     Raises:
         UserError: when it does not fit into memory.
     """
-    with within_memory(run.device), rows_on(run.device):
+    with within_memory(run.device), rows_on(run.device), on_ssd(run.folder):
         with nullcontext() if shard is None else unallocated():
             model = Offset(untrained(run, schema), schema)
         if shard is not None:

@@ -16,13 +16,15 @@ from sparrow.core.config import Family, from_dict, read_toml, to_dict, write_tom
 from sparrow.core.errors import UserError, require
 from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
-from sparrow.embeddings import TableChoices
+from sparrow.embeddings import Folder, TableChoices
 from sparrow.embeddings.components import Mode
 from sparrow.layers import Precision
 from sparrow.losses import LossConfig, bce
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
 from sparrow.trained.calibrators import KINDS
+
+MOST_AHEAD = 4  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,8 @@ class Loop:
     AdaGrad. update_mode: of the tables; "auto" is "fused" unless accumulation, clipping or the guard need whole
     gradients. progressive: report how well each fifth of the first epoch was predicted before it was trained on.
     evaluate_every: steps between evaluations on the valid part (by default each epoch's end). patience: stop after so
-    many evaluations without a better `monitor`, which is of the first label where there are several.
+    many evaluations without a better `monitor`, which is of the first label where there are several. ahead: for so many
+    coming steps, at most 4, rows of tables on an SSD are read before they are needed.
     """
 
     epochs: int = 1
@@ -99,8 +102,10 @@ class Loop:
     evaluate_every: int | None = None
     patience: int | None = None
     monitor: Literal["ne", "logloss", "auc", "gauc"] = "ne"
+    ahead: int = 2
 
     def __post_init__(self) -> None:
+        require(least=0, most=MOST_AHEAD, ahead=self.ahead)
         require(least=1, epochs=self.epochs, max_steps=self.max_steps, accumulate=self.accumulate)
         require(least=1, evaluate_every=self.evaluate_every, patience=self.patience)
         require(above=0, clip_norm=self.clip_norm)
@@ -180,7 +185,8 @@ class Run:
     precision: of the matrix products, see `sparrow.layers.computing`; weights are fp32 either way. compile:
     through torch.compile, which takes some tens of seconds at the beginning. init_from: the directory of a run to
     begin with what it learnt, see `warm_start`. calibrate: what scores pass through last, fitted to the valid part
-    with the best checkpoint, so that they are right on average: "logistic" or "isotonic".
+    with the best checkpoint, so that they are right on average: "logistic" or "isotonic". ssd: a folder on an SSD, for
+    the rows of tables whose `tables.tier` is "ssd". They are there while the process runs.
     """
 
     run_dir: str
@@ -201,6 +207,7 @@ class Run:
     compile: bool = False
     init_from: str | None = None
     calibrate: KINDS = "none"
+    ssd: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run_dir:
@@ -214,6 +221,12 @@ class Run:
             raise UserError(f"device: {self.device!r} is not one to train on; use cpu or cuda") from None
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device: {self.device!r}, but torch sees no CUDA device; use --device cpu")
+
+    @property
+    def folder(self) -> Folder | None:
+        """Where tables on an SSD have their rows. No row leaves its frame within the steps at which a run may look."""
+        steps = 1 + MOST_AHEAD
+        return None if self.ssd is None else Folder(path=Path(self.ssd), window=steps * self.loop.accumulate)
 
     def resolved(self, rows: int, in_time_order: bool) -> Run:
         """Returns the same run with every automatic choice made but `threads`.

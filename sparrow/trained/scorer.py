@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,8 @@ def restore(
     if not (run_dir / "run.toml").exists():
         raise UserError(f"{run_dir}: not a run directory (no run.toml); give the run_dir of a `sparrow train` job")
     run = Run.load(run_dir / "run.toml", {} if device is None else {"device": device})
+    if run.ssd is not None and not Path(run.ssd).is_dir():  # it is on another machine
+        run = replace(run, ssd=None, tables=run.tables.in_memory)
     transforms = Transforms.load(run_dir)
     schema = transforms.schema
     directory = run_dir / "checkpoints"

@@ -27,6 +27,7 @@ from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
+from sparrow.training.ahead import Ahead
 from sparrow.training.calibrated import calibrated
 from sparrow.training.compared import side_by_side
 from sparrow.training.dropout import Dropout
@@ -157,6 +158,7 @@ class Trainer:
         self.feed = Feed(self.loader, run.loop.accumulate, drop, self.device)
         per_epoch = math.ceil(len(self.loader) / run.loop.accumulate)
         self.total_steps = min(per_epoch * run.loop.epochs, run.loop.max_steps or per_epoch * run.loop.epochs)
+        self.ahead = Ahead(run, self.feed, self.tables, self.ranks.world.size, self.total_steps)
         first = min(self.dataset.rows("train"), self.total_steps * run.loop.accumulate * run.data.batch_size)
         self.first_epoch = first if run.loop.progressive else 0
 
@@ -268,7 +270,7 @@ class Trainer:
 
     def _train_step(self, micro: list[Share]) -> None:
         self._set_lr()
-        done = self.take_step(micro, (self.asked is not None, self.saver.waits), self._look_ahead)
+        done = self.take_step(micro, (self.asked is not None, self.saver.waits), lambda: self.ahead(self.step))
         stops, waiting = done.flags
         if stops:
             self.stop = self.asked or "a signal to another rank"
@@ -281,22 +283,6 @@ class Trainer:
                 self._say_left_out(done.norm)
         self.step += 1
         self.examples += sum(share.samples for share in micro)
-
-    def _look_ahead(self) -> None:
-        """Begin to copy batches to a GPU, and to send the ids of the next step's to their shards.
-
-        Ids leave from the GPU. So where they are sent, batches are copied a step before.
-        """
-        many = self.ranks.world.size > 1
-        if self.step + 1 >= self.total_steps or not (many or self.device.type == "cuda"):
-            return
-        coming = self.feed.peek()
-        if many:
-            self.feed.arrive()
-            for share, tables in itertools.product(coming, self.tables):
-                tables.prefetch(share.batch.ids)
-        if many and self.device.type == "cuda":
-            self.feed.peek(1)
 
     def _set_lr(self) -> None:
         factor = self.run.schedule.factor(self.step, self.total_steps)

@@ -30,10 +30,12 @@ from sparrow.sharding.plan import Grid
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
+from sparrow.training.disk import check_disks
 from sparrow.training.dropout import default_shares
 
 PROBE_ROWS = 256
 _FEWER = "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such as int8"
+_ON_SSD = ", or keep it on an SSD with few frames in memory (--ssd, --tables.tier.name ssd)"
 DENSE = "dense weights, gradients and optimizer"
 # measured on DCNv2 and DLRM of several sizes, with which the sum was within a seventh of what runs took
 _STEP = 2.2  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
@@ -148,8 +150,12 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
         per_host: how many of them share a host's memory.
 
     Raises:
-        UserError: when memory is too small. It names the sum, and the smallest change that would do.
+        UserError: when memory is too small. It names the sum, and the smallest change that would do. Also when a disk
+            is, where tables are on an SSD.
     """
+    if run.ssd is not None:
+        specs, _ = _sizes(run, dataset.schema)
+        check_disks(run, [component for spec in specs for component in spec.components], dataset)
     needs = estimate(run, dataset, ranks, per_host)
     if _fits(needs, run, per_host):
         return needs
@@ -321,7 +327,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
             continue
     table, size = needs.largest
     remedies = {
-        "tables": f"its largest table, {table!r}, takes {_gb(size)}: {_FEWER}",
+        "tables": f"its largest table, {table!r}, takes {_gb(size)}: {_FEWER}{'' if needs.device else _ON_SSD}",
         DENSE: "its weights are what is large: lower several of the model's sizes",
         "evaluation": "its valid part is what is large: prepare with a smaller one",
     }

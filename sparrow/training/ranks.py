@@ -27,7 +27,7 @@ from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Run
 from sparrow.training.again import Again
 
-MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads")
+MAY_DIFFER = ("run_dir", "data.path", "init_from", "sharding.plan", "device", "threads", "ssd")
 """Settings that ranks may have each for itself: names under which they see the same files (what those hold is
 compared), the device of its kind, and threads, of which nothing that all ranks must have in common depends."""
 

@@ -1,28 +1,52 @@
-"""Where rows are kept: a store is a file. A cache of exact rows stands over one whose slots are rows."""
+"""Where rows are kept: a store is a file.
+
+A cache of exact rows stands over a store whose slots are rows. Rows on an SSD have frames in memory.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from sparrow.core import UserError
 from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.flights import Flights
 from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
-from sparrow.embeddings.tiers.store import At, MakeStore, RowStore, chosen_store, rows_on, stored_in
+from sparrow.embeddings.tiers.ssd import SsdStore
+from sparrow.embeddings.tiers.store import (
+    At,
+    Folder,
+    MakeStore,
+    RowStore,
+    chosen_folder,
+    chosen_store,
+    on_ssd,
+    rows_on,
+    stored_in,
+)
 
 
 def new_store(component: Component, rows: int, dim: int) -> RowStore:
-    """Returns a store of the kind that `stored_in` chose; by default in memory, with a cache if the component has one.
+    """Returns a store of the kind that `stored_in` chose; by default where its component says, with its cache.
 
     Args:
         component: whose rows it holds.
         rows: how many of its rows.
         dim: how many of its dimensions.
+
+    Raises:
+        UserError: when it is to be on an SSD and cannot.
     """
     if make := chosen_store():
         return make(component, rows, dim)
+    if component.tier.is_on and rows:
+        if (folder := chosen_folder()) is None:
+            remedy = "name one with --ssd, or make the tables within `on_ssd`"
+            raise UserError(f"table {component.name!r}: tables.tier is ssd, and no folder is named; {remedy}")
+        return SsdStore(component, rows, dim, folder)
     beneath = MemoryStore(component, rows, dim)
-    return CachedStore(component, rows, dim, beneath) if component.cache.is_on else beneath
+    return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 
 def unallocated() -> AbstractContextManager[None]:
@@ -33,12 +57,16 @@ def unallocated() -> AbstractContextManager[None]:
 __all__ = [
     "At",
     "CachedStore",
+    "Flights",
+    "Folder",
     "LeveledRows",
     "MakeStore",
     "MappedStore",
     "MemoryStore",
     "RowStore",
+    "SsdStore",
     "new_store",
+    "on_ssd",
     "rows_on",
     "stored_in",
     "unallocated",

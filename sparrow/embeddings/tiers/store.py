@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -107,6 +109,32 @@ def stored_in(make: MakeStore) -> Iterator[None]:
         yield
     finally:
         _make.reset(token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Where tables on an SSD have their files. window: rows of so many last batches never leave their frames."""
+
+    path: Path
+    window: int = 5
+
+
+_folder: ContextVar[Folder | None] = ContextVar("_folder", default=None)
+
+
+def chosen_folder() -> Folder | None:
+    """Returns what `on_ssd` chose, or None."""
+    return _folder.get()
+
+
+@contextmanager
+def on_ssd(folder: Folder | None) -> Iterator[None]:
+    """Tables that are made within this context and whose tier is "ssd" have their rows in files of a folder."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
 
 
 _place: ContextVar[str] = ContextVar("_place", default="cpu")

@@ -1,0 +1,318 @@
+"""`SsdStore`: rows on an SSD, of which some are in frames in memory (MTrainS, arXiv 2305.01515, section 5)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+from torch import Tensor, nn
+
+from sparrow.core import UserError
+from sparrow.core.pages import empty_rows
+from sparrow.embeddings.spec import Component
+from sparrow.embeddings.tiers.spare import Spare
+from sparrow.embeddings.tiers.store import At, Folder, chosen_device, level_of
+from sparrow.kernels import row_cache
+from sparrow.kernels.block_io import Blocks, Layout, Ticket
+from sparrow.kernels.embedding_bag import Rows, Table
+from sparrow.kernels.row_cache import Frames
+
+First = Callable[[Tensor], dict[str, Tensor]]
+"""Rows int64 [U] -> the fields with which they begin."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Reading:
+    """Rows that are under way to frames, for a batch."""
+
+    batch: int
+    ticket: Ticket
+    rows_U: Tensor
+    frames_U: Tensor
+
+
+class SsdStore(nn.Module):
+    """Rows in a file, and frames for some of them. Frames hold whole records, so the values are those of memory.
+
+    A row is in one frame at most. If it is in one, it is read, updated and saved there. A batch of training has all its
+    rows in frames from `fetch` on, some batches ahead, until it is settled. A row finds its frame as
+    `row_cache.admit` says, or one that stands by (`Spare`). Rows of a fixed number of last batches never leave. So
+    which rows leave depends on the sequence of batches alone. All other lookups read rows that are out into memory of
+    their own, and change nothing.
+
+    Every row in a frame was in a batch, so it may have changed there, and it is written when it leaves. A row that was
+    never written has its first values, which `first` computes.
+
+    Args:
+        component: whose rows these are. It says how many frames there are.
+        rows: how many of its rows are here.
+        dim: how many of its dimensions are here.
+        folder: where the file is.
+
+    Raises:
+        UserError: for a table that cannot be on an SSD, or a folder that cannot be used.
+    """
+
+    slots_are_rows = False
+    is_allocated = False  # nobody has to give all rows first values
+
+    def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
+        super().__init__()
+        check(component, chosen_device())
+        self.component = component
+        self.rows = rows
+        self.dim = dim
+        self.window = folder.window
+        self.first: First | None = None  # whoever made the store says it
+        self._fields = component.fields_of(dim)
+        count, spare = component.tier_frames(rows)
+        for name, field in self._fields.items():
+            made = empty_rows(*field.shape(count + spare), dtype=field.dtype)
+            self.register_buffer(f"frame_{name}", made, persistent=False)
+        self.register_buffer("tag", torch.full((count,), -1, dtype=torch.int32), persistent=False)
+        self.register_buffer("stamp", torch.zeros(count, dtype=torch.int32), persistent=False)
+        counted = rows if component.tier.policy == "lfu" else 0
+        self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
+        self.spare = Spare(first=count, frames=spare)
+        self._blocks = _opened(component, rows, dim, folder.path)
+        self._readings: deque[_Reading] = deque()
+        self._borrowed: dict[str, Tensor] = {}  # rows that a lookup without learning has read
+        self.hits = self.used = self.left = 0  # different rows of batches: in frames before, all; and rows that left
+
+    @property
+    def frames(self) -> Frames:
+        """Which rows are in frames of the cache."""
+        tags_F, stamps_F = self.get_buffer("tag"), self.get_buffer("stamp")
+        return Frames(rows=self.rows, tags_F=tags_F, stamps_F=stamps_F, counts_R=self.get_buffer("counts"))
+
+    @property
+    def _held(self) -> dict[str, Tensor]:
+        return {name: self.get_buffer(f"frame_{name}") for name in self._fields}
+
+    @property
+    def levels(self) -> tuple[Rows, ...]:
+        """All frames, and what was borrowed if there is something."""
+        above = level_of(self.component, self._held)
+        return (above, level_of(self.component, self._borrowed)) if self._borrowed else (above,)
+
+    # -- batches of training --------------------------------------------------------------------------------------
+
+    def fetch(self, rows_N: Tensor, batch: int, settled: int) -> None:
+        """Give the rows of a batch frames, and begin to read those that come in.
+
+        Args:
+            rows_N: int32 or int64 [N].
+            batch: its number, above all before.
+            settled: the last batch so that it and all before it have learnt, or never will.
+
+        Raises:
+            UserError: when there are too few frames for the batches under way.
+        """
+        evictable = min(batch - self.window, settled)
+        self.arrive(evictable)  # of a batch that was given up
+        self._put(*self.spare.leaving(evictable))
+        rows_U = rows_N.long().unique()
+        is_spare_U = self.spare.use(rows_U, batch)
+        rows_V = rows_U[~is_spare_U]
+        moves = row_cache.admit(self.frames, rows_V, batch, evictable)
+        self.hits += moves.hits + int(is_spare_U.sum())
+        self.used += len(rows_U)
+        leaves_L = moves.old_L >= 0
+        self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
+        self._read_into(moves.rows_L, moves.frames_L, batch)
+        rest_V = rows_V[moves.slots_N >= len(self.get_buffer("tag"))]
+        if (free := self.spare.free) < len(rest_V):
+            raise UserError(
+                f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
+                "are left beside those of the batches before; raise tables.tier.fraction or bytes, or lower "
+                "data.batch_size or loop.accumulate"
+            )
+        if len(rest_V):
+            self._read_into(rest_V, self.spare.take(rest_V, batch), batch)
+
+    def arrive(self, last: int | None = None) -> None:
+        """Wait for the rows of all batches, or of those up to one. Those that were never written begin."""
+        while self._readings and (last is None or self._readings[0].batch <= last):
+            reading = self._readings.popleft()
+            never_U = self._blocks.wait(reading.ticket)
+            if never_U.any():
+                _put_into(self._held, reading.frames_U[never_U], self._first(reading.rows_U[never_U]))
+
+    def admit(self, rows_N: Tensor, table: Table) -> Tensor:
+        """Returns what `pinned` does. The batch was fetched."""
+        return self.pinned(rows_N)
+
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the slots of rows that are to learn.
+
+        Raises:
+            UserError: when one is in no frame.
+        """
+        slots_N = self._frames_of(rows_N)
+        if (slots_N < 0).any():
+            remedy = "look them up in training mode, not in eval, and once for each update"
+            raise UserError(f"table {self.component.name!r}: rows are to learn that no batch of training has; {remedy}")
+        return slots_N
+
+    def settle(self) -> None:
+        """Do nothing: `fetch` is told."""
+
+    # -- other lookups --------------------------------------------------------------------------------------------
+
+    def slots_of(self, rows_N: Tensor) -> Tensor:
+        """Returns the slots of rows, of which those that are out are borrowed until the next call."""
+        slots_N = self._frames_of(rows_N)
+        out_N = slots_N < 0
+        self._borrowed = {}
+        if out_N.any():
+            rows_U, place_V = rows_N[out_N].long().unique(return_inverse=True)
+            self._borrowed = self.read(rows_U)
+            slots_N[out_N] = len(self._held["touched"]) + place_V
+        return slots_N
+
+    def give_back(self) -> None:
+        """Forget what was borrowed."""
+        self._borrowed = {}
+
+    # -- rows by number -------------------------------------------------------------------------------------------
+
+    def read(self, at: At) -> dict[str, Tensor]:
+        """Returns what `RowStore.read` says, as copies."""
+        self.arrive()
+        rows_U = _rows_of(at, self.rows)
+        made = {name: torch.empty(field.shape(len(rows_U)), dtype=field.dtype) for name, field in self._fields.items()}
+        frames_U = self._frames_of(rows_U)
+        held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
+        never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
+        if never_V.any():
+            _put_into(made, out_V[never_V], self._first(rows_V[never_V]))
+        _put_into(made, held_V, {name: of[frames_U[held_V]] for name, of in self._held.items()})
+        return made
+
+    @torch.no_grad()
+    def write(self, at: At, fields: Mapping[str, Tensor], columns: slice = slice(None)) -> None:
+        """Do what `RowStore.write` says. Rows that never learnt are written only if that changes them."""
+        rows_U = _rows_of(at, self.rows)
+        given = {name: value.expand(len(rows_U), *value.shape[1:]) for name, value in fields.items()}
+        if given.keys() == self._fields.keys() and columns.indices(self.dim) == (0, self.dim, 1):
+            new = given
+            asks_U = given["touched"] == 0
+        else:
+            new = self.read(rows_U)
+            asks_U = torch.zeros(len(rows_U), dtype=torch.bool)
+            for name, value in given.items():
+                if self._fields[name].across == "cut":
+                    new[name][:, columns] = value
+                else:
+                    new[name][:] = value
+        self.arrive()
+        frames_U = self._frames_of(rows_U)
+        is_in_U = frames_U >= 0
+        _put_into(self._held, frames_U[is_in_U], {name: of[is_in_U] for name, of in new.items()})
+        puts_U = ~is_in_U
+        if (asks_U := asks_U & puts_U).any():
+            old, same = self.read(rows_U[asks_U]), {name: of[asks_U] for name, of in new.items()}
+            puts_U[asks_U] = ~_equal(old, same)
+        if puts_U.any():
+            kinds = {name: field.dtype for name, field in self._fields.items()}
+            self._blocks.put(rows_U[puts_U], {name: of[puts_U].to(kinds[name]) for name, of in new.items()})
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was read and written so far, see `Blocks.counters`, and different rows of batches."""
+        return {**self._blocks.counters, "hits": self.hits, "used": self.used, "left": self.left}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._blocks.close()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
+        assert self.first is not None
+        return self.first(rows_U)
+
+    def _frames_of(self, rows_N: Tensor) -> Tensor:
+        """Returns the frame of each row, or -1."""
+        slots_N = row_cache.slots_of(self.frames, rows_N)
+        out_N = slots_N >= len(self.get_buffer("tag"))
+        if out_N.any():
+            slots_N[out_N] = self.spare.find(rows_N[out_N].long())
+        return slots_N
+
+    def _put(self, rows_U: Tensor, frames_U: Tensor) -> None:
+        if len(rows_U):
+            self.left += len(rows_U)
+            self._blocks.put(rows_U, {name: of[frames_U] for name, of in self._held.items()})
+
+    def _read_into(self, rows_U: Tensor, frames_U: Tensor, batch: int) -> None:
+        if len(rows_U):
+            rows_U, order_U = rows_U.sort()
+            frames_U = frames_U[order_U]
+            ticket = self._blocks.fetch(rows_U, self._held, frames_U)
+            self._readings.append(_Reading(batch=batch, ticket=ticket, rows_U=rows_U, frames_U=frames_U))
+
+
+def check(component: Component, device: str) -> None:
+    """Check that a component's rows can be on an SSD.
+
+    Raises:
+        UserError: names the first reason against it, and the remedy.
+    """
+    reasons = {
+        "its rows learn on a GPU; use --device cpu": device != "cpu",
+        "its ids come and go; choose another addressing, or leave it in memory": component.policy is not None,
+        "it has a cache of exact rows; leave out tables.cache or tables.tier": component.cache.is_on,
+        'its format rounds stochastically; choose tables.format.rounding "nearest" or fp32': (
+            component.format.rounding == "stochastic"
+        ),
+        'its state is bf16, which rounds stochastically; choose tables.state "fp32"': component.state != "fp32",
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UserError(f"table {component.name!r}: tables.tier is ssd, and {reason}")
+
+
+def _opened(component: Component, rows: int, dim: int, folder: Path) -> Blocks:
+    """Returns new blocks. Their file has no name, so that it goes away with the process, however this ends."""
+    path = folder / f"{quote(component.name, safe='')}.{secrets.token_hex(8)}.blocks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "name another folder with --ssd"
+        raise UserError(f"ssd: cannot make {folder} ({error.strerror or error}); {remedy}") from None
+    layout = Layout(fields=component.fields_of(dim), rows=rows)
+    blocks = Blocks(path, layout, table=component.name, bytes_queue=component.tier_queue(rows))
+    os.unlink(path)
+    return blocks
+
+
+def _rows_of(at: At, rows: int) -> Tensor:
+    return torch.arange(*at.indices(rows)) if isinstance(at, slice) else at.long().cpu()
+
+
+def _ascending(rows_U: Tensor, which_U: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the places and the numbers of some of the rows, in the order of the rows."""
+    at_V = which_U.nonzero()[:, 0]
+    rows_V, order_V = rows_U[at_V].sort()
+    return at_V[order_V], rows_V
+
+
+def _put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tensor]) -> None:
+    for name, of in held.items():
+        of[at_U] = fields[name].to(of.dtype)
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    """Returns for each row whether all its bytes are the same, bool [U]."""
+    same_U = torch.ones(len(one["touched"]), dtype=torch.bool)
+    for name, of in one.items():
+        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of.dtype))]
+        same_U &= (pair[0] == pair[1]).all(1)
+    return same_U

@@ -1,0 +1,62 @@
+"""What a run with tables on an SSD will need of disks, found before it needs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparrow.core import UserError
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import Component
+from sparrow.kernels.block_io import Layout
+from sparrow.trained.run import Run
+
+SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
+
+
+def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> None:
+    """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
+
+    Blocks that nobody learnt from are never written. Every checkpoint has all rows.
+
+    Args:
+        run: its settings.
+        components: of all tables.
+        dataset: the prepared log.
+
+    Raises:
+        UserError: names the disk, what it lacks and the remedy.
+    """
+    on_ssd = [component for component in components if component.tier.is_on]
+    if not on_ssd or run.ssd is None:
+        return
+    if run.checkpoint.background:
+        remedy = "leave it out"
+        raise UserError(f"checkpoint.background: it copies tables in memory, and some are on an SSD; {remedy}")
+    batch = dataset.first(min(256, run.data.batch_size))
+    used = batch.ids.values_N.numel() / max(batch.batch_size, 1) * dataset.rows("train")
+    blocks = sum(_bytes_blocks(component, used) for component in on_ssd)
+    kept = (run.checkpoint.keep + 2) * sum(component.rows * component.bytes_row for component in components)
+    needs = [(Path(run.ssd), blocks, "rows of tables on an SSD", "name another folder with --ssd")]
+    needs.append((Path(run.run_dir), kept, "checkpoints", "lower checkpoint.keep, or name another --run_dir"))
+    for place, size, what, remedy in needs:
+        free = shutil.disk_usage(_there(place)).free
+        if size > free:
+            raise UserError(
+                f"{place}: {what} need up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {remedy}"
+            )
+
+
+def _bytes_blocks(component: Component, used: float) -> int:
+    """Returns the bytes of the blocks of a component of which rows may learn. used: lookups of the training part."""
+    layout = Layout(fields=component.fields, rows=component.rows)
+    return int(SPARE_BLOCKS * layout.block * min(layout.blocks, used))
+
+
+def _there(path: Path) -> Path:
+    """Returns the nearest folder above that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

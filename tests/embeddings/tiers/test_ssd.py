@@ -1,0 +1,463 @@
+"""Rows on an SSD: whatever the frames, the batches looked at and what comes between, the bits are those of memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from torch import Tensor
+
+from sparrow.core import Jagged, KeyedJagged, UserError
+from sparrow.embeddings import (
+    Addressing,
+    Component,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Folder,
+    Numbering,
+    TableSpec,
+    on_ssd,
+    spec,
+)
+from sparrow.embeddings.addressing import dynamic, quotient_remainder
+from sparrow.embeddings.records import RowRecords
+from sparrow.embeddings.spec import Cache, Tier
+from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.kernels import row_cache
+from sparrow.kernels.block_io import Blocks
+from sparrow.kernels.formats import bf16, fp16, fp32, int8, split_bf16
+from sparrow.kernels.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+
+ROWS, DIM = 500, 12
+SMALL = Tier(name="ssd", fraction=0.128)  # two sets
+LFU = Tier(name="ssd", fraction=0.4, policy="lfu")  # more, since more rows find no way
+FORMATS: dict[str, Any] = {
+    "fp32": fp32.Config(),
+    "bf16": bf16.Config(rounding="nearest"),
+    "split_bf16": split_bf16.Config(),
+    "int8": int8.Config(rounding="nearest"),
+}
+RULES: dict[str, RowRule] = {
+    "sgd": sgd.Config(lr=0.5),
+    "rowwise_adagrad": rowwise_adagrad.Config(lr=0.1),
+    "adagrad": adagrad.Config(lr=0.1),
+    "adam": adam.Config(lr=0.01),
+}
+
+
+def tables_of(
+    folder: Path | None = None,
+    tier: Tier = SMALL,
+    *,
+    mode: Any = "fused",
+    of: RowRule | None = None,
+    format: Any = None,
+    window: int = 3,
+    addressing: Addressing | None = None,
+) -> EmbeddingTables:
+    """Tables in memory, or on an SSD where there is a folder."""
+    spec = TableSpec(
+        name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
+        rule=of or RULES["rowwise_adagrad"], tier=Tier() if folder is None else tier,
+    )  # fmt: skip
+    features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
+    with on_ssd(None if folder is None else Folder(path=folder, window=window)):
+        return EmbeddingTables([spec], features, seed=1, mode=mode)
+
+
+def batch(seed: int, count: int = 6) -> KeyedJagged:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (2 * count,), generator=g)
+    ids_N = (torch.rand(int(lengths.sum()), generator=g) ** 3 * ROWS).long()
+    return KeyedJagged(keys=("a", "b"), values_N=ids_N, lengths=lengths)
+
+
+def forward(tables: EmbeddingTables, ids: KeyedJagged) -> Tensor:
+    found = [v.values_N if isinstance(v, Jagged) else v for v in tables(ids).values()]
+    return torch.cat(found, 1)
+
+
+def backward(out: Tensor, seed: int) -> None:
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))).sum().backward()
+
+
+def step(tables: EmbeddingTables, seed: int, ids: KeyedJagged | None = None) -> Tensor:
+    out = forward(tables, batch(seed) if ids is None else ids)
+    backward(out, seed)
+    tables.update()
+    return out.detach()
+
+
+def stores_of(tables: EmbeddingTables) -> list[SsdStore]:
+    return [record.store for record in tables.all_records() if isinstance(record.store, SsdStore)]
+
+
+def assert_equal(one: EmbeddingTables, other: EmbeddingTables) -> None:
+    for mine, its in zip(one.all_records(), other.all_records(), strict=True):
+        assert mine.fields.keys() == its.fields.keys()
+        for name, tensor in mine.fields.items():
+            assert torch.equal(tensor, its.fields[name]), name
+
+
+def evaluated(tables: EmbeddingTables, seed: int) -> Tensor:
+    tables.eval()
+    with torch.no_grad():
+        out = forward(tables, batch(seed, 60))
+    tables.train()
+    return out
+
+
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mode: str) -> None:
+    of, form = RULES[name], FORMATS[format]
+    plain = tables_of(of=of, format=form, mode=mode)
+    tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=9_000)]
+    made = [tables_of(tmp_path, tier, of=of, format=form, mode=mode) for tier in tiers]
+    for seed in range(40):
+        want = step(plain, seed)
+        for tables in made:
+            assert torch.equal(step(tables, seed), want)
+        if seed % 9 == 0:
+            want = evaluated(plain, seed)
+            assert all(torch.equal(evaluated(tables, seed), want) for tables in made)
+    for tables in made:
+        assert_equal(plain, tables)
+    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("tier", [replace(SMALL, fraction=0.25), LFU])
+def test_looking_ahead_changes_neither_bits_nor_who_leaves(tmp_path: Path, tier: Tier) -> None:
+    """Nor does an evaluation, a batch that is left out, or the order in which reads and writes end."""
+    plain, batches = tables_of(mode="deferred"), [batch(seed) for seed in range(30)]
+    made = [tables_of(tmp_path, tier, mode="deferred", window=5) for _ in range(5)]
+    for n, ids in enumerate(batches):
+        for depth, tables in [(0, plain), *enumerate(made)]:
+            out = forward(tables, ids)
+            for later in batches[n + 1 : n + 1 + depth]:
+                tables.prefetch(later)
+            if n % 7 == depth:
+                evaluated(tables, n)
+            backward(out, n)
+            if n % 5 == 3:
+                tables.discard()
+            tables.update()
+    counters = []
+    for tables in made:
+        assert_equal(plain, tables)
+        counters += [(store.hits, store.used, store.left) for store in stores_of(tables)]
+        assert torch.equal(stores_of(tables)[0].frames.tags_F, stores_of(made[0])[0].frames.tags_F)
+    assert len(set(counters)) == 1 and counters[0][2] > 5
+
+
+def test_batches_add_up_before_an_update(tmp_path: Path) -> None:
+    """Clipped in between: collected gradients are of rows, in their order, so that a norm has the same bits."""
+    made = [tables_of(mode="deferred"), tables_of(tmp_path, Tier(name="ssd", fraction=0.3), mode="deferred", window=6)]
+    for seed in range(0, 60, 3):
+        norms = []
+        for tables in made:
+            for number in range(3):
+                backward(forward(tables, batch(seed + number)), seed)
+            found = [of.grad_UD for of in tables.gradients().values()]
+            norms.append(torch.nn.utils.get_total_norm(found))
+            for grad in found:
+                grad.mul_(0.5 / norms[-1])
+            tables.update()
+        assert torch.equal(*norms)
+    assert_equal(*made)
+    assert stores_of(made[1])[0].left > 50
+
+
+def test_gradients_that_are_not_finite_leave_rows_as_in_memory(tmp_path: Path) -> None:
+    """Such a row does not learn, but it is touched; that is kept when it leaves."""
+    made = [tables_of(), tables_of(tmp_path)]
+    for seed in range(40):
+        for tables in made:
+            out = forward(tables, batch(seed))
+            up = torch.ones_like(out)
+            up[: seed % 5], up[seed % 5 : 2 * (seed % 5)] = torch.nan, torch.inf
+            out.backward(up)
+    assert_equal(*made)
+    rows = made[0].record("t")
+    untaught = (rows.fields["touched"] == 1) & (rows.weight == RowRecords(rows.component, 1).weight).all(1)
+    assert int(untaught.sum()) > 5
+
+
+@pytest.mark.parametrize("operation", ["mult", "add", "concat"])
+def test_tables_of_several_components(tmp_path: Path, operation: Any) -> None:
+    """Products too, though in memory both rows are multiplied while they are looked up."""
+    addressing = quotient_remainder.Config(collisions=2, operation=operation).build(Numbering(ROWS))
+    made = [tables_of(addressing=addressing), tables_of(tmp_path, addressing=addressing)]
+    for seed in range(25):
+        one, other = (step(tables, seed) for tables in made)
+        assert torch.equal(one, other)
+    assert_equal(*made)
+
+
+def test_weights_of_ids_learn(tmp_path: Path) -> None:
+    made = [tables_of(), tables_of(tmp_path)]
+    for mode in ("fused", "off"):
+        for seed in range(12):
+            grads = []
+            for tables in made:
+                tables.mode = mode
+                ids = batch(seed)
+                weights_N = torch.rand(len(ids.values_N), generator=torch.Generator().manual_seed(seed))
+                weights_N.requires_grad_()
+                backward(forward(tables, replace(ids, weights_N=weights_N)), seed)
+                grads.append(weights_N.grad)
+            assert torch.equal(*grads)
+    assert_equal(*made)
+
+
+def test_an_evaluation_inserts_nothing_and_pins_nothing(tmp_path: Path) -> None:
+    tables = tables_of(tmp_path)
+    for seed in range(10):
+        step(tables, seed)
+    (store,) = stores_of(tables)
+    before = [t.clone() for t in (*store.frames.__dict__.values(),) if isinstance(t, Tensor)], store.counters
+    held = store.nbytes if hasattr(store, "nbytes") else sum(b.nbytes for b in store.buffers())
+    for seed in range(30):
+        evaluated(tables, 100 + seed)
+    after = [t for t in store.frames.__dict__.values() if isinstance(t, Tensor)]
+    assert all(torch.equal(one, other) for one, other in zip(before[0], after, strict=True))
+    for name in ("hits", "used", "left"):
+        assert store.counters[name] == before[1][name]
+    assert len(store.levels) == 1 and sum(b.nbytes for b in store.buffers()) == held
+    for seed in range(10, 60):  # nothing is pinned: else there would be too few frames
+        step(tables, seed)
+
+
+def test_rows_that_never_learnt_are_neither_stored_nor_read(tmp_path: Path) -> None:
+    plain, tables = tables_of(), tables_of(tmp_path)
+    for chunk in plain.chunks(1000):
+        tables.load_chunk(chunk)
+    evaluated(tables, 1)
+    (store,) = stores_of(tables)
+    store._blocks.sync()
+    assert store.counters["blocks_written"] == store.counters["blocks_read"] == 0
+    assert_equal(plain, tables)
+
+
+@pytest.mark.parametrize("to", ["frames", "beneath", "memory"])
+def test_chunks_carry_every_bit_from_tier_to_tier(tmp_path: Path, to: str) -> None:
+    """Also over rows that were others, in frames and beneath."""
+    one = tables_of(tmp_path)
+    other = {"frames": partial(tables_of, tmp_path, Tier(name="ssd", fraction=1.0)),
+             "beneath": partial(tables_of, tmp_path), "memory": tables_of}[to]()  # fmt: skip
+    for seed in range(20):
+        step(one, seed)
+        step(other, 500 + seed)
+    for chunk in one.chunks(3000):
+        other.load_chunk(chunk)
+    other.set_extra_state(one.get_extra_state())
+    assert_equal(one, other)
+    for seed in range(20, 50):
+        assert torch.equal(step(one, seed), step(other, seed))
+    assert_equal(one, other)
+
+
+def test_parts_of_columns_join(tmp_path: Path) -> None:
+    """Rows written column by column: what is not given stays."""
+    component = Component(name="t", rows=ROWS, dim=DIM, rule=RULES["adagrad"], init_scale=1.0)
+    with on_ssd(Folder(path=tmp_path)):
+        whole, record = RowRecords(component, 1), RowRecords(replace(component, tier=SMALL), 2)
+        parts = [RowRecords(component, 1, columns=columns) for columns in ((0, 5), (5, DIM))]
+    assert isinstance(record.store, SsdStore)
+    record.store.fetch(torch.arange(0, ROWS, 9), 1, 0)
+    for part in parts:
+        for chunk in part.chunks(999):
+            record.load_chunk(chunk)
+    assert torch.equal(record.weight, whole.weight)
+    some = torch.tensor([7, 450, 9, 3])
+    for of in (whole, record):
+        of.store.write(some, {"weight": torch.full((1, 2), 3.0)}, slice(4, 6))
+        of.store.write(slice(100, 300), {"touched": torch.ones(1, dtype=torch.uint8)})
+    for name, tensor in whole.fields.items():
+        assert torch.equal(tensor, record.fields[name])
+        assert torch.equal(tensor[some], record.store.read(some)[name])
+
+
+def test_a_part_begins_as_in_the_whole(tmp_path: Path) -> None:
+    component = Component(name="t", rows=ROWS, dim=DIM, init_scale=0.3, init_mean=1.0, tier=SMALL)
+    whole = RowRecords(replace(component, tier=Tier()), 4).weight
+    with on_ssd(Folder(path=tmp_path)):
+        part = RowRecords(component, 4, (100, 333), (5, DIM))
+    assert torch.equal(part.weight, whole[100:333, 5:])
+
+
+def test_batches_that_do_not_fit_are_refused_and_the_table_stays_whole(tmp_path: Path) -> None:
+    plain, tables = tables_of(), tables_of(tmp_path)
+    for seed in range(5):
+        step(plain, seed)
+        step(tables, seed)
+    told = (
+        r"table 't': \d+ rows of a batch find no frame, and \d+ frames are left beside those of the batches before; "
+        "raise tables.tier.fraction or bytes, or lower data.batch_size or loop.accumulate"
+    )
+    with pytest.raises(UserError, match=told):
+        tables(batch(7, 200))
+    assert_equal(plain, tables)
+    with pytest.raises(UserError, match=told):  # none of these is settled
+        for seed in range(20, 40):
+            tables(batch(seed))
+    tables.discard()
+    for seed in range(5, 30):
+        assert torch.equal(step(plain, seed), step(tables, seed))
+
+
+def test_a_batch_that_was_given_up_pins_nothing(tmp_path: Path) -> None:
+    plain, tables = tables_of(), tables_of(tmp_path)
+    for seed in range(40):
+        ids = batch(1000 + seed)
+        handle = tables.prepare(ids)
+        tables.components.prefetch(handle.inner)
+        tables.release(handle)
+        assert torch.equal(step(plain, seed), step(tables, seed))
+    assert_equal(plain, tables)
+
+
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+def test_rows_of_an_evaluation_do_not_learn(tmp_path: Path, mode: str) -> None:
+    tables = tables_of(tmp_path, mode=mode).eval()
+    out = forward(tables, batch(1))
+    told = "table 't': rows are to learn that no batch of training has; look them up in training mode, not in eval"
+    with pytest.raises(UserError, match=told):
+        backward(out, 1)
+        tables.update()
+
+
+def test_memory_is_what_is_allocated_and_the_file_has_no_name(tmp_path: Path) -> None:
+    for tier in (SMALL, replace(SMALL, policy="lfu"), Tier(name="ssd", bytes=15_000)):
+        tables = tables_of(tmp_path, tier)
+        (store,) = stores_of(tables)
+        component = tables.record("t").component
+        frames, spare = component.tier_frames(ROWS)
+        beside = component.bytes_of(ROWS, DIM) - sum(b.nbytes for b in store.buffers())
+        assert beside == spare * 8 + component.tier_queue(ROWS) + 12 * store._blocks.layout.blocks
+        if tier.bytes:
+            assert 0.5 * tier.bytes < (frames + spare) * (component.bytes_row + 8) <= tier.bytes
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": fp16.Config()}, 'rounds stochastically; choose tables.format.rounding "nearest" or fp32'),
+        ({"state": "bf16"}, 'its state is bf16, which rounds stochastically; choose tables.state "fp32"'),
+        ({"format": int8.Config(rounding="nearest"), "cache": Cache(fraction=0.1)}, "leave out tables.cache or"),
+        ({"addressing": dynamic.Config(rows=100).build(Numbering(100))}, "its ids come and go; choose another"),
+    ],
+)
+def test_what_cannot_be_on_an_ssd_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    chosen = {"name": "t", "dim": DIM, "addressing": Direct(ROWS), "tier": SMALL} | change
+    with (
+        on_ssd(Folder(path=tmp_path)),
+        pytest.raises(UserError, match=f"table 't': tables.tier is ssd, and .*{message}"),
+    ):
+        EmbeddingTables([TableSpec(**chosen)], [Feature(name="a", table="t")])
+
+
+def test_a_folder_is_asked_for(tmp_path: Path) -> None:
+    told = "table 't': tables.tier is ssd, and no folder is named; name one with --ssd"
+    with pytest.raises(UserError, match=told):
+        EmbeddingTables([TableSpec(name="t", dim=4, addressing=Direct(9), tier=SMALL)], [])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="ssd: cannot make .*/file/x .*; name another folder with --ssd"):
+        tables_of(tmp_path / "file" / "x")
+
+
+class Machine(RuleBasedStateMachine):
+    """A table on an SSD, of two sets of two ways, beside one in memory; reads and writes end in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.folder = pytest.MonkeyPatch(), TemporaryDirectory()
+        for module in (row_cache, spec):
+            self.patch.setattr(module, "WAYS", 2)
+        self.patch.setattr(row_cache, "resolve", lambda impl, device: "reference")
+        self.patch.setattr(Component, "tier_frames", lambda self, rows: (4, 24))
+        self.ahead: deque[KeyedJagged] = deque()
+        self.waits = 0  # batches that no update or discard has settled
+
+    @initialize(
+        chance=st.integers(0, 1000), policy=st.sampled_from(["lru", "lfu"]), mode=st.sampled_from(["fused", "deferred"])
+    )
+    def begin(self, chance: int, policy: Any, mode: Any) -> None:
+        self.patch.setattr(ssd, "Blocks", partial(Blocks, way="reference", chance=Random(chance)))
+        self.make = partial(tables_of, tier=replace(SMALL, policy=policy), mode=mode, window=2)
+        self.plain, self.tables = self.make(), self.make(Path(self.folder.name))
+
+    @precondition(lambda self: len(self.ahead) < 3)
+    @rule(rows=st.lists(st.integers(0, 11), max_size=4))
+    def look_ahead(self, rows: list[int]) -> None:
+        self.ahead.append(
+            KeyedJagged(keys=("a", "b"), values_N=torch.tensor(rows).long() * 40, lengths=torch.tensor([len(rows), 0]))
+        )
+        self.tables.prefetch(self.ahead[-1])
+
+    @precondition(lambda self: self.ahead and self.waits < 2)
+    @rule(seed=st.integers(0, 1000))
+    def learn(self, seed: int) -> None:
+        ids = self.ahead.popleft()
+        one, other = (forward(tables, ids) for tables in (self.plain, self.tables))
+        assert torch.equal(one, other)
+        for out in (one, other):
+            backward(out, seed)
+        self.waits += self.plain.mode == "deferred"
+
+    @rule()
+    def update(self) -> None:
+        for tables in (self.plain, self.tables):
+            tables.update()
+        self.waits = 0
+
+    @rule()
+    def discard(self) -> None:
+        for tables in (self.plain, self.tables):
+            tables.discard()
+        self.waits = 0
+
+    @rule(seed=st.integers(0, 1000))
+    def evaluate(self, seed: int) -> None:
+        assert torch.equal(*(evaluated(tables, seed) for tables in (self.plain, self.tables)))
+
+    @rule()
+    def checkpoint(self) -> None:
+        assert_equal(self.plain, self.tables)
+
+    @precondition(lambda self: not self.waits)
+    @rule(to_ssd=st.booleans())
+    def reopen(self, to_ssd: bool) -> None:
+        """From the chunks of the other tier."""
+        again = self.make(Path(self.folder.name))
+        for chunk in (self.tables if to_ssd else self.plain).chunks(3000):
+            again.load_chunk(chunk)
+        again.set_extra_state(self.plain.get_extra_state())
+        self.tables = again
+        for ids in self.ahead:
+            again.prefetch(ids)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "tables"):
+                assert_equal(self.plain, self.tables)
+        finally:
+            self.patch.undo()
+            self.folder.cleanup()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
