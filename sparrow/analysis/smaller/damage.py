@@ -21,7 +21,7 @@ from sparrow.embeddings import Component, EmbeddingTables, RowRecords, TableChoi
 from sparrow.embeddings.spec import Cache
 from sparrow.kernels import philox
 from sparrow.kernels.formats import fp32
-from sparrow.kernels.rounding import noise
+from sparrow.numerics.rounding import noise
 from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import Estimate, mean
 from sparrow.trained.build import build, tables_of
