@@ -1,0 +1,462 @@
+// Numbers to a format's codes or values on CPUs. `sparrow/numerics` is the definition.
+//
+// x is [outer, length, inner]; blocks run along `length`. `along` is for inner = 1: a block is neighbours in memory, and
+// its largest magnitude is found among the lanes of a vector. `across` is for the other axes: each lane is a block.
+
+#include "../cpu.h"
+#include "../lanes.h"
+
+#include <string>
+#include <tuple>
+
+namespace sparrow {
+namespace {
+
+typedef int32_t Ints __attribute__((vector_size(W * 4)));
+typedef uint64_t Longs __attribute__((vector_size(W * 4)));
+
+enum Rounding { kNearest, kZero, kStochastic };
+enum Out { kFp32, kBf16, kCodes };
+
+constexpr int32_t kInfinity = 0x7f800000, kSign = INT32_MIN;  // bits of fp32
+constexpr int32_t kNanScale = 255, kLeast = -127;
+constexpr int64_t kVectors = 16, kStrip = kVectors * W;  // of `across`: columns at a time
+
+struct Job {
+  const void* x;
+  int64_t outer, length, inner;
+  int64_t block, pair;  // numbers that share a scale, and a shift
+  int32_t most_shift;   // 0: there are no shifts
+  int32_t shift_bits;
+  int32_t mantissa, least, bits, largest_exponent, largest_code;  // of the element
+  float largest;
+  bool complement, ceil, fp32;
+  int64_t rounding;
+  int32_t most;  // the bits of the largest magnitude of the whole tensor; -1: each block has its own
+  uint64_t key, number;
+  void* out;
+  bool past;
+  void* scales;
+  uint8_t* shifts;
+  int64_t row_bytes, blocks, shift_bytes;  // of a row of codes, of scales, of shifts
+};
+
+INLINE Ints greater(const Ints& a, const Ints& b) { return a > b ? a : b; }
+INLINE Ints smaller(const Ints& a, const Ints& b) { return a < b ? a : b; }
+INLINE Ints size_of(const Floats& x) { return (Ints)x & ~kSign; }
+
+// The largest of each `group` of lanes, in all of them. group: a power of two; W from there on.
+INLINE Ints among(Ints v, int64_t group) {
+#define LARGER(...) v = greater(v, __builtin_shufflevector(v, v, __VA_ARGS__))
+  if (group > 1) LARGER(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  if (group > 2) LARGER(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  if (group > 4) LARGER(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  if (group > 8) LARGER(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+#undef LARGER
+  return v;
+}
+
+// 2 to the power of exponents from -127, whose power is a subnormal number, to 127.
+INLINE Floats power(const Ints& exponent) {
+  const Ints bits = (exponent + 127) << 23;
+  return (Floats)(bits == 0 ? Ints{} + 0x00400000 : bits);
+}
+
+// The exponents of scales for numbers whose largest magnitude has the bits `most`.
+INLINE Ints fitting(const Job& a, const Ints& most) {
+  const Ints top = Ints{} + (-kLeast - a.largest_exponent);
+  Ints e = smaller(greater((most >> 23) - (127 + a.largest_exponent), Ints{} + kLeast), top);
+  if (a.ceil) e = smaller(e - (Ints)((Floats)most > power(e) * a.largest), top);
+  return e;
+}
+
+struct Scale {
+  Ints exponent;    // of powers of two
+  Floats up, down;  // value = element * up; element = x * down, or x / up for fp32
+  Ints is_nan;
+};
+
+INLINE Scale scale_of(const Job& a, const Ints& most) {
+  Scale s;
+  s.is_nan = most >= kInfinity;
+  if (a.fp32) {
+    const Floats scale = (Floats)most / a.largest, least = Floats{} + 0x1p-126f;
+    s.up = most == 0 ? Floats{} + 1.0f : scale < least ? least : scale;
+  } else {
+    s.exponent = fitting(a, most);
+    s.up = power(s.exponent), s.down = power(-s.exponent);
+  }
+  return s;
+}
+
+INLINE Scale shifted(const Job& a, const Scale& of_block, const Ints& most) {
+  Scale s = of_block;
+  s.exponent -= smaller(of_block.exponent - fitting(a, most), Ints{} + a.most_shift);
+  s.up = power(s.exponent), s.down = power(-s.exponent);
+  return s;
+}
+
+INLINE uint64_t mixed(uint64_t x) {  // splitmix64: core/mixing.py
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  return x ^ x >> 31;
+}
+
+INLINE uint64_t row_key(const Job& a, int64_t row) {
+  return a.rounding == kStochastic ? mixed(static_cast<uint64_t>(row) + mixed((a.number * 16) ^ a.key)) : 0;
+}
+
+// The random numbers of W columns: `noise` of numerics/rounding.py.
+INLINE Words noise(uint64_t key, int64_t column) {
+  constexpr Words kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Words x = (kLane + static_cast<uint32_t>(column)) * 0x9E3779B9u + static_cast<uint32_t>(key);
+  x = (x ^ x >> 16) * 0x21F0AAADu;
+  x = x ^ static_cast<uint32_t>(key >> 32);
+  x = (x ^ x >> 15) * 0x735A2D97u;
+  return x ^ x >> 15;
+}
+
+struct Element {
+  Ints code;  // without its sign
+  Floats value;
+};
+
+// `Element.codes` of numerics/elements.py.
+INLINE Element element(const Job& a, const Floats& y, uint64_t key, int64_t column) {
+  const int32_t least = (a.least + 127) << 23;
+  const Ints size = size_of(y), e = greater(size & kInfinity, Ints{} + least);
+  const Floats steps = (Floats)size * (Floats)(((254 + a.mantissa) << 23) - e);
+  Ints whole;
+  if (a.rounding == kNearest) {
+    whole = (Ints)(steps + 0x1p23f) - 0x4b000000;  // the addition rounds to nearest, ties to even
+  } else {
+    whole = __builtin_convertvector(steps, Ints);
+    if (a.rounding == kStochastic) {
+      const Floats rest = (steps - __builtin_convertvector(whole, Floats)) * 0x1p31f;
+      whole -= (Ints)(noise(key, column) >> 1) < __builtin_convertvector(rest, Ints);
+    }
+  }
+  const Floats value = __builtin_convertvector(whole, Floats) * (Floats)(e - (a.mantissa << 23));
+  const Floats most = Floats{} + a.largest;
+  return {smaller(((e - least) >> (23 - a.mantissa)) + whole, Ints{} + a.largest_code), value < most ? value : most};
+}
+
+INLINE Element rounded(const Job& a, const Floats& x, const Scale& s, uint64_t key, int64_t column) {
+  return element(a, a.fp32 ? x / s.up : x * s.down, key, column);
+}
+
+INLINE Floats value_of(const Job& a, const Floats& x, const Element& e, const Scale& s) {
+  const Ints sign = (Ints)x & kSign, zero = a.complement ? (Ints)(e.code == 0) : Ints{};  // whose zero has no sign
+  const Floats value = (Floats)((Ints)(e.value * s.up) | (sign & ~zero));
+  return (Floats)(s.is_nan ? Ints{} + 0x7fc00000 : (Ints)value);
+}
+
+INLINE Ints code_of(const Job& a, const Floats& x, const Element& e, const Scale& s) {
+  const Ints negative = (Ints)x < 0;
+  const Ints code = a.complement ? (negative ? -e.code : e.code) & ((1 << a.bits) - 1)
+                                 : e.code | (negative & (1 << (a.bits - 1)));
+  return code & ~s.is_nan;
+}
+
+INLINE void put_scale(const Job& a, int64_t at, const Scale& s, int64_t lane) {
+  if (a.fp32) static_cast<float*>(a.scales)[at] = s.is_nan[lane] ? __builtin_nanf("") : s.up[lane];
+  else static_cast<uint8_t*>(a.scales)[at] = s.is_nan[lane] ? kNanScale : s.exponent[lane] - kLeast;
+}
+
+INLINE void put_bytes(uint8_t* to, uint64_t word, int64_t count) {
+  for (int64_t i = 0; i < count; ++i, word >>= 8) to[i] = static_cast<uint8_t>(word);
+}
+
+// Codes of `bits` bits one after the other, the low bits first. n: of W. end: of the row, behind which nothing is written.
+INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bits, int64_t n) {
+  const Longs pairs = ((Longs)codes | (Longs)codes >> (32 - bits)) & ((1ull << 2 * bits) - 1);
+  uint64_t at[W / 2];
+  __builtin_memcpy(at, &pairs, sizeof at);
+  uint64_t words[2];
+  for (int i = 0; i < 2; ++i)
+    words[i] = at[4 * i] | at[4 * i + 1] << 2 * bits | at[4 * i + 2] << 4 * bits | at[4 * i + 3] << 6 * bits;
+  if (to + bits + 8 <= end) {  // what is written too much is written again
+    __builtin_memcpy(to, &words[0], 8);
+    __builtin_memcpy(to + bits, &words[1], 8);
+    return;
+  }
+  const int64_t bytes = (n * bits + 7) / 8;
+  put_bytes(to, words[0], std::min<int64_t>(bytes, bits));
+  put_bytes(to + bits, words[1], std::max<int64_t>(bytes - bits, 0));
+}
+
+// -- blocks of neighbours --------------------------------------------------------------------------------------------
+
+template <class T, Out out>
+INLINE void along_rows(const Job& a, int64_t begin, int64_t end) {
+  const int64_t step = std::max(a.block, W), group = std::min(a.block, W);
+  for (int64_t r = begin; r < end; ++r) {
+    const T* const row = static_cast<const T*>(a.x) + r * a.length;
+    const uint64_t key = row_key(a, r);
+    uint8_t* const codes = static_cast<uint8_t*>(a.out) + r * a.row_bytes;
+    for (int64_t b = 0; b < a.length; b += step) {
+      const int64_t stop = std::min(b + step, a.length);
+      Ints most = Ints{} + a.most;
+      if (a.most < 0) {
+        most = Ints{};
+        for (int64_t c = b; c < stop; c += W) most = greater(most, size_of(load(row + c, std::min(W, stop - c))));
+        most = among(most, group);
+      }
+      const Scale of_block = scale_of(a, most);
+      if (out == kCodes && a.most < 0)
+        for (int64_t c = b; c < std::min(b + W, stop); c += group)
+          put_scale(a, r * a.blocks + c / a.block, of_block, c - b);
+      uint64_t shifts = 0;
+      for (int64_t c = b; c < stop; c += W) {
+        const int64_t n = std::min(W, stop - c);
+        const Floats x = load(row + c, n);
+        Scale s = of_block;
+        if (a.most_shift) {
+          s = shifted(a, of_block, among(size_of(x), a.pair));
+          if (out == kCodes)
+            for (int64_t i = 0; i < n; i += a.pair)
+              shifts |= static_cast<uint64_t>((of_block.exponent[i] - s.exponent[i]) & ~s.is_nan[i])
+                        << ((c - b + i) / a.pair * a.shift_bits);
+        }
+        const Element e = rounded(a, x, s, key, c);
+        const int64_t at = r * a.length + c;
+        if (out == kFp32) store(static_cast<float*>(a.out) + at, value_of(a, x, e, s), n, a.past);
+        if (out == kBf16) store(static_cast<bfloat16*>(a.out) + at, value_of(a, x, e, s), n, a.past);
+        if (out == kCodes)
+          put_codes(codes + c * a.bits / 8, codes + a.row_bytes, code_of(a, x, e, s), a.bits, n);
+      }
+      if (out == kCodes && a.most_shift) {
+        const int64_t at = b / a.pair * a.shift_bits / 8, bytes = step / a.pair * a.shift_bits / 8;
+        put_bytes(a.shifts + r * a.shift_bytes + at, shifts, std::min(bytes, a.shift_bytes - at));
+      }
+    }
+  }
+  fence(a.past);
+}
+
+// -- blocks of which each lane has one -------------------------------------------------------------------------------
+
+struct Half {  // codes of eight numbers one after the other, of half the lanes each
+  Longs at[2];
+};
+
+INLINE void add(Half& words, const Ints& codes, int64_t by) {
+  typedef uint32_t Eight __attribute__((vector_size(W * 2)));
+  Eight halves[2];
+  __builtin_memcpy(halves, &codes, sizeof codes);
+  for (int i = 0; i < 2; ++i) words.at[i] |= __builtin_convertvector(halves[i], Longs) << by;
+}
+
+// Bytes of each lane to its row of `stride` bytes. width: how many lanes there are. room: 8 bytes may be written, of
+// which the others are written again; not beyond the block, where another thread may have been.
+INLINE void put_columns(uint8_t* to, int64_t stride, const Half& words, int64_t width, int64_t bytes, bool room) {
+  uint64_t at[W];
+  __builtin_memcpy(at, &words, sizeof at);
+  for (int64_t i = 0; i < width; ++i, to += stride)
+    if (room) __builtin_memcpy(to, &at[i], 8);
+    else if (bytes == 4) __builtin_memcpy(to, &at[i], 4);
+    else put_bytes(to, at[i], bytes);
+}
+
+// One block of rows, [rows, width] of columns.
+template <class T, Out out>
+INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, int64_t width) {
+  const int64_t begin = block * a.block, rows = std::min(a.block, a.length - begin);
+  const int64_t origin = (o * a.length + begin) * a.inner + first, vectors = (width + W - 1) / W;
+  const T* const x = static_cast<const T*>(a.x) + origin;
+  const int64_t block_end = std::min((begin + a.block) * a.bits / 8, a.row_bytes);  // in bytes of codes
+  const auto lanes = [&](int64_t v) { return std::min(W, width - v * W); };
+  const auto largest = [&](Ints* most, int64_t from, int64_t to) {
+    for (int64_t v = 0; v < vectors; ++v) most[v] = Ints{};
+    for (int64_t r = from; r < to; ++r)
+      for (int64_t v = 0; v < vectors; ++v)
+        most[v] = greater(most[v], size_of(load(x + r * a.inner + v * W, lanes(v))));
+  };
+  Ints most[kVectors];
+  Scale of_block[kVectors], of_pair[kVectors];
+  Half words[kVectors], shifts[kVectors]{};
+  if (a.most < 0) largest(most, 0, rows);
+  for (int64_t v = 0; v < vectors; ++v) {
+    of_block[v] = of_pair[v] = scale_of(a, a.most < 0 ? most[v] : Ints{} + a.most);
+    if (out == kCodes && a.most < 0)
+      for (int64_t i = 0; i < lanes(v); ++i)
+        put_scale(a, (o * a.inner + first + v * W + i) * a.blocks + block, of_block[v], i);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    if (a.most_shift && r % a.pair == 0) {
+      largest(most, r, std::min(r + a.pair, rows));
+      for (int64_t v = 0; v < vectors; ++v) {
+        of_pair[v] = shifted(a, of_block[v], most[v]);
+        const Ints shift = (of_block[v].exponent - of_pair[v].exponent) & ~of_block[v].is_nan;
+        if (out == kCodes) add(shifts[v], shift, r / a.pair * a.shift_bits);
+      }
+    }
+    const uint64_t key = row_key(a, o * a.length + begin + r);
+    for (int64_t v = 0; v < vectors; ++v) {
+      const int64_t at = r * a.inner + v * W, n = lanes(v);
+      const Floats number = load(x + at, n);
+      const Element e = rounded(a, number, of_pair[v], key, first + v * W);
+      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value_of(a, number, e, of_pair[v]), n, a.past);
+      if (out == kBf16)
+        store(static_cast<bfloat16*>(a.out) + origin + at, value_of(a, number, e, of_pair[v]), n, a.past);
+      if (out == kCodes) {
+        if (r % 8 == 0) words[v] = Half{};
+        add(words[v], code_of(a, number, e, of_pair[v]), r % 8 * a.bits);
+        if (r % 8 == 7 || r == rows - 1) {
+          const int64_t column = o * a.inner + first + v * W, byte = (begin + r - r % 8) * a.bits / 8;
+          put_columns(static_cast<uint8_t*>(a.out) + column * a.row_bytes + byte, a.row_bytes, words[v], n,
+                      ((r % 8 + 1) * a.bits + 7) / 8, byte + 8 <= block_end);
+        }
+      }
+    }
+  }
+  if (out == kCodes && a.most_shift)
+    for (int64_t v = 0; v < vectors; ++v) {
+      const int64_t column = o * a.inner + first + v * W, byte = begin / a.pair * a.shift_bits / 8;
+      const int64_t bytes = a.block / a.pair * a.shift_bits / 8;
+      put_columns(a.shifts + column * a.shift_bytes + byte, a.shift_bytes, shifts[v], lanes(v),
+                  std::min(bytes, a.shift_bytes - byte), false);
+    }
+}
+
+int64_t strips_of(const Job& a) { return (a.inner + kStrip - 1) / kStrip; }
+int64_t blocks_of(const Job& a) { return (a.length + a.block - 1) / a.block; }
+
+template <class T, Out out>
+INLINE void across_rows(const Job& a, int64_t begin, int64_t end) {
+  const int64_t blocks = blocks_of(a), strips = strips_of(a);
+  for (int64_t u = begin; u < end; ++u) {
+    const int64_t first = u / blocks % strips * kStrip;
+    across_block<T, out>(a, u / blocks / strips, u % blocks, first, std::min(kStrip, a.inner - first));
+  }
+  fence(a.past);
+}
+
+#define FOR_OUT(name, out)                                                                           \
+  FOR_PROCESSORS void name##_##out(const Job& a, bool is_narrow, int64_t begin, int64_t end) {      \
+    is_narrow ? name##_rows<bfloat16, out>(a, begin, end) : name##_rows<float, out>(a, begin, end); \
+  }
+FOR_OUT(along, kFp32)
+FOR_OUT(along, kBf16)
+FOR_OUT(along, kCodes)
+FOR_OUT(across, kFp32)
+FOR_OUT(across, kBf16)
+FOR_OUT(across, kCodes)
+
+template <class T>
+INLINE int32_t largest_of(const void* x, int64_t begin, int64_t end) {
+  Ints most{};
+  for (int64_t i = begin; i < end; i += W)
+    most = greater(most, size_of(load(static_cast<const T*>(x) + i, std::min(W, end - i))));
+  return among(most, W)[0];
+}
+
+FOR_PROCESSORS int32_t largest(const void* x, bool is_narrow, int64_t begin, int64_t end) {
+  return is_narrow ? largest_of<bfloat16>(x, begin, end) : largest_of<float>(x, begin, end);
+}
+
+int32_t largest(const Tensor& x, bool is_narrow) {
+  const int64_t team = team_for(x.numel());
+  std::vector<int32_t> found(team);
+  parallel(team, [&](int64_t c) {
+    found[c] = largest(x.data_ptr(), is_narrow, x.numel() * c / team, x.numel() * (c + 1) / team);
+  });
+  return *std::max_element(found.begin(), found.end());
+}
+
+// -- the operators ---------------------------------------------------------------------------------------------------
+
+enum FormatAt { kMantissa, kLeastAt, kBits, kLargestExponent, kLargestCode, kComplement, kBlock, kPair, kShiftBits, kCeil,
+                kFp32Scale, kFormatNumbers };
+constexpr int64_t kRow = 0, kTensor = -1;  // kBlock of formats with a scale for each row, and for the tensor
+
+Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector<int64_t>& format, double largest_number,
+           int64_t rounding, int64_t key, int64_t number) {
+  check(x.is_contiguous() && (x.scalar_type() == ScalarType::Float || x.scalar_type() == ScalarType::BFloat16),
+        "x: expected a contiguous tensor of float32 or bfloat16");
+  check(shape.size() == 3 && shape[0] * shape[1] * shape[2] == x.numel(), "shape: it does not fit x");
+  check(format.size() == kFormatNumbers && rounding >= kNearest && rounding <= kStochastic, "format or rounding");
+  Job a{};
+  a.x = x.data_ptr();
+  a.outer = shape[0], a.length = shape[1], a.inner = shape[2];
+  a.mantissa = format[kMantissa], a.least = format[kLeastAt], a.bits = format[kBits];
+  a.largest_exponent = format[kLargestExponent], a.largest_code = format[kLargestCode];
+  a.complement = format[kComplement], a.pair = format[kPair], a.shift_bits = format[kShiftBits];
+  a.most_shift = (1 << a.shift_bits) - 1;
+  a.ceil = format[kCeil], a.fp32 = format[kFp32Scale];
+  a.largest = static_cast<float>(largest_number);
+  a.rounding = rounding, a.key = key, a.number = number;
+  const bool is_whole = format[kBlock] <= 0;
+  a.block = is_whole ? std::max(a.length, W) : format[kBlock];
+  a.most = -1;
+  check(a.mantissa >= 0 && a.mantissa <= 10 && a.least >= -14 && a.largest_exponent <= 15, "element: too wide");
+  check(a.block >= W || (a.block & (a.block - 1)) == 0, "block: expected a power of two, or ", W, " and more");
+  check(!a.most_shift || (!is_whole && a.shift_bits <= 3 && a.pair >= 1 && a.pair <= W &&
+                          (a.pair & (a.pair - 1)) == 0 && a.block % a.pair == 0),
+        "pair: expected a power of two up to ", W, " that divides the block");
+  if (format[kBlock] == kTensor) a.most = largest(x, x.scalar_type() == ScalarType::BFloat16);
+  return a;
+}
+
+using Work = void (*)(const Job&, bool, int64_t, int64_t);
+
+void run(const Job& a, bool is_narrow, Work along, Work across) {
+  const bool is_along = a.inner == 1;
+  const int64_t units = is_along ? a.outer : a.outer * strips_of(a) * blocks_of(a);
+  if (a.outer * a.length * a.inner == 0) return;
+  const int64_t team = std::min(team_for(a.outer * a.length * a.inner), units);
+  parallel(team,
+           [&](int64_t c) { (is_along ? along : across)(a, is_narrow, units * c / team, units * (c + 1) / team); });
+}
+
+Tensor quantise_values(const Tensor& x, const std::vector<int64_t>& shape, const std::vector<int64_t>& format,
+                       double largest_number, int64_t rounding, int64_t key, int64_t number, bool to_bf16) {
+  Job a = job_of(x, shape, format, largest_number, rounding, key, number);
+  Tensor out = empty(shape, to_bf16 ? ScalarType::BFloat16 : ScalarType::Float);
+  a.out = out.data_ptr();
+  a.past = x.numel() && past_caches(out);
+  const bool is_narrow = x.scalar_type() == ScalarType::BFloat16;
+  to_bf16 ? run(a, is_narrow, along_kBf16, across_kBf16) : run(a, is_narrow, along_kFp32, across_kFp32);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::vector<int64_t>& shape,
+                                                  const std::vector<int64_t>& format, double largest_number,
+                                                  int64_t rounding, int64_t key, int64_t number) {
+  Job a = job_of(x, shape, format, largest_number, rounding, key, number);
+  const bool is_tensor = format[kBlock] == kTensor;
+  check(a.bits <= 8 && (a.block % 8 == 0 || format[kBlock] <= 0), "block: codes are packed in groups of 8");
+  check(!a.most_shift || (a.block % W == 0 && a.block / a.pair * a.shift_bits % 8 == 0 &&
+                          a.block / a.pair * a.shift_bits <= 64),
+        "shifts: expected whole bytes for a block, 8 at most");
+  const int64_t rows = a.outer * a.inner;
+  a.row_bytes = (a.length * a.bits + 7) / 8;
+  a.blocks = blocks_of(a);
+  a.shift_bytes = a.most_shift ? ((a.length + a.pair - 1) / a.pair * a.shift_bits + 7) / 8 : 0;
+  Tensor codes = torch::stable::empty({rows, a.row_bytes}, ScalarType::Byte);
+  Tensor scales = torch::stable::empty(is_tensor ? std::vector<int64_t>{1, x.numel() > 0} : std::vector<int64_t>{rows, a.blocks},
+                                       a.fp32 ? ScalarType::Float : ScalarType::Byte);
+  Tensor shifts = torch::stable::empty({rows, a.shift_bytes}, ScalarType::Byte);
+  a.out = codes.data_ptr(), a.scales = scales.data_ptr(), a.shifts = static_cast<uint8_t*>(shifts.data_ptr());
+  if (is_tensor && x.numel()) put_scale(a, 0, scale_of(a, Ints{} + a.most), 0);
+  run(a, x.scalar_type() == ScalarType::BFloat16, along_kCodes, across_kCodes);
+  return {codes, scales, shifts};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
+  m.def(
+      "quantise_values(Tensor x, int[] shape, int[] format, float largest, int rounding, int key, int number,"
+      " bool to_bf16) -> Tensor");
+  m.def(
+      "quantise_codes(Tensor x, int[] shape, int[] format, float largest, int rounding, int key, int number)"
+      " -> (Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sparrow, CPU, m) {
+  m.impl("quantise_values", TORCH_BOX(&quantise_values));
+  m.impl("quantise_codes", TORCH_BOX(&quantise_codes));
+}
+
+}  // namespace sparrow
