@@ -45,7 +45,7 @@ def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) ->
     axis %= x.dim()
     if how == "stochastic" and axis < x.dim() - 1 and (axis < x.dim() - 2 or x.shape[-1] == 1):
         return False  # the columns of the random numbers are not side by side there
-    if isinstance(block, int) and block < LANES and block & block - 1:
+    if isinstance(block, int) and block < LANES:
         return False
     if format.shift_bits and (pair > LANES or pair & pair - 1):
         return False
@@ -53,7 +53,7 @@ def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) ->
         return True
     bits = block // pair * format.shift_bits if isinstance(block, int) else 0
     bytes_wholly = block in WHOLE or (isinstance(block, int) and block % 8 == 0)
-    shifts_wholly = bits == 0 or (isinstance(block, int) and block % LANES == 0 and bits % 8 == 0 and bits <= 64)
+    shifts_wholly = bits == 0 or (bits % 8 == 0 and bits <= 64)
     return element.bits <= 8 and bytes_wholly and shifts_wholly
 
 

@@ -1,7 +1,7 @@
 // Numbers to a format's codes or values on CPUs. `sparrow/numerics` is the definition.
 //
-// x is [outer, length, inner]; blocks run along `length`. `along` is for inner = 1: a block is neighbours in memory, and
-// its largest magnitude is found among the lanes of a vector. `across` is for the other axes: each lane is a block.
+// x is [outer, length, inner]; blocks run along `length`. `along` is for inner = 1: a block is neighbours in memory,
+// and its largest magnitude is found among the lanes of a vector. `across` is for the other axes: each lane is a block.
 
 #include "../cpu.h"
 #include "../lanes.h"
@@ -15,6 +15,9 @@ namespace {
 typedef int32_t Ints __attribute__((vector_size(W * 4)));
 typedef uint64_t Longs __attribute__((vector_size(W * 4)));
 
+// What is known when the loops are compiled. kPlain: to nearest, powers of two, no shifts. kShifted: the same with
+// shifts. kAny: nothing.
+enum Mode { kPlain, kShifted, kAny };
 enum Rounding { kNearest, kZero, kStochastic };
 enum Out { kFp32, kBf16, kCodes };
 
@@ -41,11 +44,20 @@ struct Job {
   int64_t row_bytes, blocks, shift_bytes;  // of a row of codes, of scales, of shifts
 };
 
+template <Mode mode>
+INLINE bool is_fp32(const Job& a) {
+  return mode == kAny && a.fp32;
+}
+template <Mode mode>
+INLINE bool has_shifts(const Job& a) {
+  return mode == kShifted || (mode == kAny && a.most_shift);
+}
+
 INLINE Ints greater(const Ints& a, const Ints& b) { return a > b ? a : b; }
 INLINE Ints smaller(const Ints& a, const Ints& b) { return a < b ? a : b; }
 INLINE Ints size_of(const Floats& x) { return (Ints)x & ~kSign; }
 
-// The largest of each `group` of lanes, in all of them. group: a power of two; W from there on.
+// The largest of each `group` of lanes, in all of them. group: a power of two up to W.
 INLINE Ints among(Ints v, int64_t group) {
 #define LARGER(...) v = greater(v, __builtin_shufflevector(v, v, __VA_ARGS__))
   if (group > 1) LARGER(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
@@ -70,29 +82,35 @@ INLINE Ints fitting(const Job& a, const Ints& most) {
   return e;
 }
 
-struct Scale {
+// Of W blocks. A block that is not finite has NaN as `up`.
+struct Scales {
   Ints exponent;    // of powers of two
-  Floats up, down;  // value = element * up; element = x * down, or x / up for fp32
-  Ints is_nan;
+  Floats up, down;  // value = element * up; element = x * down, or x / divisor for fp32
+  Floats divisor;
+  Ints finite;  // a mask
 };
 
-INLINE Scale scale_of(const Job& a, const Ints& most) {
-  Scale s;
-  s.is_nan = most >= kInfinity;
-  if (a.fp32) {
+template <Mode mode>
+INLINE Scales scales_of(const Job& a, const Ints& most) {
+  Scales s;
+  s.finite = most < kInfinity;
+  if (is_fp32<mode>(a)) {
     const Floats scale = (Floats)most / a.largest, least = Floats{} + 0x1p-126f;
-    s.up = most == 0 ? Floats{} + 1.0f : scale < least ? least : scale;
+    s.divisor = s.up = most == 0 ? Floats{} + 1.0f : scale < least ? least : scale;
   } else {
     s.exponent = fitting(a, most);
     s.up = power(s.exponent), s.down = power(-s.exponent);
   }
+  s.up = (Floats)(s.finite ? (Ints)s.up : Ints{} + 0x7fc00000);
   return s;
 }
 
-INLINE Scale shifted(const Job& a, const Scale& of_block, const Ints& most) {
-  Scale s = of_block;
-  s.exponent -= smaller(of_block.exponent - fitting(a, most), Ints{} + a.most_shift);
-  s.up = power(s.exponent), s.down = power(-s.exponent);
+// Those of pairs within the blocks.
+INLINE Scales shifted(const Job& a, const Scales& of_blocks, const Ints& most) {
+  Scales s = of_blocks;
+  s.exponent -= smaller(of_blocks.exponent - fitting(a, most), Ints{} + a.most_shift);
+  s.down = power(-s.exponent);
+  s.up = (Floats)(s.finite ? (Ints)power(s.exponent) : Ints{} + 0x7fc00000);
   return s;
 }
 
@@ -122,52 +140,57 @@ struct Element {
 };
 
 // `Element.codes` of numerics/elements.py.
+template <Mode mode>
 INLINE Element element(const Job& a, const Floats& y, uint64_t key, int64_t column) {
   const int32_t least = (a.least + 127) << 23;
   const Ints size = size_of(y), e = greater(size & kInfinity, Ints{} + least);
   const Floats steps = (Floats)size * (Floats)(((254 + a.mantissa) << 23) - e);
   Ints whole;
-  if (a.rounding == kNearest) {
-    whole = (Ints)(steps + 0x1p23f) - 0x4b000000;  // the addition rounds to nearest, ties to even
+  Floats as_float;
+  if (mode != kAny || a.rounding == kNearest) {
+    const Floats sum = steps + 0x1p23f;  // which rounds to nearest, ties to even
+    whole = (Ints)sum - 0x4b000000;
+    as_float = sum - 0x1p23f;
   } else {
     whole = __builtin_convertvector(steps, Ints);
     if (a.rounding == kStochastic) {
       const Floats rest = (steps - __builtin_convertvector(whole, Floats)) * 0x1p31f;
       whole -= (Ints)(noise(key, column) >> 1) < __builtin_convertvector(rest, Ints);
     }
+    as_float = __builtin_convertvector(whole, Floats);
   }
-  const Floats value = __builtin_convertvector(whole, Floats) * (Floats)(e - (a.mantissa << 23));
-  const Floats most = Floats{} + a.largest;
+  const Floats value = as_float * (Floats)(e - (a.mantissa << 23)), most = Floats{} + a.largest;
   return {smaller(((e - least) >> (23 - a.mantissa)) + whole, Ints{} + a.largest_code), value < most ? value : most};
 }
 
-INLINE Element rounded(const Job& a, const Floats& x, const Scale& s, uint64_t key, int64_t column) {
-  return element(a, a.fp32 ? x / s.up : x * s.down, key, column);
+template <Mode mode>
+INLINE Element rounded(const Job& a, const Floats& x, const Scales& s, uint64_t key, int64_t column) {
+  return element<mode>(a, is_fp32<mode>(a) ? x / s.divisor : x * s.down, key, column);
 }
 
-INLINE Floats value_of(const Job& a, const Floats& x, const Element& e, const Scale& s) {
-  const Ints sign = (Ints)x & kSign, zero = a.complement ? (Ints)(e.code == 0) : Ints{};  // whose zero has no sign
-  const Floats value = (Floats)((Ints)(e.value * s.up) | (sign & ~zero));
-  return (Floats)(s.is_nan ? Ints{} + 0x7fc00000 : (Ints)value);
+INLINE Floats value_of(const Job& a, const Floats& x, const Element& e, const Scales& s) {
+  const Floats value = e.value * s.up;
+  return (Ints)x < 0 ? (a.complement ? 0.0f : -0.0f) - value : value;  // -0 only where there is one
 }
 
-INLINE Ints code_of(const Job& a, const Floats& x, const Element& e, const Scale& s) {
-  const Ints negative = (Ints)x < 0;
-  const Ints code = a.complement ? (negative ? -e.code : e.code) & ((1 << a.bits) - 1)
-                                 : e.code | (negative & (1 << (a.bits - 1)));
-  return code & ~s.is_nan;
+INLINE Ints code_of(const Job& a, const Floats& x, const Element& e, const Scales& s) {
+  const Ints negative = (Ints)x < 0, turn = negative & (a.complement ? -1 : 0);
+  const int32_t sign = a.complement ? 0 : 1 << (a.bits - 1);
+  const Ints code = ((e.code ^ turn) - turn) | (negative & sign);
+  return code & ((1 << a.bits) - 1) & s.finite;
 }
 
-INLINE void put_scale(const Job& a, int64_t at, const Scale& s, int64_t lane) {
-  if (a.fp32) static_cast<float*>(a.scales)[at] = s.is_nan[lane] ? __builtin_nanf("") : s.up[lane];
-  else static_cast<uint8_t*>(a.scales)[at] = s.is_nan[lane] ? kNanScale : s.exponent[lane] - kLeast;
+INLINE void put_scale(const Job& a, int64_t at, const Scales& s, int64_t lane) {
+  if (a.fp32) static_cast<float*>(a.scales)[at] = s.up[lane];
+  else static_cast<uint8_t*>(a.scales)[at] = s.finite[lane] ? s.exponent[lane] - kLeast : kNanScale;
 }
 
 INLINE void put_bytes(uint8_t* to, uint64_t word, int64_t count) {
   for (int64_t i = 0; i < count; ++i, word >>= 8) to[i] = static_cast<uint8_t>(word);
 }
 
-// Codes of `bits` bits one after the other, the low bits first. n: of W. end: of the row, behind which nothing is written.
+// Codes of `bits` bits one after the other, the low bits first. n: of W. end: of the row, behind which nothing is
+// written.
 INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bits, int64_t n) {
   const Longs pairs = ((Longs)codes | (Longs)codes >> (32 - bits)) & ((1ull << 2 * bits) - 1);
   uint64_t at[W / 2];
@@ -187,49 +210,65 @@ INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bi
 
 // -- blocks of neighbours --------------------------------------------------------------------------------------------
 
-template <class T, Out out>
-INLINE void along_rows(const Job& a, int64_t begin, int64_t end) {
-  const int64_t step = std::max(a.block, W), group = std::min(a.block, W);
-  for (int64_t r = begin; r < end; ++r) {
-    const T* const row = static_cast<const T*>(a.x) + r * a.length;
-    const uint64_t key = row_key(a, r);
-    uint8_t* const codes = static_cast<uint8_t*>(a.out) + r * a.row_bytes;
-    for (int64_t b = 0; b < a.length; b += step) {
-      const int64_t stop = std::min(b + step, a.length);
-      Ints most = Ints{} + a.most;
-      if (a.most < 0) {
-        most = Ints{};
-        for (int64_t c = b; c < stop; c += W) most = greater(most, size_of(load(row + c, std::min(W, stop - c))));
-        most = among(most, group);
-      }
-      const Scale of_block = scale_of(a, most);
-      if (out == kCodes && a.most < 0)
-        for (int64_t c = b; c < std::min(b + W, stop); c += group)
-          put_scale(a, r * a.blocks + c / a.block, of_block, c - b);
-      uint64_t shifts = 0;
-      for (int64_t c = b; c < stop; c += W) {
-        const int64_t n = std::min(W, stop - c);
-        const Floats x = load(row + c, n);
-        Scale s = of_block;
-        if (a.most_shift) {
-          s = shifted(a, of_block, among(size_of(x), a.pair));
-          if (out == kCodes)
-            for (int64_t i = 0; i < n; i += a.pair)
-              shifts |= static_cast<uint64_t>((of_block.exponent[i] - s.exponent[i]) & ~s.is_nan[i])
-                        << ((c - b + i) / a.pair * a.shift_bits);
-        }
-        const Element e = rounded(a, x, s, key, c);
-        const int64_t at = r * a.length + c;
-        if (out == kFp32) store(static_cast<float*>(a.out) + at, value_of(a, x, e, s), n, a.past);
-        if (out == kBf16) store(static_cast<bfloat16*>(a.out) + at, value_of(a, x, e, s), n, a.past);
-        if (out == kCodes)
-          put_codes(codes + c * a.bits / 8, codes + a.row_bytes, code_of(a, x, e, s), a.bits, n);
-      }
-      if (out == kCodes && a.most_shift) {
-        const int64_t at = b / a.pair * a.shift_bits / 8, bytes = step / a.pair * a.shift_bits / 8;
-        put_bytes(a.shifts + r * a.shift_bytes + at, shifts, std::min(bytes, a.shift_bytes - at));
-      }
+// W blocks of row r at most, from column `begin` to `end`. full: the blocks are whole vectors.
+template <class T, Out out, Mode mode, bool full>
+INLINE void along_blocks(const Job& a, int64_t r, int64_t begin, int64_t end, uint64_t key) {
+  const T* const x = static_cast<const T*>(a.x) + r * a.length;
+  const int64_t blocks = (end - begin + a.block - 1) / a.block;
+  const auto lanes = [&](int64_t c, int64_t stop) { return full ? W : std::min(W, stop - c); };
+  Ints most = Ints{} + a.most;
+  if (a.most < 0) {
+    alignas(64) int32_t each[W] = {};
+    for (int64_t k = 0; k < blocks; ++k) {
+      const int64_t first = begin + k * a.block, stop = full ? first + a.block : std::min(first + a.block, end);
+      Ints largest{};
+      for (int64_t c = first; c < stop; c += W) largest = greater(largest, size_of(load(x + c, lanes(c, stop))));
+      each[k] = among(largest, W)[0];
     }
+    __builtin_memcpy(&most, each, sizeof most);
+  }
+  const Scales of_blocks = scales_of<mode>(a, most);
+  if (out == kCodes && a.most < 0)
+    for (int64_t k = 0; k < blocks; ++k) put_scale(a, r * a.blocks + begin / a.block + k, of_blocks, k);
+  uint8_t* const codes = static_cast<uint8_t*>(a.out) + r * a.row_bytes;
+  for (int64_t k = 0; k < blocks; ++k) {
+    const int64_t first = begin + k * a.block, stop = full ? first + a.block : std::min(first + a.block, end);
+    const Scales of_block = {Ints{} + of_blocks.exponent[k], Floats{} + of_blocks.up[k], Floats{} + of_blocks.down[k],
+                             Floats{} + of_blocks.divisor[k], Ints{} + of_blocks.finite[k]};
+    uint64_t shifts = 0;
+    for (int64_t c = first; c < stop; c += W) {
+      const int64_t n = lanes(c, stop), at = r * a.length + c;
+      const Floats number = load(x + c, n);
+      Scales s = of_block;
+      if (has_shifts<mode>(a)) {
+        s = shifted(a, of_block, among(size_of(number), a.pair));
+        if (out == kCodes)
+          for (int64_t i = 0; i < n; i += a.pair)
+            shifts |= static_cast<uint64_t>((of_block.exponent[i] - s.exponent[i]) & s.finite[i])
+                      << ((c - first + i) / a.pair * a.shift_bits);
+      }
+      const Element e = rounded<mode>(a, number, s, key, c);
+      if (out == kFp32) store(static_cast<float*>(a.out) + at, value_of(a, number, e, s), n, a.past);
+      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + at, value_of(a, number, e, s), n, a.past);
+      if (out == kCodes) put_codes(codes + c * a.bits / 8, codes + a.row_bytes, code_of(a, number, e, s), a.bits, n);
+    }
+    if (out == kCodes && has_shifts<mode>(a)) {
+      const int64_t at = first / a.pair * a.shift_bits / 8, bytes = a.block / a.pair * a.shift_bits / 8;
+      put_bytes(a.shifts + r * a.shift_bytes + at, shifts, std::min(bytes, a.shift_bytes - at));
+    }
+  }
+}
+
+template <class T, Out out, Mode mode>
+INLINE void along_rows(const Job& job, int64_t begin, int64_t end) {
+  const Job a = job;  // nobody else's: what is stored cannot change it
+  const int64_t step = a.block >= a.length ? a.block : a.block * W;
+  for (int64_t r = begin; r < end; ++r) {
+    const uint64_t key = row_key(a, r);
+    int64_t b = 0;
+    if (a.block % W == 0)
+      for (; b + step <= a.length; b += step) along_blocks<T, out, mode, true>(a, r, b, b + step, key);
+    for (; b < a.length; b += step) along_blocks<T, out, mode, false>(a, r, b, std::min(b + step, a.length), key);
   }
   fence(a.past);
 }
@@ -258,59 +297,59 @@ INLINE void put_columns(uint8_t* to, int64_t stride, const Half& words, int64_t 
     else put_bytes(to, at[i], bytes);
 }
 
-// One block of rows, [rows, width] of columns.
-template <class T, Out out>
+// One block of rows, [rows, width] of columns. full: the columns are whole vectors.
+template <class T, Out out, Mode mode, bool full>
 INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, int64_t width) {
   const int64_t begin = block * a.block, rows = std::min(a.block, a.length - begin);
   const int64_t origin = (o * a.length + begin) * a.inner + first, vectors = (width + W - 1) / W;
+  const int64_t codes_end = std::min((begin + a.block) * a.bits / 8, a.row_bytes);
   const T* const x = static_cast<const T*>(a.x) + origin;
-  const int64_t block_end = std::min((begin + a.block) * a.bits / 8, a.row_bytes);  // in bytes of codes
-  const auto lanes = [&](int64_t v) { return std::min(W, width - v * W); };
-  const auto largest = [&](Ints* most, int64_t from, int64_t to) {
+  const auto lanes = [&](int64_t v) { return full ? W : std::min(W, width - v * W); };
+  const auto largest = [&](Ints* most, int64_t from, int64_t to) __attribute__((always_inline)) {
     for (int64_t v = 0; v < vectors; ++v) most[v] = Ints{};
     for (int64_t r = from; r < to; ++r)
       for (int64_t v = 0; v < vectors; ++v)
         most[v] = greater(most[v], size_of(load(x + r * a.inner + v * W, lanes(v))));
   };
   Ints most[kVectors];
-  Scale of_block[kVectors], of_pair[kVectors];
+  Scales of_block[kVectors], of_pair[kVectors];
   Half words[kVectors], shifts[kVectors]{};
   if (a.most < 0) largest(most, 0, rows);
   for (int64_t v = 0; v < vectors; ++v) {
-    of_block[v] = of_pair[v] = scale_of(a, a.most < 0 ? most[v] : Ints{} + a.most);
+    of_block[v] = of_pair[v] = scales_of<mode>(a, a.most < 0 ? most[v] : Ints{} + a.most);
     if (out == kCodes && a.most < 0)
       for (int64_t i = 0; i < lanes(v); ++i)
         put_scale(a, (o * a.inner + first + v * W + i) * a.blocks + block, of_block[v], i);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    if (a.most_shift && r % a.pair == 0) {
+    if (has_shifts<mode>(a) && r % a.pair == 0) {
       largest(most, r, std::min(r + a.pair, rows));
       for (int64_t v = 0; v < vectors; ++v) {
         of_pair[v] = shifted(a, of_block[v], most[v]);
-        const Ints shift = (of_block[v].exponent - of_pair[v].exponent) & ~of_block[v].is_nan;
+        const Ints shift = (of_block[v].exponent - of_pair[v].exponent) & of_block[v].finite;
         if (out == kCodes) add(shifts[v], shift, r / a.pair * a.shift_bits);
       }
     }
     const uint64_t key = row_key(a, o * a.length + begin + r);
     for (int64_t v = 0; v < vectors; ++v) {
       const int64_t at = r * a.inner + v * W, n = lanes(v);
+      const Scales& s = of_pair[v];
       const Floats number = load(x + at, n);
-      const Element e = rounded(a, number, of_pair[v], key, first + v * W);
-      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value_of(a, number, e, of_pair[v]), n, a.past);
-      if (out == kBf16)
-        store(static_cast<bfloat16*>(a.out) + origin + at, value_of(a, number, e, of_pair[v]), n, a.past);
+      const Element e = rounded<mode>(a, number, s, key, first + v * W);
+      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value_of(a, number, e, s), n, a.past);
+      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + origin + at, value_of(a, number, e, s), n, a.past);
       if (out == kCodes) {
         if (r % 8 == 0) words[v] = Half{};
-        add(words[v], code_of(a, number, e, of_pair[v]), r % 8 * a.bits);
+        add(words[v], code_of(a, number, e, s), r % 8 * a.bits);
         if (r % 8 == 7 || r == rows - 1) {
           const int64_t column = o * a.inner + first + v * W, byte = (begin + r - r % 8) * a.bits / 8;
           put_columns(static_cast<uint8_t*>(a.out) + column * a.row_bytes + byte, a.row_bytes, words[v], n,
-                      ((r % 8 + 1) * a.bits + 7) / 8, byte + 8 <= block_end);
+                      ((r % 8 + 1) * a.bits + 7) / 8, byte + 8 <= codes_end);
         }
       }
     }
   }
-  if (out == kCodes && a.most_shift)
+  if (out == kCodes && has_shifts<mode>(a))
     for (int64_t v = 0; v < vectors; ++v) {
       const int64_t column = o * a.inner + first + v * W, byte = begin / a.pair * a.shift_bits / 8;
       const int64_t bytes = a.block / a.pair * a.shift_bits / 8;
@@ -322,26 +361,35 @@ INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, 
 int64_t strips_of(const Job& a) { return (a.inner + kStrip - 1) / kStrip; }
 int64_t blocks_of(const Job& a) { return (a.length + a.block - 1) / a.block; }
 
-template <class T, Out out>
-INLINE void across_rows(const Job& a, int64_t begin, int64_t end) {
+template <class T, Out out, Mode mode>
+INLINE void across_rows(const Job& job, int64_t begin, int64_t end) {
+  const Job a = job;
   const int64_t blocks = blocks_of(a), strips = strips_of(a);
   for (int64_t u = begin; u < end; ++u) {
-    const int64_t first = u / blocks % strips * kStrip;
-    across_block<T, out>(a, u / blocks / strips, u % blocks, first, std::min(kStrip, a.inner - first));
+    const int64_t o = u / blocks / strips, first = u / blocks % strips * kStrip;
+    const int64_t width = std::min(kStrip, a.inner - first);
+    width % W ? across_block<T, out, mode, false>(a, o, u % blocks, first, width)
+              : across_block<T, out, mode, true>(a, o, u % blocks, first, width);
   }
   fence(a.past);
 }
 
-#define FOR_OUT(name, out)                                                                           \
-  FOR_PROCESSORS void name##_##out(const Job& a, bool is_narrow, int64_t begin, int64_t end) {      \
-    is_narrow ? name##_rows<bfloat16, out>(a, begin, end) : name##_rows<float, out>(a, begin, end); \
+#define FOR_ALL(name, out)                                                                                            \
+  FOR_PROCESSORS void name##_##out(const Job& a, bool is_narrow, int64_t begin, int64_t end) {                        \
+    if (a.fp32 || a.rounding != kNearest)                                                                             \
+      is_narrow ? name##_rows<bfloat16, out, kAny>(a, begin, end) : name##_rows<float, out, kAny>(a, begin, end);     \
+    else if (a.most_shift)                                                                                            \
+      is_narrow ? name##_rows<bfloat16, out, kShifted>(a, begin, end)                                                 \
+                : name##_rows<float, out, kShifted>(a, begin, end);                                                   \
+    else                                                                                                              \
+      is_narrow ? name##_rows<bfloat16, out, kPlain>(a, begin, end) : name##_rows<float, out, kPlain>(a, begin, end); \
   }
-FOR_OUT(along, kFp32)
-FOR_OUT(along, kBf16)
-FOR_OUT(along, kCodes)
-FOR_OUT(across, kFp32)
-FOR_OUT(across, kBf16)
-FOR_OUT(across, kCodes)
+FOR_ALL(along, kFp32)
+FOR_ALL(along, kBf16)
+FOR_ALL(along, kCodes)
+FOR_ALL(across, kFp32)
+FOR_ALL(across, kBf16)
+FOR_ALL(across, kCodes)
 
 template <class T>
 INLINE int32_t largest_of(const void* x, int64_t begin, int64_t end) {
@@ -366,12 +414,24 @@ int32_t largest(const Tensor& x, bool is_narrow) {
 
 // -- the operators ---------------------------------------------------------------------------------------------------
 
-enum FormatAt { kMantissa, kLeastAt, kBits, kLargestExponent, kLargestCode, kComplement, kBlock, kPair, kShiftBits, kCeil,
-                kFp32Scale, kFormatNumbers };
+enum FormatAt {
+  kMantissa,
+  kLeastAt,
+  kBits,
+  kLargestExponent,
+  kLargestCode,
+  kComplement,
+  kBlock,
+  kPair,
+  kShiftBits,
+  kCeil,
+  kFp32Scale,
+  kFormatNumbers
+};
 constexpr int64_t kRow = 0, kTensor = -1;  // kBlock of formats with a scale for each row, and for the tensor
 
-Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector<int64_t>& format, double largest_number,
-           int64_t rounding, int64_t key, int64_t number) {
+Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector<int64_t>& format,
+           double largest_number, int64_t rounding, int64_t key, int64_t number) {
   check(x.is_contiguous() && (x.scalar_type() == ScalarType::Float || x.scalar_type() == ScalarType::BFloat16),
         "x: expected a contiguous tensor of float32 or bfloat16");
   check(shape.size() == 3 && shape[0] * shape[1] * shape[2] == x.numel(), "shape: it does not fit x");
@@ -390,7 +450,7 @@ Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector
   a.block = is_whole ? std::max(a.length, W) : format[kBlock];
   a.most = -1;
   check(a.mantissa >= 0 && a.mantissa <= 10 && a.least >= -14 && a.largest_exponent <= 15, "element: too wide");
-  check(a.block >= W || (a.block & (a.block - 1)) == 0, "block: expected a power of two, or ", W, " and more");
+  check(a.block >= W, "block: expected ", W, " numbers at least");
   check(!a.most_shift || (!is_whole && a.shift_bits <= 3 && a.pair >= 1 && a.pair <= W &&
                           (a.pair & (a.pair - 1)) == 0 && a.block % a.pair == 0),
         "pair: expected a power of two up to ", W, " that divides the block");
@@ -426,19 +486,19 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
   Job a = job_of(x, shape, format, largest_number, rounding, key, number);
   const bool is_tensor = format[kBlock] == kTensor;
   check(a.bits <= 8 && (a.block % 8 == 0 || format[kBlock] <= 0), "block: codes are packed in groups of 8");
-  check(!a.most_shift || (a.block % W == 0 && a.block / a.pair * a.shift_bits % 8 == 0 &&
-                          a.block / a.pair * a.shift_bits <= 64),
+  check(!a.most_shift || (a.block / a.pair * a.shift_bits % 8 == 0 && a.block / a.pair * a.shift_bits <= 64),
         "shifts: expected whole bytes for a block, 8 at most");
   const int64_t rows = a.outer * a.inner;
   a.row_bytes = (a.length * a.bits + 7) / 8;
   a.blocks = blocks_of(a);
   a.shift_bytes = a.most_shift ? ((a.length + a.pair - 1) / a.pair * a.shift_bits + 7) / 8 : 0;
-  Tensor codes = torch::stable::empty({rows, a.row_bytes}, ScalarType::Byte);
-  Tensor scales = torch::stable::empty(is_tensor ? std::vector<int64_t>{1, x.numel() > 0} : std::vector<int64_t>{rows, a.blocks},
-                                       a.fp32 ? ScalarType::Float : ScalarType::Byte);
+  Tensor codes = empty({rows, a.row_bytes}, ScalarType::Byte);
+  Tensor scales =
+      torch::stable::empty(is_tensor ? std::vector<int64_t>{1, x.numel() > 0} : std::vector<int64_t>{rows, a.blocks},
+                           a.fp32 ? ScalarType::Float : ScalarType::Byte);
   Tensor shifts = torch::stable::empty({rows, a.shift_bytes}, ScalarType::Byte);
   a.out = codes.data_ptr(), a.scales = scales.data_ptr(), a.shifts = static_cast<uint8_t*>(shifts.data_ptr());
-  if (is_tensor && x.numel()) put_scale(a, 0, scale_of(a, Ints{} + a.most), 0);
+  if (is_tensor && x.numel()) put_scale(a, 0, scales_of<kAny>(a, Ints{} + a.most), 0);
   run(a, x.scalar_type() == ScalarType::BFloat16, along_kCodes, across_kCodes);
   return {codes, scales, shifts};
 }
