@@ -117,9 +117,7 @@ def _numbers(element: Element) -> Tensor:
 
 def whole(bits: int) -> Element:
     """Returns the whole numbers of a sign and `bits` more, divided by 2**(bits - 1): the elements of BDR formats."""
-    return Element(
-        name=f"whole{bits}", exponent_bits=1, mantissa_bits=bits - 1, bias=1, largest=2 - 2.0 ** (1 - bits)
-    )
+    return Element(name=f"whole{bits}", exponent_bits=1, mantissa_bits=bits - 1, bias=1, largest=2 - 2.0 ** (1 - bits))
 
 
 def _element(name: str, exponent_bits: int, mantissa_bits: int, bias: int, largest: float) -> Element:

@@ -12,8 +12,8 @@ from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
 from sparrow.kernels.expand.reference import sum_in_blocks
 from sparrow.kernels.formats import fp32
-from sparrow.numerics.rounding import noise, state_to_bf16
 from sparrow.kernels.rules import learns, regularized_update
+from sparrow.numerics.rounding import noise, state_to_bf16
 
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:

@@ -76,7 +76,8 @@ def test_cpp_is_the_definition(dtype: torch.dtype) -> None:
                     outs = [torch.float32] + [torch.bfloat16] * format.is_exact_in_bf16
                     for out in outs if cpp.covers(x, format, axis, how, False) else ():
                         ours, theirs = (
-                            rounded(x, format, axis, how, draw=DRAW, dtype=out, impl=impl) for impl in ("cpp", "reference")
+                            rounded(x, format, axis, how, draw=DRAW, dtype=out, impl=impl)
+                            for impl in ("cpp", "reference")
                         )
                         assert same(ours, theirs), (what, out)
                         covered += 1
@@ -87,3 +88,77 @@ def test_cpp_is_the_definition(dtype: torch.dtype) -> None:
                             assert one is None or same(one, other), what
                         covered += 1
     assert covered > 2500  # most of them are not left to the reference
+
+
+@built
+def test_any_number_of_threads_gives_the_same_bits(threads) -> None:  # type: ignore[no-untyped-def]
+    x = drawn((700, 600))
+    for name in ("mxfp8", "mxfp4", "mx9", "fp8", "fp8-rowwise"):
+        for axis in (0, 1):
+            found = []
+            for count in (1, 2, 5):
+                threads(count)
+                values = rounded(x, FORMATS[name], axis, "stochastic", draw=DRAW, impl="cpp")
+                found.append((values, *encode(x, FORMATS[name], axis, impl="cpp")))
+            for other in found[1:]:
+                assert all(a is b or same(a, b) for a, b in zip(found[0], other, strict=True)), (name, axis)
+
+
+@built
+@pytest.mark.parametrize("axis", [0, 1])
+def test_packed_is_rounded(axis: int) -> None:
+    x = drawn((300, 257))
+    for name, format in FORMATS.items():
+        packed = encode(x, format, axis, impl="cpp")
+        assert same(decode(packed, format, x.shape[axis], axis), rounded(x, format, axis, impl="cpp")), name
+
+
+def test_other_layouts_are_read_as_they_are() -> None:
+    x = drawn((96, 64))
+    for given in (x.t(), x[:, ::2], x[3].expand(5, -1)):
+        assert same(rounded(given, FORMATS["mxfp6"]), rounded(given.clone(), FORMATS["mxfp6"], impl="reference"))
+
+
+def test_another_step_draws_other_numbers() -> None:
+    x = drawn((40, 64))
+    one, other, again = (rounded(x, FORMATS["mxfp4"], how="stochastic", draw=Draw(key=3, number=n)) for n in (0, 1, 0))
+    assert (one != other).any()
+    assert same(one, again)
+
+
+def test_what_cannot_be_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"x: torch\.float64"):
+        rounded(torch.zeros(3, dtype=torch.float64), FORMATS["mxfp8"])
+    with pytest.raises(UserError, match="x: .*0 dimensions"):
+        encode(torch.tensor(1.0), FORMATS["mxfp8"])
+    with pytest.raises(UserError, match="cannot hold the values"):
+        rounded(torch.zeros(3, 3), FORMATS["fp8"], dtype=torch.bfloat16)
+
+
+@built
+def test_shapes_without_numbers() -> None:
+    with FakeTensorMode():
+        out = rounded(torch.empty(5, 40), FORMATS["mxfp8"], 0, dtype=torch.bfloat16, impl="cpp")
+    assert out.shape == (5, 40)
+    assert out.dtype == torch.bfloat16
+
+
+@built
+def test_arguments_that_the_operator_cannot_take() -> None:
+    from sparrow.kernels.quantise import cpp
+
+    arguments = list(cpp._arguments(torch.zeros(4, 64), FORMATS["mx9"], 1, "nearest", Draw()))
+    for at, bad, told in (
+        (0, torch.zeros(4, 64, dtype=torch.float64), "float32 or bfloat16"),
+        (0, torch.zeros(64, 8).t()[:4], "contiguous"),
+        (1, [4, 65, 1], "shape"),
+        (2, [6, 0, 8, 0, 127, 0, 8, 2, 1, 0, 0], "block"),
+        (2, [6, 0, 8, 0, 127, 0, 32, 3, 1, 0, 0], "pair"),
+        (2, [6, 0, 8, 0, 127, 0, 16, 4, 1, 0, 0], "shifts"),
+        (2, [7, -126, 16, 127, 127, 0, 16, 2, 1, 0, 0], "element"),
+        (4, 3, "rounding"),
+    ):
+        given = [*arguments]
+        given[at] = bad
+        with pytest.raises(ValueError, match=told):
+            torch.ops.sparrow.quantise_codes(*given)
