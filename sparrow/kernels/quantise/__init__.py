@@ -27,13 +27,16 @@ class Draw(NamedTuple):
     number: int = 0  # of the step
 
 
+FIRST = Draw()
+
+
 def rounded(
     x: Tensor,
     format: Format,
     axis: int = -1,
     how: Rounding = "nearest",
     *,
-    draw: Draw = Draw(),
+    draw: Draw = FIRST,
     dtype: torch.dtype = torch.float32,
     impl: Impl = "auto",
 ) -> Tensor:
@@ -67,7 +70,7 @@ def encode(
     axis: int = -1,
     how: Rounding = "nearest",
     *,
-    draw: Draw = Draw(),
+    draw: Draw = FIRST,
     impl: Impl = "auto",
 ) -> Packed:
     """Returns x in a format, packed; see `numerics.Packed`, and `numerics.decode` for the way back.

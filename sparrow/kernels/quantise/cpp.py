@@ -43,7 +43,7 @@ def covers(x: Tensor, format: Format, axis: int, how: Rounding, packed: bool) ->
     if block is None or element.mantissa_bits > 10 or x.dtype not in (torch.float32, torch.bfloat16):
         return False  # without a scale a cast is torch's
     axis %= x.dim()
-    if how == "stochastic" and axis < x.dim() - 1 and (axis < x.dim() - 2 or x.shape[-1] == 1):
+    if how == "stochastic" and axis < x.dim() - 1 and (packed or axis < x.dim() - 2 or x.shape[-1] == 1):
         return False  # the columns of the random numbers are not side by side there
     if isinstance(block, int) and block < LANES:
         return False

@@ -23,7 +23,8 @@ enum Out { kFp32, kBf16, kCodes };
 
 constexpr int32_t kInfinity = 0x7f800000, kSign = INT32_MIN;  // bits of fp32
 constexpr int32_t kNanScale = 255, kLeast = -127;
-constexpr int64_t kVectors = 16, kStrip = kVectors * W;  // of `across`: columns at a time
+constexpr int64_t kVectors = 64, kStrip = kVectors * W;  // columns of `across` at a time
+constexpr int64_t kTurned = 64;                          // columns that are turned at a time
 
 struct Job {
   const void* x;
@@ -210,10 +211,9 @@ INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bi
 
 // -- blocks of neighbours --------------------------------------------------------------------------------------------
 
-// W blocks of row r at most, from column `begin` to `end`. full: the blocks are whole vectors.
+// W blocks of row r at most, from column `begin` to `end`. x: the row. full: the blocks are whole vectors.
 template <class T, Out out, Mode mode, bool full>
-INLINE void along_blocks(const Job& a, int64_t r, int64_t begin, int64_t end, uint64_t key) {
-  const T* const x = static_cast<const T*>(a.x) + r * a.length;
+INLINE void along_blocks(const Job& a, const T* x, int64_t r, int64_t begin, int64_t end, uint64_t key) {
   const int64_t blocks = (end - begin + a.block - 1) / a.block;
   const auto lanes = [&](int64_t c, int64_t stop) { return full ? W : std::min(W, stop - c); };
   Ints most = Ints{} + a.most;
@@ -259,50 +259,32 @@ INLINE void along_blocks(const Job& a, int64_t r, int64_t begin, int64_t end, ui
   }
 }
 
+INLINE int64_t step_of(const Job& a) { return a.block >= a.length ? a.block : a.block * W; }
+
+template <class T, Out out, Mode mode>
+INLINE void along_row(const Job& a, const T* x, int64_t r, int64_t begin, int64_t end, uint64_t key) {
+  const int64_t step = step_of(a);
+  if (a.block % W == 0)
+    for (; begin + step <= end; begin += step) along_blocks<T, out, mode, true>(a, x, r, begin, begin + step, key);
+  for (; begin < end; begin += step)
+    along_blocks<T, out, mode, false>(a, x, r, begin, std::min(begin + step, end), key);
+}
+
 template <class T, Out out, Mode mode>
 INLINE void along_rows(const Job& job, int64_t begin, int64_t end) {
   const Job a = job;  // nobody else's: what is stored cannot change it
-  const int64_t step = a.block >= a.length ? a.block : a.block * W;
-  for (int64_t r = begin; r < end; ++r) {
-    const uint64_t key = row_key(a, r);
-    int64_t b = 0;
-    if (a.block % W == 0)
-      for (; b + step <= a.length; b += step) along_blocks<T, out, mode, true>(a, r, b, b + step, key);
-    for (; b < a.length; b += step) along_blocks<T, out, mode, false>(a, r, b, std::min(b + step, a.length), key);
-  }
+  for (int64_t r = begin; r < end; ++r)
+    along_row<T, out, mode>(a, static_cast<const T*>(a.x) + r * a.length, r, 0, a.length, row_key(a, r));
   fence(a.past);
 }
 
 // -- blocks of which each lane has one -------------------------------------------------------------------------------
-
-struct Half {  // codes of eight numbers one after the other, of half the lanes each
-  Longs at[2];
-};
-
-INLINE void add(Half& words, const Ints& codes, int64_t by) {
-  typedef uint32_t Eight __attribute__((vector_size(W * 2)));
-  Eight halves[2];
-  __builtin_memcpy(halves, &codes, sizeof codes);
-  for (int i = 0; i < 2; ++i) words.at[i] |= __builtin_convertvector(halves[i], Longs) << by;
-}
-
-// Bytes of each lane to its row of `stride` bytes. width: how many lanes there are. room: 8 bytes may be written, of
-// which the others are written again; not beyond the block, where another thread may have been.
-INLINE void put_columns(uint8_t* to, int64_t stride, const Half& words, int64_t width, int64_t bytes, bool room) {
-  uint64_t at[W];
-  __builtin_memcpy(at, &words, sizeof at);
-  for (int64_t i = 0; i < width; ++i, to += stride)
-    if (room) __builtin_memcpy(to, &at[i], 8);
-    else if (bytes == 4) __builtin_memcpy(to, &at[i], 4);
-    else put_bytes(to, at[i], bytes);
-}
 
 // One block of rows, [rows, width] of columns. full: the columns are whole vectors.
 template <class T, Out out, Mode mode, bool full>
 INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, int64_t width) {
   const int64_t begin = block * a.block, rows = std::min(a.block, a.length - begin);
   const int64_t origin = (o * a.length + begin) * a.inner + first, vectors = (width + W - 1) / W;
-  const int64_t codes_end = std::min((begin + a.block) * a.bits / 8, a.row_bytes);
   const T* const x = static_cast<const T*>(a.x) + origin;
   const auto lanes = [&](int64_t v) { return full ? W : std::min(W, width - v * W); };
   const auto largest = [&](Ints* most, int64_t from, int64_t to) __attribute__((always_inline)) {
@@ -313,58 +295,33 @@ INLINE void across_block(const Job& a, int64_t o, int64_t block, int64_t first, 
   };
   Ints most[kVectors];
   Scales of_block[kVectors], of_pair[kVectors];
-  Half words[kVectors], shifts[kVectors]{};
   if (a.most < 0) largest(most, 0, rows);
-  for (int64_t v = 0; v < vectors; ++v) {
+  for (int64_t v = 0; v < vectors; ++v)
     of_block[v] = of_pair[v] = scales_of<mode>(a, a.most < 0 ? most[v] : Ints{} + a.most);
-    if (out == kCodes && a.most < 0)
-      for (int64_t i = 0; i < lanes(v); ++i)
-        put_scale(a, (o * a.inner + first + v * W + i) * a.blocks + block, of_block[v], i);
-  }
   for (int64_t r = 0; r < rows; ++r) {
     if (has_shifts<mode>(a) && r % a.pair == 0) {
       largest(most, r, std::min(r + a.pair, rows));
-      for (int64_t v = 0; v < vectors; ++v) {
-        of_pair[v] = shifted(a, of_block[v], most[v]);
-        const Ints shift = (of_block[v].exponent - of_pair[v].exponent) & of_block[v].finite;
-        if (out == kCodes) add(shifts[v], shift, r / a.pair * a.shift_bits);
-      }
+      for (int64_t v = 0; v < vectors; ++v) of_pair[v] = shifted(a, of_block[v], most[v]);
     }
     const uint64_t key = row_key(a, o * a.length + begin + r);
     for (int64_t v = 0; v < vectors; ++v) {
       const int64_t at = r * a.inner + v * W, n = lanes(v);
-      const Scales& s = of_pair[v];
       const Floats number = load(x + at, n);
-      const Element e = rounded<mode>(a, number, s, key, first + v * W);
-      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value_of(a, number, e, s), n, a.past);
-      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + origin + at, value_of(a, number, e, s), n, a.past);
-      if (out == kCodes) {
-        if (r % 8 == 0) words[v] = Half{};
-        add(words[v], code_of(a, number, e, s), r % 8 * a.bits);
-        if (r % 8 == 7 || r == rows - 1) {
-          const int64_t column = o * a.inner + first + v * W, byte = (begin + r - r % 8) * a.bits / 8;
-          put_columns(static_cast<uint8_t*>(a.out) + column * a.row_bytes + byte, a.row_bytes, words[v], n,
-                      ((r % 8 + 1) * a.bits + 7) / 8, byte + 8 <= codes_end);
-        }
-      }
+      const Element e = rounded<mode>(a, number, of_pair[v], key, first + v * W);
+      const Floats value = value_of(a, number, e, of_pair[v]);
+      if (out == kFp32) store(static_cast<float*>(a.out) + origin + at, value, n, a.past);
+      if (out == kBf16) store(static_cast<bfloat16*>(a.out) + origin + at, value, n, a.past);
     }
   }
-  if (out == kCodes && has_shifts<mode>(a))
-    for (int64_t v = 0; v < vectors; ++v) {
-      const int64_t column = o * a.inner + first + v * W, byte = begin / a.pair * a.shift_bits / 8;
-      const int64_t bytes = a.block / a.pair * a.shift_bits / 8;
-      put_columns(a.shifts + column * a.shift_bytes + byte, a.shift_bytes, shifts[v], lanes(v),
-                  std::min(bytes, a.shift_bytes - byte), false);
-    }
 }
 
-int64_t strips_of(const Job& a) { return (a.inner + kStrip - 1) / kStrip; }
 int64_t blocks_of(const Job& a) { return (a.length + a.block - 1) / a.block; }
+int64_t strips_of(const Job& a, int64_t strip) { return (a.inner + strip - 1) / strip; }
 
 template <class T, Out out, Mode mode>
 INLINE void across_rows(const Job& job, int64_t begin, int64_t end) {
   const Job a = job;
-  const int64_t blocks = blocks_of(a), strips = strips_of(a);
+  const int64_t blocks = blocks_of(a), strips = strips_of(a, kStrip);
   for (int64_t u = begin; u < end; ++u) {
     const int64_t o = u / blocks / strips, first = u / blocks % strips * kStrip;
     const int64_t width = std::min(kStrip, a.inner - first);
@@ -374,22 +331,72 @@ INLINE void across_rows(const Job& job, int64_t begin, int64_t end) {
   fence(a.past);
 }
 
-#define FOR_ALL(name, out)                                                                                            \
-  FOR_PROCESSORS void name##_##out(const Job& a, bool is_narrow, int64_t begin, int64_t end) {                        \
-    if (a.fp32 || a.rounding != kNearest)                                                                             \
-      is_narrow ? name##_rows<bfloat16, out, kAny>(a, begin, end) : name##_rows<float, out, kAny>(a, begin, end);     \
-    else if (a.most_shift)                                                                                            \
-      is_narrow ? name##_rows<bfloat16, out, kShifted>(a, begin, end)                                                 \
-                : name##_rows<float, out, kShifted>(a, begin, end);                                                   \
-    else                                                                                                              \
-      is_narrow ? name##_rows<bfloat16, out, kPlain>(a, begin, end) : name##_rows<float, out, kPlain>(a, begin, end); \
+// -- codes of such blocks: they are turned first, since the codes of a block are neighbours ---------------------------
+
+// Swaps lane i of vector j with lane j of vector i.
+INLINE void turn(Floats* v) {
+#define SWAP(step, ...)                                               \
+  for (int i = 0; i < W; ++i)                                         \
+    if (!(i & step)) {                                                \
+      const Floats low = v[i], high = v[i + step];                    \
+      v[i] = __builtin_shufflevector(low, high, __VA_ARGS__);         \
+      v[i + step] = __builtin_shufflevector(high, low, OTHER_##step); \
+    }
+#define OTHER_8 24, 25, 26, 27, 28, 29, 30, 31, 8, 9, 10, 11, 12, 13, 14, 15
+#define OTHER_4 20, 21, 22, 23, 4, 5, 6, 7, 28, 29, 30, 31, 12, 13, 14, 15
+#define OTHER_2 18, 19, 2, 3, 22, 23, 6, 7, 26, 27, 10, 11, 30, 31, 14, 15
+#define OTHER_1 17, 1, 19, 3, 21, 5, 23, 7, 25, 9, 27, 11, 29, 13, 31, 15
+  SWAP(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+  SWAP(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
+  SWAP(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+  SWAP(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
+#undef SWAP
+}
+
+template <class T, Mode mode>
+INLINE void turned_rows(const Job& job, int64_t begin, int64_t end) {
+  const Job a = job;
+  const int64_t step = step_of(a), stride = (step + W - 1) / W * W + W, strips = strips_of(a, kTurned);
+  std::vector<float> tile(kTurned * stride);
+  for (int64_t u = begin; u < end; ++u) {
+    const int64_t o = u / strips, first = u % strips * kTurned, width = std::min(kTurned, a.inner - first);
+    for (int64_t b = 0; b < a.length; b += step) {
+      const int64_t rows = std::min(step, a.length - b);
+      const T* const x = static_cast<const T*>(a.x) + (o * a.length + b) * a.inner + first;
+      for (int64_t r = 0; r < rows; r += W)
+        for (int64_t c = 0; c < width; c += W) {
+          Floats v[W];
+          for (int64_t i = 0; i < W; ++i)
+            v[i] = load(x + std::min(r + i, rows - 1) * a.inner + c, std::min(W, width - c));
+          turn(v);
+          for (int64_t i = 0; i < W; ++i) store(&tile[(c + i) * stride + r], v[i], W);
+        }
+      for (int64_t i = 0; i < width; ++i)
+        along_row<float, kCodes, mode>(a, &tile[i * stride] - b, o * a.inner + first + i, b, b + rows, 0);
+    }
   }
-FOR_ALL(along, kFp32)
-FOR_ALL(along, kBf16)
-FOR_ALL(along, kCodes)
-FOR_ALL(across, kFp32)
-FOR_ALL(across, kBf16)
-FOR_ALL(across, kCodes)
+}
+
+#define FOR_MODES(name, loops)                                                                      \
+  FOR_PROCESSORS void name(const Job& a, bool is_narrow, int64_t begin, int64_t end) {              \
+    if (a.fp32 || a.rounding != kNearest)                                                           \
+      is_narrow ? loops(bfloat16, kAny)(a, begin, end) : loops(float, kAny)(a, begin, end);         \
+    else if (a.most_shift)                                                                          \
+      is_narrow ? loops(bfloat16, kShifted)(a, begin, end) : loops(float, kShifted)(a, begin, end); \
+    else is_narrow ? loops(bfloat16, kPlain)(a, begin, end) : loops(float, kPlain)(a, begin, end);  \
+  }
+#define ALONG_FP32(T, mode) along_rows<T, kFp32, mode>
+#define ALONG_BF16(T, mode) along_rows<T, kBf16, mode>
+#define ALONG_CODES(T, mode) along_rows<T, kCodes, mode>
+#define ACROSS_FP32(T, mode) across_rows<T, kFp32, mode>
+#define ACROSS_BF16(T, mode) across_rows<T, kBf16, mode>
+#define ACROSS_CODES(T, mode) turned_rows<T, mode>
+FOR_MODES(along_fp32, ALONG_FP32)
+FOR_MODES(along_bf16, ALONG_BF16)
+FOR_MODES(along_codes, ALONG_CODES)
+FOR_MODES(across_fp32, ACROSS_FP32)
+FOR_MODES(across_bf16, ACROSS_BF16)
+FOR_MODES(across_codes, ACROSS_CODES)
 
 template <class T>
 INLINE int32_t largest_of(const void* x, int64_t begin, int64_t end) {
@@ -460,13 +467,10 @@ Job job_of(const Tensor& x, const std::vector<int64_t>& shape, const std::vector
 
 using Work = void (*)(const Job&, bool, int64_t, int64_t);
 
-void run(const Job& a, bool is_narrow, Work along, Work across) {
-  const bool is_along = a.inner == 1;
-  const int64_t units = is_along ? a.outer : a.outer * strips_of(a) * blocks_of(a);
+void run(const Job& a, int64_t units, Work work, bool is_narrow) {
   if (a.outer * a.length * a.inner == 0) return;
   const int64_t team = std::min(team_for(a.outer * a.length * a.inner), units);
-  parallel(team,
-           [&](int64_t c) { (is_along ? along : across)(a, is_narrow, units * c / team, units * (c + 1) / team); });
+  parallel(team, [&](int64_t c) { work(a, is_narrow, units * c / team, units * (c + 1) / team); });
 }
 
 Tensor quantise_values(const Tensor& x, const std::vector<int64_t>& shape, const std::vector<int64_t>& format,
@@ -476,7 +480,8 @@ Tensor quantise_values(const Tensor& x, const std::vector<int64_t>& shape, const
   a.out = out.data_ptr();
   a.past = x.numel() && past_caches(out);
   const bool is_narrow = x.scalar_type() == ScalarType::BFloat16;
-  to_bf16 ? run(a, is_narrow, along_kBf16, across_kBf16) : run(a, is_narrow, along_kFp32, across_kFp32);
+  if (a.inner == 1) run(a, a.outer, to_bf16 ? along_bf16 : along_fp32, is_narrow);
+  else run(a, a.outer * strips_of(a, kStrip) * blocks_of(a), to_bf16 ? across_bf16 : across_fp32, is_narrow);
   return out;
 }
 
@@ -485,6 +490,7 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
                                                   int64_t rounding, int64_t key, int64_t number) {
   Job a = job_of(x, shape, format, largest_number, rounding, key, number);
   const bool is_tensor = format[kBlock] == kTensor;
+  check(a.inner == 1 || rounding != kStochastic, "rounding: codes of other axes than the last are not stochastic");
   check(a.bits <= 8 && (a.block % 8 == 0 || format[kBlock] <= 0), "block: codes are packed in groups of 8");
   check(!a.most_shift || (a.block / a.pair * a.shift_bits % 8 == 0 && a.block / a.pair * a.shift_bits <= 64),
         "shifts: expected whole bytes for a block, 8 at most");
@@ -499,7 +505,9 @@ std::tuple<Tensor, Tensor, Tensor> quantise_codes(const Tensor& x, const std::ve
   Tensor shifts = torch::stable::empty({rows, a.shift_bytes}, ScalarType::Byte);
   a.out = codes.data_ptr(), a.scales = scales.data_ptr(), a.shifts = static_cast<uint8_t*>(shifts.data_ptr());
   if (is_tensor && x.numel()) put_scale(a, 0, scales_of<kAny>(a, Ints{} + a.most), 0);
-  run(a, x.scalar_type() == ScalarType::BFloat16, along_kCodes, across_kCodes);
+  const bool is_narrow = x.scalar_type() == ScalarType::BFloat16;
+  if (a.inner == 1) run(a, a.outer, along_codes, is_narrow);
+  else run(a, a.outer * strips_of(a, kTurned), across_codes, is_narrow);
   return {codes, scales, shifts};
 }
 
