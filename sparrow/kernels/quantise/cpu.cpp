@@ -24,7 +24,7 @@ enum Out { kFp32, kBf16, kCodes };
 constexpr int32_t kInfinity = 0x7f800000, kSign = INT32_MIN;  // bits of fp32
 constexpr int32_t kNanScale = 255, kLeast = -127;
 constexpr int64_t kVectors = 64, kStrip = kVectors * W;  // columns of `across` at a time
-constexpr int64_t kTurned = 64;                          // columns that are turned at a time
+constexpr int64_t kTurned = 256, kTurnedRows = 128;      // columns that are turned at a time, and rows at least
 
 struct Job {
   const void* x;
@@ -263,10 +263,10 @@ INLINE int64_t step_of(const Job& a) { return a.block >= a.length ? a.block : a.
 
 template <class T, Out out, Mode mode>
 INLINE void along_row(const Job& a, const T* x, int64_t r, int64_t begin, int64_t end, uint64_t key) {
-  const int64_t step = step_of(a);
-  if (a.block % W == 0)
-    for (; begin + step <= end; begin += step) along_blocks<T, out, mode, true>(a, x, r, begin, begin + step, key);
-  for (; begin < end; begin += step)
+  const int64_t step = step_of(a), whole = a.block % W ? begin : end - (end - begin) % a.block;
+  for (; begin < whole; begin += step)
+    along_blocks<T, out, mode, true>(a, x, r, begin, std::min(begin + step, whole), key);
+  for (begin = whole; begin < end; begin += step)
     along_blocks<T, out, mode, false>(a, x, r, begin, std::min(begin + step, end), key);
 }
 
@@ -356,7 +356,8 @@ INLINE void turn(Floats* v) {
 template <class T, Mode mode>
 INLINE void turned_rows(const Job& job, int64_t begin, int64_t end) {
   const Job a = job;
-  const int64_t step = step_of(a), stride = (step + W - 1) / W * W + W, strips = strips_of(a, kTurned);
+  const int64_t step = (kTurnedRows + a.block - 1) / a.block * a.block;
+  const int64_t stride = (step + W - 1) / W * W + W, strips = strips_of(a, kTurned);
   std::vector<float> tile(kTurned * stride);
   for (int64_t u = begin; u < end; ++u) {
     const int64_t o = u / strips, first = u % strips * kTurned, width = std::min(kTurned, a.inner - first);
@@ -365,6 +366,7 @@ INLINE void turned_rows(const Job& job, int64_t begin, int64_t end) {
       const T* const x = static_cast<const T*>(a.x) + (o * a.length + b) * a.inner + first;
       for (int64_t r = 0; r < rows; r += W)
         for (int64_t c = 0; c < width; c += W) {
+          for (int64_t i = W; i < 2 * W; ++i) __builtin_prefetch(x + std::min(r + i, rows - 1) * a.inner + c);
           Floats v[W];
           for (int64_t i = 0; i < W; ++i)
             v[i] = load(x + std::min(r + i, rows - 1) * a.inner + c, std::min(W, width - c));
