@@ -61,7 +61,9 @@ INLINE void store(T* to, const Floats& v, int64_t n, bool past) {
 
 // Whether stores into a tensor can and should go past the caches; a fence must follow them.
 inline bool past_caches(const Tensor& to) {
-  const int64_t number = to.scalar_type() == ScalarType::Float ? 4 : 2, row = to.size(to.dim() - 1) * number;
+  const ScalarType type = to.scalar_type();
+  const int64_t number = type == ScalarType::Float ? 4 : type == ScalarType::Byte ? 1 : 2;
+  const int64_t row = to.size(to.dim() - 1) * number;
   return to.numel() * number >= kPast && row % 16 == 0 && reinterpret_cast<uintptr_t>(to.data_ptr()) % 16 == 0;
 }
 

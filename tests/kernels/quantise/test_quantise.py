@@ -162,3 +162,20 @@ def test_arguments_that_the_operator_cannot_take() -> None:
         given[at] = bad
         with pytest.raises(ValueError, match=told):
             torch.ops.sparrow.quantise_codes(*given)
+
+
+@built
+def test_large_tensors_are_stored_past_the_caches() -> None:
+    """Those are other instructions, which want aligned memory."""
+    x = drawn((2064, 4128))
+    wide = {block: Format(element=whole(7), block=block) for block in (17, 24, 64)}
+    for format in (*wide.values(), FORMATS["mxfp8"], FORMATS["mxfp4"], FORMATS["fp8-rowwise"]):
+        for axis in (0, 1):
+            part = x[:192] if axis == 1 else x[:, :192]
+            rows = (slice(192), slice(None)) if axis == 1 else (slice(None), slice(192))
+            for dtype in [torch.float32] + [torch.bfloat16] * format.is_exact_in_bf16:
+                found = rounded(x, format, axis, dtype=dtype, impl="cpp")[rows]
+                assert same(found, rounded(part, format, axis, dtype=dtype, impl="reference"))
+            if format.block != 17:
+                codes = encode(x, format, axis, impl="cpp").codes[:192]
+                assert same(codes, encode(part, format, axis, impl="reference").codes)
