@@ -76,7 +76,7 @@ class Format:
 
     @property
     def is_exact_in_bf16(self) -> bool:
-        """Whether its values are bfloat16 numbers, but for the tiniest (below 2**-116)."""
+        """Whether its values are bfloat16 numbers, but for those below 2**-126, which are subnormal."""
         return self.element.mantissa_bits <= 7 and (self.scale == "power" or self.block is None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +39,14 @@ def test_bits_of_formats() -> None:
 def test_which_values_bf16_holds() -> None:
     exact = {name for name, format in FORMATS.items() if format.is_exact_in_bf16}
     assert exact == {name for name in FORMATS if name.startswith("mx") or name in ("bf16", "e4m3", "e5m2")}
+
+
+def test_the_page_has_a_row_of_every_format_and_its_bytes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    told = {name: cells for cells in rows for name in re.findall("`(.*?)`", cells[0])}
+    assert set(told) == set(FORMATS)
+    for name, format in FORMATS.items():
+        bits, bytes_block = (told[name][column].strip() for column in (4, 5))
+        assert float(bits) == format.bits, name
+        assert bytes_block == (str(format.bytes_row(format.block)) if isinstance(format.block, int) else ""), name

@@ -189,32 +189,29 @@ INLINE void put_bytes(uint8_t* to, uint64_t word, int64_t count) {
   for (int64_t i = 0; i < count; ++i, word >>= 8) to[i] = static_cast<uint8_t>(word);
 }
 
-typedef uint64_t Words8 __attribute__((vector_size(W)));
-
-// Codes, a byte each, without what is between them; eight to a word.
-INLINE Words8 squeezed(Words8 codes, int bits) {
-  constexpr uint64_t kBytes = 0x00ff00ff00ff00ff, kPairs = 0x0000ffff0000ffff, kFours = 0xffffffff;
-  codes = (codes & kBytes) | (codes >> 8 & kBytes) << bits;
-  codes = (codes & kPairs) | (codes >> 16 & kPairs) << 2 * bits;
-  return (codes & kFours) | codes >> 32 << 4 * bits;
-}
-
 // Codes of `bits` bits one after the other, the low bits first. n: of W. end: of the row, behind which nothing is
 // written. past: see `store`.
 INLINE void put_codes(uint8_t* to, const uint8_t* end, const Ints& codes, int bits, int64_t n, bool past) {
   typedef uint8_t Bytes __attribute__((vector_size(W)));
-  const Bytes bytes = __builtin_convertvector(__builtin_convertvector(codes, Halves), Bytes);  // two steps are faster
+  typedef uint64_t Pairs __attribute__((vector_size(W * 4)));
+  typedef float Quarter __attribute__((vector_size(W)));
+  uint64_t words[2];
+  if (bits == 8) {
+    const Bytes bytes = __builtin_convertvector(__builtin_convertvector(codes, Halves), Bytes);  // faster in two steps
 #if defined(__SSE2__)
-  if (past && bits == 8 && n == W) {
-    typedef float Quarter __attribute__((vector_size(16)));
-    return __builtin_ia32_movntps(reinterpret_cast<float*>(to), (Quarter)bytes);
-  }
+    if (past && n == W) return __builtin_ia32_movntps(reinterpret_cast<float*>(to), (Quarter)bytes);
 #endif
-  const Words8 words = bits < 8 ? squeezed((Words8)bytes, bits) : (Words8)bytes;
+    __builtin_memcpy(words, &bytes, sizeof words);
+  } else {
+    const Pairs pairs = ((Pairs)codes | (Pairs)codes >> (32 - bits)) & ((1ull << 2 * bits) - 1);
+    uint64_t at[W / 2];
+    __builtin_memcpy(at, &pairs, sizeof at);
+    for (int i = 0; i < 2; ++i)
+      words[i] = at[4 * i] | at[4 * i + 1] << 2 * bits | at[4 * i + 2] << 4 * bits | at[4 * i + 3] << 6 * bits;
+  }
   if (to + bits + 8 <= end) {  // what is written too much is written again
-    const uint64_t first = words[0], second = words[1];
-    __builtin_memcpy(to, &first, 8);
-    __builtin_memcpy(to + bits, &second, 8);
+    __builtin_memcpy(to, &words[0], 8);
+    __builtin_memcpy(to + bits, &words[1], 8);
     return;
   }
   const int64_t count = (n * bits + 7) / 8;
