@@ -1,5 +1,5 @@
-// W numbers at a time, float32 or bfloat16 in memory and float32 in registers. The compiler makes of them what a kind of
-// processor has.
+// W numbers at a time, float32 or bfloat16 in memory and float32 in registers. The compiler makes of them what a kind
+// of processor has.
 
 #pragma once
 

@@ -59,10 +59,9 @@ class Format:
 
     def bytes_row(self, length: int) -> int:
         """Returns how many bytes so many numbers along the axis take; a scale of the whole tensor is not counted."""
+        scales = int(self.block == "row")
         if isinstance(self.block, int):
             scales = -(-length // self.block)
-        else:
-            scales = 1 if self.block == "row" else 0
         shifts = -(-length // self.pair) * self.shift_bits
         scale_bytes = 1 if self.scale == "power" else 4
         return -(-length * self.element.bits // 8) + scales * scale_bytes + -(-shifts // 8)
