@@ -14,7 +14,7 @@ from sparrow.embeddings.tiers import At, CachedStore, RowStore, SsdStore, new_st
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.embedding_bag import Table
-from sparrow.kernels.rounding import noise, state_to_bf16
+from sparrow.numerics.rounding import noise, state_to_bf16
 
 BLOCK = 1 << 16  # rows that are made at a time
 

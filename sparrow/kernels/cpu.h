@@ -121,7 +121,10 @@ inline Blocks& blocks() {
 
 // An uninitialised tensor on the CPU.
 inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType type) {
-  int64_t bytes = type == ScalarType::Long ? 8 : type == ScalarType::Float || type == ScalarType::Int ? 4 : 2;
+  int64_t bytes = type == ScalarType::Long                               ? 8
+                  : type == ScalarType::Float || type == ScalarType::Int ? 4
+                  : type == ScalarType::Byte                             ? 1
+                                                                         : 2;
   bool impossible = false;
   for (int64_t size : sizes) impossible |= size < 0 || __builtin_mul_overflow(bytes, size, &bytes);
   if (impossible || bytes < (1 << 20)) return torch::stable::empty(sizes, type);  // which says what is wrong

@@ -16,8 +16,8 @@ from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Component
 from sparrow.kernels.formats import RowFormat, bf16, fp16, fp32, int4, int8, split_bf16
 from sparrow.kernels.philox import key_of
-from sparrow.kernels.rounding import noise, to_bf16
 from sparrow.kernels.rules import adam, rowwise_adagrad
+from sparrow.numerics.rounding import noise, to_bf16
 
 ROWS, DIM, SEED = 50, 9, 3
 FORMATS: dict[str, RowFormat] = {

@@ -24,9 +24,9 @@ from sparrow.features.schema import Column, Encoding, Schema, Split
 from sparrow.features.transforms import Transforms
 from sparrow.kernels.formats import int8
 from sparrow.kernels.philox import key_of
-from sparrow.kernels.rounding import noise, to_bf16
 from sparrow.kernels.rules import rowwise_adagrad, sgd
 from sparrow.models import dcnv2, dlrm
+from sparrow.numerics.rounding import noise, to_bf16
 from sparrow.optimizers import adam
 from sparrow.optimizers import sgd as dense_sgd
 from sparrow.trained.build import tables_of

@@ -21,9 +21,9 @@ from sparrow.embeddings import Component, EmbeddingTables, RowRecords, TableChoi
 from sparrow.embeddings.spec import Cache
 from sparrow.kernels import philox
 from sparrow.kernels.formats import fp32
-from sparrow.kernels.rounding import noise
 from sparrow.kernels.rules import sgd
 from sparrow.metrics.intervals import Estimate, mean
+from sparrow.numerics.rounding import noise
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Checkpoints, Log, Run
 from sparrow.trained.scorer import Restored, restore

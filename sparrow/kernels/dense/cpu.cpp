@@ -4,6 +4,7 @@
 // same bits.
 
 #include "../cpu.h"
+#include "../lanes.h"
 #include "amx.h"
 
 #include <cmath>
@@ -14,69 +15,6 @@ namespace sparrow {
 namespace {
 
 constexpr int64_t kRows = 128;
-constexpr int64_t W = 16;
-constexpr int64_t kPast = 8 << 20;  // bytes of a matrix that caches do not hold until it is read again
-
-typedef float Floats __attribute__((vector_size(W * 4)));
-typedef uint32_t Words __attribute__((vector_size(W * 4)));
-typedef uint16_t Halves __attribute__((vector_size(W * 2)));
-struct bfloat16 {
-  uint16_t bits;
-};
-
-// The first `n` of W numbers at `from`; the others are 0.
-INLINE Floats load(const float* from, int64_t n) {
-  Floats v{};
-  n == W ? __builtin_memcpy(&v, from, sizeof v) : __builtin_memcpy(&v, from, n * 4);
-  return v;
-}
-INLINE Floats load(const bfloat16* from, int64_t n) {
-  Halves h{};
-  n == W ? __builtin_memcpy(&h, from, sizeof h) : __builtin_memcpy(&h, from, n * 2);
-  return (Floats)(__builtin_convertvector(h, Words) << 16);
-}
-INLINE void store(float* to, const Floats& v, int64_t n) {
-  n == W ? __builtin_memcpy(to, &v, sizeof v) : __builtin_memcpy(to, &v, n * 4);
-}
-INLINE void store(bfloat16* to, const Floats& v, int64_t n) {  // to the nearest, ties to even; NaN stays one
-  const Words bits = (Words)v;
-  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Words nan = (Words)(v != v);
-  const Halves h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), Halves);
-  n == W ? __builtin_memcpy(to, &h, sizeof h) : __builtin_memcpy(to, &h, n * 2);
-}
-
-// Stores past the caches, for matrices that are too large to stay there until they are read again. A plain store first
-// reads what it overwrites.
-template <class T>
-INLINE void store(T* to, const Floats& v, int64_t n, bool past) {
-#if defined(__SSE2__)
-  if (past && n == W) {
-    alignas(64) T whole[W];
-    store(whole, v, W);
-    typedef float Quarter __attribute__((vector_size(16)));
-    for (size_t i = 0; i < sizeof whole; i += 16) {
-      Quarter quarter;
-      __builtin_memcpy(&quarter, reinterpret_cast<const char*>(whole) + i, 16);
-      __builtin_ia32_movntps(reinterpret_cast<float*>(reinterpret_cast<char*>(to) + i), quarter);
-    }
-    return;
-  }
-#endif
-  store(to, v, n);
-}
-
-// Whether stores into a matrix can and should go past the caches; a fence must follow them.
-bool past_caches(const Tensor& to) {
-  const int64_t row = to.size(1) * (to.scalar_type() == ScalarType::Float ? 4 : 2);
-  return row * to.size(0) >= kPast && row % 16 == 0 && reinterpret_cast<uintptr_t>(to.data_ptr()) % 16 == 0;
-}
-
-INLINE void fence(bool past) {
-#if defined(__SSE2__)
-  if (past) __builtin_ia32_sfence();
-#endif
-}
 
 // -- some rows of each operator --------------------------------------------------------------------------------------
 

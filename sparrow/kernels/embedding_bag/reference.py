@@ -12,8 +12,8 @@ from sparrow.core.errors import UserError
 from sparrow.kernels.embedding_bag.arguments import Bags, Lookup, Rows, Table, Tables
 from sparrow.kernels.expand.reference import sum_in_blocks
 from sparrow.kernels.formats import fp32
-from sparrow.kernels.rounding import noise, state_to_bf16
 from sparrow.kernels.rules import learns, regularized_update
+from sparrow.numerics.rounding import noise, state_to_bf16
 
 
 def lookup(tables: Tables, bags: Bags) -> list[Tensor]:
@@ -95,7 +95,7 @@ def weight_gradients(tables: Tables, grads: Sequence[Tensor], bags: Bags, block:
 
 
 def update_rows(tables: Tables, gradients: Sequence[tuple[Tensor, Tensor]], lr_T: Tensor, n: Tensor | int) -> None:
-    """The rule, once for every row in rows_U. See `kernels.rounding` for what is rounded stochastically."""
+    """The rule, once for every row in rows_U. See `numerics.rounding` for what is rounded stochastically."""
     check_rows(tables, gradients)
     for table, (rows_U, grad_UD), lr in zip(tables, gradients, lr_T, strict=True):
         first = 0

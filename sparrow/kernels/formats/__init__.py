@@ -2,7 +2,7 @@
 
 To add a format, add its file here. For speed add it to the C++ in embedding_bag/cpu/codecs.h too, and to the Triton in
 embedding_bag/gpu: a name in `CODECS` (groups.py) and branches of `load_row` and `store_row` (codecs.py). Without a name
-in `RowFormat.cpp`, tables of this format run on the reference kernels. They round with `kernels.rounding`.
+in `RowFormat.cpp`, tables of this format run on the reference kernels. They round with `numerics.rounding`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels.formats import Field, Rounding
-from sparrow.kernels.rounding import to_bf16
+from sparrow.numerics.rounding import to_bf16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels.formats import Field, Rounding
-from sparrow.kernels.rounding import to_whole
+from sparrow.numerics.rounding import to_whole
 
 META = 4  # bytes of scale and bias
 BINS, CUT = 200, 32  # steps of a row's range; as many may be cut off its ends, 16 %

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels.formats import Field, Rounding
-from sparrow.kernels.rounding import to_whole
+from sparrow.numerics.rounding import to_whole
 
 META = 8  # bytes of scale and bias
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels.formats import RowFormat
-from sparrow.kernels.rounding import noise
+from sparrow.numerics.rounding import noise
 
 KEY = 0xFEDCBA9876543210
 BLOCK = 1 << 14  # updates that are made at a time

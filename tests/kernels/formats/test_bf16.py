@@ -11,8 +11,8 @@ from sparrow.kernels import embedding_bag
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
 from sparrow.kernels.formats import fp32
 from sparrow.kernels.formats.bf16 import Config
-from sparrow.kernels.rounding import noise
 from sparrow.kernels.rules import adagrad
+from sparrow.numerics.rounding import noise
 from tests.kernels.embedding_bag.cases import IMPLS
 from tests.kernels.formats.draws import KEY, stored
 

@@ -9,7 +9,7 @@ import torch
 
 from sparrow.core.config import Family
 from sparrow.kernels.formats import BLOCK, bf16, converted, fp16, fp32, int4, int8, split_bf16
-from sparrow.kernels.rounding import noise
+from sparrow.numerics.rounding import noise
 from tests.kernels.formats import fbgemm
 from tests.kernels.formats.draws import KEY, stored, z_scores
 

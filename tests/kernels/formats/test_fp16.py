@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sparrow.kernels.formats.fp16 import Config
-from sparrow.kernels.rounding import noise
+from sparrow.numerics.rounding import noise
 from tests.kernels.formats.draws import KEY, stored, z_scores
 
 

@@ -310,7 +310,7 @@ INLINE uint64_t mixed(uint64_t x) {  // splitmix64: core/mixing.py
   return x ^ x >> 31;
 }
 
-// The random numbers of a row's field: `noise` of kernels/rounding.py.
+// The random numbers of a row's field: `noise` of numerics/rounding.py.
 struct Noise {
   bool on;  // else to nearest
   uint32_t low, high;

@@ -1,4 +1,4 @@
-"""Rows of every format as fp32 lanes, and back. `kernels/formats` defines them and `kernels/rounding` the noise."""
+"""Rows of every format as fp32 lanes, and back. `kernels/formats` defines them and `numerics/rounding` the noise."""
 
 import triton
 import triton.language as tl

@@ -7,10 +7,14 @@ the number of the update: the same on every kernel, thread and rank, and another
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from sparrow.core.mixing import splitmix64
+
+Rounding = Literal["nearest", "zero", "stochastic"]
 
 LOW = (1 << 32) - 1
 GOLDEN = 0x9E3779B9

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparrow.kernels.philox import key_of
-from sparrow.kernels.rounding import noise, to_bf16, to_fp16, to_whole
+from sparrow.numerics.rounding import noise, to_bf16, to_fp16, to_whole
 
 KEY = key_of(0, "table")
 MOST = (1 << 32) - 1
