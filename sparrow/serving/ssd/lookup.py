@@ -65,7 +65,7 @@ class OnSsd:
         fetches = {}
         for number, rows in self.cached.items():
             if keys := _keys(bags.lookups, number):
-                fetches[number] = _begun(rows, slots, keys)
+                fetches[number] = _begun(rows, slots, keys, len(found.get(number, ())))
         tables, failed = list(self._components.kernel_tables), None
         for number, fetch in fetches.items():
             try:
@@ -87,24 +87,24 @@ class OnSsd:
         raise RuntimeError("an exported model does not learn")
 
     def _table(self, number: int, fetch: Fetch, vectors: Sequence[Tensor]) -> Table:
-        """Returns a table with the rows of a batch in the place of all its rows below, and vectors as its last rows."""
+        """Returns a table with the rows of a batch in the place of all its rows below, behind vectors as first rows."""
         table, record = self._components.kernel_tables[number], self._components.records[number]
         none = torch.zeros(1, dtype=torch.uint8)
         fields = {**fetch.fields, "touched": none.expand(len(fetch.rows_U))}
         levels = [level_of(record.component, fields), *table.levels[1:]]
         if vectors:
             payload = {"weight": torch.stack(list(vectors))}
-            levels.append(Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))))
+            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))), *levels]
         return replace(table, levels=tuple(levels))
 
     def _with_vectors(
         self, bags: Bags, pooled: PooledVectors
     ) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
-        """Returns bags in which a list whose vector is known has that alone: as a slot behind those of its table.
+        """Returns bags in which a list whose vector is known has that alone: slot -1 is the first of its table.
 
         Returns the vectors of each table too, and the lists whose vector is to be kept.
         """
-        tables, found, missing = self._components.kernel_tables, dict[int, list[Tensor]](), list[_Missing]()
+        found, missing = dict[int, list[Tensor]](), list[_Missing]()
         slots_N = bags.slots_N.long().clone()
         weights_N = None if bags.weights_N is None else bags.weights_N.clone()
         stays_N = torch.ones(len(slots_N), dtype=torch.bool)
@@ -122,8 +122,8 @@ class OnSsd:
                     missing.append(_Missing(key, f, bag))
                     continue
                 of_table = found.setdefault(f.table, [])
-                slots_N[low] = tables[f.table].slots + len(of_table)
                 of_table.append(vector_D)
+                slots_N[low] = -len(of_table)
                 stays_N[low + 1 : high] = False
                 if weights_N is not None:
                     weights_N[low] = 1.0
@@ -156,13 +156,17 @@ def _keys(lookups: Sequence[Lookup], table: int) -> list[int]:
     return sorted({f.key for f in lookups if f.table == table} | {f.by_key for f in lookups if f.by == table})
 
 
-def _begun(rows: CachedRows, slots: list[Tensor], keys: Sequence[int]) -> Fetch:
-    """Begin to get the rows of some keys, and put their places in the batch in the place of their slots."""
+def _begun(rows: CachedRows, slots: list[Tensor], keys: Sequence[int], vectors: int) -> Fetch:
+    """Begin to get the rows of some keys, and put their slots in the table of the batch in the place of theirs.
+
+    There, vectors of lists come first, then the rows that are read, then those of a delta.
+    """
     all_N = torch.cat([slots[key] for key in keys])
-    is_below_N = all_N < rows.rows
-    rows_U, place_M = all_N[is_below_N].unique(return_inverse=True)
-    places_N = all_N - rows.rows + len(rows_U)  # of those on the levels behind
-    places_N[is_below_N] = place_M
+    is_read_N, is_vector_N = (all_N >= 0) & (all_N < rows.rows), all_N < 0
+    rows_U, place_M = all_N[is_read_N].unique(return_inverse=True)
+    places_N = all_N + (vectors + len(rows_U) - rows.rows)
+    places_N[is_read_N] = place_M + vectors
+    places_N[is_vector_N] = -1 - all_N[is_vector_N]
     for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
         slots[key] = part_N
     return rows.begin(rows_U)
