@@ -51,6 +51,16 @@ class OnSsd:
         self._components, self.cached, self.pooled = components, dict(cached), pooled
         components.door = Door(self, components.door.dims)
 
+    @property
+    def names(self) -> list[str]:
+        """The components on the SSD."""
+        return [rows.table for rows in self.cached.values()]
+
+    @property
+    def counted(self) -> list[CachedRows | PooledVectors]:
+        """What has counters."""
+        return [*self.cached.values(), *([] if self.pooled is None else [self.pooled])]
+
     def run_lookup(self, bags: Bags) -> list[Tensor]:
         """Returns the outputs of a batch.
 
@@ -58,7 +68,7 @@ class OnSsd:
             UnreadableError: when rows cannot be read.
         """
         bags = self._components._in_slots(bags)
-        found, missing = {}, []
+        found, missing = dict[int, list[Tensor]](), list[_Missing]()
         if self.pooled is not None:
             bags, found, missing = self._with_vectors(bags, self.pooled)
         slots = list(split_at(bags.slots_N.long(), bags.bounds))
@@ -97,9 +107,7 @@ class OnSsd:
             levels = [Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))), *levels]
         return replace(table, levels=tuple(levels))
 
-    def _with_vectors(
-        self, bags: Bags, pooled: PooledVectors
-    ) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
+    def _with_vectors(self, bags: Bags, pooled: PooledVectors) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
         """Returns bags in which a list whose vector is known has that alone: slot -1 is the first of its table.
 
         Returns the vectors of each table too, and the lists whose vector is to be kept.
@@ -191,7 +199,9 @@ def put_on_ssd(
     """
     parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
     found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
-    layouts = {c.name: Layout(fields=c.format.fields(c.dim), rows=found[c.name].below) for _, _, c in parts if c.name in found}
+    layouts = {
+        c.name: Layout(fields=c.format.fields(c.dim), rows=found[c.name].below) for _, _, c in parts if c.name in found
+    }
     sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
     chosen = ssd.chosen(sizes)
     total = sum(sizes[name] for name in chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -23,12 +24,19 @@ class PooledVectors:
         any_order: whether lists with the same rows and weights in any order share a vector.
     """
 
+    table = ":lists"  # of all tables
+
     def __init__(self, bytes: int, length: int, any_order: bool) -> None:
         self.length, self._most, self._any_order = length, int(bytes), any_order
         self._kept: OrderedDict[Key, Tensor] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self.hits = self.misses = 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """So far: lists whose vector was known, and others."""
+        return {"hits": self.hits, "misses": self.misses}
 
     def key(self, feature: int, rows_N: Tensor, weights_N: Tensor | None) -> Key:
         """Returns what tells a list from others.

@@ -119,10 +119,9 @@ class CachedRows:
             self.end(self.begin(rows_U))
 
     @property
-    def counters(self) -> Mapping[str, float]:
-        """So far: rows that requests found in memory and that they did not, blocks that were read, seconds of locks."""
-        read = self.blocks.counters["blocks_read"]
-        return {"hits": self.hits, "misses": self.misses, "reads": read, "lock_s": self.lock_s}
+    def counters(self) -> Mapping[str, int]:
+        """So far: rows that were in memory when a request asked and that were not, and blocks that were read."""
+        return {"hits": self.hits, "misses": self.misses, "reads": self.blocks.counters["blocks_read"]}
 
     def _admit(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         with self._locked():
