@@ -33,6 +33,7 @@ from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Catalogue, Encoder, Known
 from sparrow.serving.rows import tensors_of
 from sparrow.serving.ssd import OnSsd, Ssd, UnreadableError, put_on_ssd
+from sparrow.serving.ssd.hot import FILE as HOT
 from sparrow.serving.values import stacked
 from sparrow.trained import calibrators
 from sparrow.trained.build import scoring, tables_of, untrained
@@ -320,7 +321,11 @@ def _made(stack: Stack, threads: int, ssd: Ssd | None, before: tuple[OnSsd, ...]
         name = table_file(component.name)
         return stack.folders[0].manifest["files"][name]["sha256"], stack.rows[name]
 
-    on_ssd = () if ssd is None else put_on_ssd(list(tables_of(model)), rows, ssd, before)
+    hot = weights(stack.top, HOT)
+    try:
+        on_ssd = () if ssd is None else put_on_ssd(list(tables_of(model)), rows, ssd, hot, before)
+    except UnreadableError as error:
+        raise UserError(str(error)) from None
     scorer = Scorer(
         stack=stack,
         run=run,

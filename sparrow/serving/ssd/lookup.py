@@ -184,6 +184,7 @@ def put_on_ssd(
     tables: Sequence[EmbeddingTables],
     rows: Callable[[Component], tuple[str, LeveledRows]],
     ssd: Ssd,
+    hot: Mapping[str, Tensor],
     before: Sequence[OnSsd] = (),
 ) -> tuple[OnSsd, ...]:
     """Have some tables of a model read from an SSD.
@@ -192,10 +193,12 @@ def put_on_ssd(
         tables: all of the model.
         rows: gives the rows of a component, and what tells them from others.
         ssd: says which, and where.
+        hot: component -> rows with which its cache begins, see `hot_rows`.
         before: those of a model that still answers. A table with the same rows below a delta shares their cache.
 
     Raises:
         UserError: when rows cannot be written as blocks, or blocks are damaged.
+        UnreadableError: when hot rows cannot be read.
     """
     parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
     found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
@@ -216,6 +219,8 @@ def put_on_ssd(
             if place not in shared:
                 blocks = opened(place, layouts[name], name, found[name].fields, ssd.way)
                 shared[place] = CachedRows(blocks, name, place, int(ssd.cache_mb * MB * sizes[name] / total))
+                if name in hot:
+                    shared[place].warm(hot[name])
             cached[number] = shared[place]
         if cached:
             is_kept = ssd.pooled_mb > 0
