@@ -11,6 +11,8 @@ Python. "auto" takes the first that can run.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +50,7 @@ class Blocks:
         map: what the file holds. All that it does not name is free. To keep the map whole when blocks are written
             after, call `keep` as well, before the first `put`.
         way: see the package.
-        bytes_queue: how many bytes of records may wait to be written.
+        bytes_queue: how many bytes of records may wait to be written. Half of them wait always, and `sync` writes them.
         is_written: False for a file that is only read.
         chance: for "reference", in which random order reads and writes end; None for their own.
 
@@ -64,7 +66,7 @@ class Blocks:
         table: str,
         map: BlockMap | None = None,
         way: Way = "auto",
-        bytes_queue: int = 64 << 20,
+        bytes_queue: int = 8 << 20,
         is_written: bool = True,
         chance: Random | None = None,
     ) -> None:
@@ -72,11 +74,18 @@ class Blocks:
             raise UserError(f"way: {way!r} is not one of {', '.join(get_args(Way))}")
         self.layout = layout
         if map is None:
-            opened = file.create(path, table, layout)
+            self.file = file.create(path, table, layout)
         else:
-            opened = file.open_file(path, table, layout, map, is_written)
+            self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self.way, self._store = _store(way, opened, map, bytes_queue, chance)
+        try:
+            self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        except UserError:
+            os.close(self.file.fd)
+            if map is None:
+                path.unlink()
+            raise
+        self._close = weakref.finalize(self, self._store.close)  # at the latest when the process ends
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
         """Begin to read some rows, as they are after all `put`s so far. Later `put`s change nothing of it.
@@ -86,9 +95,8 @@ class Blocks:
             into: field -> [S, ...], contiguous on the CPU. They are written until `wait` returns.
             at_U: int64 [U], each once: row rows_U[u] goes to into[name][at_U[u]].
         """
-        self._check_rows(rows_U, rows_U[1:] > rows_U[:-1])
         self._check_fields(into, None)
-        assert at_U.dtype == torch.int64 and at_U.shape == rows_U.shape
+        assert rows_U.dtype == at_U.dtype == torch.int64 and rows_U.dim() == 1 and at_U.shape == rows_U.shape
         return Ticket(self._store.fetch(rows_U, into, at_U))
 
     def wait(self, ticket: Ticket) -> Tensor:
@@ -102,7 +110,8 @@ class Blocks:
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Have whole records written some time before `sync` returns. They are copied now.
 
-        It waits while the queue is full. After an error none of these records were taken.
+        It waits until the queue has room for all of them; if there are more than it can hold, until it is empty. After
+        an error none of these records were taken.
 
         Args:
             rows_U: int64 [U], each once, in any order.
@@ -113,7 +122,7 @@ class Blocks:
                 again.
         """
         assert self._is_written, "it was opened to be read"
-        self._check_rows(rows_U, None)
+        assert rows_U.dtype == torch.int64 and rows_U.dim() == 1
         self._check_fields(fields, len(rows_U))
         self._store.put(rows_U, fields)
 
@@ -124,6 +133,23 @@ class Blocks:
             UserError: when records cannot be written; they stay in the queue, and a later call tries again.
         """
         return self._store.sync()
+
+    def snapshot(self) -> tuple[BlockMap, Tensor, dict[str, Tensor]]:
+        """Returns a map of what is written, kept already, and the rows that still wait: int64 [U] and their fields.
+
+        So a checkpoint need not wait until the queue is written. Both together are all that was put.
+
+        Raises:
+            UserError: when the disk fails.
+        """
+        map, rows_U, records_UB = self._store.snapshot()
+        rows_U, order = rows_U.sort()
+        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
+        fields = {
+            name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
+            for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
+        }
+        return map, rows_U, fields
 
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.
@@ -150,14 +176,13 @@ class Blocks:
 
     def close(self) -> None:
         """Let go of the file. What was put since the last `sync` may be lost."""
-        self._store.close()
+        self._close()
 
-    def _check_rows(self, rows_U: Tensor, is_ascending: Tensor | None) -> None:
-        assert rows_U.dtype == torch.int64 and rows_U.dim() == 1
-        if len(rows_U):
-            low, high = torch.aminmax(rows_U)
-            assert int(low) >= 0 and int(high) < self.layout.rows, "a row is outside of the table"
-        assert is_ascending is None or bool(is_ascending.all()), "rows are not ascending"
+    def __enter__(self) -> Blocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _check_fields(self, fields: Mapping[str, Tensor], rows: int | None) -> None:
         for name, field in self.layout.fields.items():

@@ -18,7 +18,7 @@ from sparrow.kernels.block_io.reference import Counts
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
-READ, SHORT, CHECKSUM, OTHER, WRITE = range(1, 6)  # the kinds of errors, see store.h
+READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, see store.h
 
 
 @dataclass(eq=False)
@@ -71,6 +71,18 @@ class Store:
         ops.block_io_map(self._handle, places_K, generations_K)
         return BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
 
+    def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
+        """See `Blocks`; the records are uint8 [U, bytes]."""
+        places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
+        map = BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
+        told, rows_U, records_UB = ops.block_io_snapshot(self._handle, places_K, generations_K)
+        try:
+            self._raise(told)
+        except UserError:
+            self.drop(map)
+            raise
+        return map, rows_U, records_UB
+
     def keep(self, map: BlockMap) -> None:
         """See `Blocks`."""
         ops.block_io_use(self._handle, map.places_K, True)
@@ -96,8 +108,8 @@ class Store:
 
     def _error(self, kind: int, code: int, block: int, place: int, found: tuple[int, int, int]) -> UserError:
         file = self._file
-        if kind in (READ, WRITE):
-            return file.failed(block, code, "read" if kind == READ else "write")
+        if kind in (READ, WRITE, SYNC):
+            return file.failed(None if kind == SYNC else block, code, "read" if kind == READ else "write")
         if kind == SHORT:
             return file.cut(block, place)
         if kind == CHECKSUM:

@@ -22,7 +22,7 @@ Engine* engine(bool is_ring) {
   Engine*& found = made[is_ring];
   if (found) return found;
   if (!is_ring) return found = new Threads;
-#if defined(__linux__)
+#if defined(HAS_IO_URING)
   Ring* const ring = new Ring;
   if (ring->code() == 0) found = ring;  // else a few bytes are lost, once
 #endif
@@ -115,7 +115,7 @@ int64_t block_io_fetch(int64_t handle, const Tensor& rows_U, const std::vector<T
   for (const Tensor& tensor : into) check_rows(reading->at, count, tensor.size(0));
   const std::lock_guard<std::mutex> guard(open.engine->mutex);
   open.store.fetch(reading.get(), count, open.engine->reads());
-  if (reading->open) open.engine->wake();
+  open.engine->wake(reading->open);
   open.store.readings[++open.tickets] = std::move(reading);
   return open.tickets;
 }
@@ -141,7 +141,7 @@ Error written(Open& open, std::unique_lock<std::mutex>& lock, const F& holds) {
   if (holds()) return {};
   store.error = {};
   store.is_flushed = true;
-  open.engine->wake();
+  open.engine->wake(kDepth);
   open.engine->changed.wait(lock, [&] { return holds() || store.error.kind; });
   store.is_flushed = false;
   return holds() ? Error{} : store.error;
@@ -158,8 +158,17 @@ Tensor block_io_put(int64_t handle, const Tensor& rows_U, const std::vector<Tens
   const Error error = written(open, lock, [&] { return open.store.has_room(count); });
   if (error.kind) return told(error);
   open.store.put(rows, from, count);
-  if (open.store.is_due()) open.engine->wake();
+  if (open.store.is_due()) open.engine->wake(kDepth);
   return told({});
+}
+
+Tensor synced(Open& open) {
+#if defined(__linux__)
+  const int code = fdatasync(open.store.shape().fd) ? errno : 0;
+#else
+  const int code = fcntl(open.store.shape().fd, F_FULLFSYNC) ? errno : 0;
+#endif
+  return told(code ? Error{kSync, code} : Error{});
 }
 
 Tensor block_io_sync(int64_t handle) {
@@ -169,12 +178,27 @@ Tensor block_io_sync(int64_t handle) {
     const Error error = written(open, lock, [&] { return open.store.is_empty(); });
     if (error.kind) return told(error);
   }
-#if defined(__linux__)
-  const int code = fdatasync(open.store.shape().fd) ? errno : 0;
-#else
-  const int code = fcntl(open.store.shape().fd, F_FULLFSYNC) ? errno : 0;
-#endif
-  return told(code ? Error{kWrite, code} : Error{});
+  return synced(open);
+}
+
+// Returns what syncing told, the rows that wait, and their records. The map is kept.
+std::vector<Tensor> block_io_snapshot(int64_t handle, const Tensor& places_K, const Tensor& generations_K) {
+  Open& open = opened(handle);
+  int32_t* const places = data<int32_t>(places_K, ScalarType::Int, "places_K");
+  std::vector<int64_t> rows;
+  std::vector<uint8_t> records;
+  {
+    const std::lock_guard<std::mutex> guard(open.engine->mutex);
+    open.store.map(places, data<int32_t>(generations_K, ScalarType::Int, "generations_K"));
+    open.store.use(places, places_K.numel(), true);
+    open.store.waiting(&rows, &records);
+  }
+  const int64_t count = rows.size();
+  Tensor rows_U = empty({count}, ScalarType::Long);
+  Tensor records_UB = torch::stable::empty({count, open.store.record_bytes()}, ScalarType::Byte);
+  std::copy(rows.begin(), rows.end(), static_cast<int64_t*>(rows_U.data_ptr()));
+  std::copy(records.begin(), records.end(), static_cast<uint8_t*>(records_UB.data_ptr()));
+  return {synced(open), rows_U, records_UB};
 }
 
 void block_io_map(int64_t handle, const Tensor& places_K, const Tensor& generations_K) {
@@ -222,6 +246,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_wait(int handle, int ticket) -> Tensor");
   m.def("block_io_put(int handle, Tensor rows, Tensor[] fields) -> Tensor");
   m.def("block_io_sync(int handle) -> Tensor");
+  m.def("block_io_snapshot(int handle, Tensor(a!) places, Tensor(b!) generations) -> Tensor[]");
   m.def("block_io_map(int handle, Tensor(a!) places, Tensor(b!) generations) -> ()");
   m.def("block_io_use(int handle, Tensor places, bool is_kept) -> ()");
   m.def("block_io_counts(int handle) -> Tensor");
@@ -234,6 +259,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_wait", TORCH_BOX(&block_io_wait));
   m.impl("block_io_put", TORCH_BOX(&block_io_put));
   m.impl("block_io_sync", TORCH_BOX(&block_io_sync));
+  m.impl("block_io_snapshot", TORCH_BOX(&block_io_snapshot));
   m.impl("block_io_map", TORCH_BOX(&block_io_map));
   m.impl("block_io_use", TORCH_BOX(&block_io_use));
   m.impl("block_io_counts", TORCH_BOX(&block_io_counts));

@@ -18,8 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from sparrow.core import Jagged, KeyedJagged, UserError
-from sparrow.embeddings import Addressing, Component, Direct, EmbeddingTables, Feature, Folder, Numbering, TableSpec
-from sparrow.embeddings import on_ssd, spec
+from sparrow.embeddings import (
+    Addressing,
+    Component,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Folder,
+    Numbering,
+    TableSpec,
+    on_ssd,
+    spec,
+)
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
@@ -149,7 +159,7 @@ def test_looking_ahead_changes_neither_bits_nor_who_leaves(tmp_path: Path, tier:
         assert_equal(plain, tables)
         counters += [(store.hits, store.used, store.left) for store in stores_of(tables)]
         assert torch.equal(stores_of(tables)[0].frames.tags_F, stores_of(made[0])[0].frames.tags_F)
-    assert len(set(counters)) == 1 and counters[0][2] > 10
+    assert len(set(counters)) == 1 and counters[0][2] > 5
 
 
 def test_batches_add_up_before_an_update(tmp_path: Path) -> None:
