@@ -11,6 +11,7 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.embeddings import TableChoices
+from sparrow.embeddings.addressing import quotient_remainder
 from sparrow.models import dlrm
 from sparrow.serving import Scorer, load
 from sparrow.serving.deltas import TABLES
@@ -23,7 +24,11 @@ from tests.embeddings.test_members import CHOICES
 from tests.runs import small_run
 from tests.serving.test_deltas import Days, trained
 
-ALL: dict[str, Any] = {"fp32": TableChoices, **CHOICES}
+ALL: dict[str, Any] = {
+    "fp32": TableChoices,
+    "rows that are multiplied": lambda: TableChoices(addressing=quotient_remainder.Config(collisions=3)),
+    **CHOICES,
+}
 for elsewhere in ("two components", "some tables"):
     del ALL[elsewhere]
 
