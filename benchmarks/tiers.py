@@ -5,6 +5,9 @@
 
 "blocks" is the block store alone: reads/s through `fetch` beside a bare io_uring loop over the same blocks, by block
 size, and the CPU that each takes. Both take turns, since devices are noisy.
+
+"serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
+memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import tempfile
 from pathlib import Path
 
 import tiers_blocks
+import tiers_serve
 
-CASES = {"blocks": tiers_blocks.run}
+CASES = {"blocks": tiers_blocks.run, "serve": tiers_serve.run}
 
 
 def main() -> None:

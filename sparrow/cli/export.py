@@ -18,6 +18,7 @@ def export(
     checkpoint: str = "best",
     check: Literal["rows", "made"] = "rows",
     calibrate: Literal["none", "logistic", "isotonic"] | None = None,
+    hot_rows: int = 0,
 ) -> None:
     """Write a trained model as a folder that serves, and load it once to prove that it does.
 
@@ -37,12 +38,16 @@ def export(
         check: "rows" keeps rows of the log. "made" draws each column apart, so that no person's row travels.
         calibrate: What scores pass through last, fitted to the valid part, so that they are right on average. By
             default what the run has, else as in --base, else none.
+        hot_rows: List so many rows of each table, by how often the prepared log has them. `sparrow serve --ssd` begins
+            with these in memory.
     """
     from sparrow.cli import _show
     from sparrow.serving.export import export as write
 
     with _show.progress_bar() as told:
-        folder = write(run_dir, out, log, base=base, which=checkpoint, check=check, calibrate=calibrate, told=told)
+        folder = write(
+            run_dir, out, log, base=base, which=checkpoint, check=check, calibrate=calibrate, hot=hot_rows, told=told
+        )
     _show.out.print(_show.folder_table(str(out), folder.manifest))
     _show.out.print(f"it reproduces the scores of the rows in {out / 'check.parquet'}", soft_wrap=True)
     said = json.dumps(str(out))

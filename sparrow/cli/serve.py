@@ -31,6 +31,13 @@ def serve(
     user_key: str | None = None,
     users_ms: float = 3.0,
     users_absent: Literal["missing", "refuse"] = "missing",
+    ssd: Path | None = None,
+    ssd_cache_mb: float = 1024.0,
+    ssd_least_mb: float = 64.0,
+    in_memory: tuple[str, ...] = (),
+    pooled_mb: float = 0.0,
+    pooled_length: int = 32,
+    pooled_order: Literal["exact", "any"] = "exact",
     deadline_ms: float = 100.0,
     body_mb: float = 4.0,
     held_mb: float = 32.0,
@@ -70,6 +77,14 @@ def serve(
         user_key: The column of a request by which its user is found in --users.
         users_ms: A request waits so long for --users.
         users_absent: Whether a request whose user is not found is scored with "missing" columns, or refused with 503.
+        ssd: A folder on an SSD. Large tables are written there as blocks, once, and their rows are read from there.
+        ssd_cache_mb: Of rows of --ssd in memory, for all workers together.
+        ssd_least_mb: Smaller tables stay in memory.
+        in_memory: Tables that stay in memory, as those of candidates should.
+        pooled_mb: Of vectors of whole lists of --ssd in memory, for all workers together. 0 keeps none.
+        pooled_length: Lists with fewer ids have no such vector.
+        pooled_order: "any" takes the vector of a list for one with the same ids and weights in another order, whose sum
+            may differ in the last bit.
         deadline_ms: A request is answered within this time of its arrival, or refused with 503.
         body_mb: The most that a request may have; else 413.
         held_mb: The most that all requests of a worker at a time may have; else 429.
@@ -92,12 +107,24 @@ def serve(
     from sparrow.serving.service.run import Place
     from sparrow.serving.service.run import serve as run
     from sparrow.serving.service.settings import Settings
+    from sparrow.serving.ssd import Ssd
 
     settings = Settings(
         name=name,
         workers=workers,
         threads=threads,
         is_batching=batching == "on",
+        ssd=None
+        if ssd is None
+        else Ssd(
+            folder=ssd,
+            cache_mb=ssd_cache_mb,
+            in_memory=in_memory,
+            least_mb=ssd_least_mb,
+            pooled_mb=pooled_mb,
+            pooled_length=pooled_length,
+            any_order=pooled_order == "any",
+        ),
         token=token.read(token_file) if token_file else None,
         logs=Logs(access=access_log, served=served_log, sample=sample),
         lookups=Lookups(

@@ -34,10 +34,13 @@ from sparrow.serving.folder import Digest, Folder, new_folder
 from sparrow.serving.kept import Check, kept_rows
 from sparrow.serving.rows import changed_rows, write_rows
 from sparrow.serving.scorer import CHECK, DENSE, IDS, NUMBER, SCORE, Scorer, load, table_file
+from sparrow.serving.ssd.hot import FILE as HOT
+from sparrow.serving.ssd.hot import hot_rows
 from sparrow.trained import calibrators
 from sparrow.trained.build import check_schema, tables_of
 from sparrow.trained.calibrate import fitted_to_valid
 from sparrow.trained.calibrators import KINDS
+from sparrow.trained.parts import some_batches
 from sparrow.trained.run import Data, Run
 from sparrow.trained.scorer import Restored, restore
 
@@ -51,6 +54,7 @@ def export(
     which: str = "best",
     check: Check = "rows",
     calibrate: KINDS | None = None,
+    hot: int = 0,
     told: Progress | None = None,
 ) -> Folder:
     """Write a trained model as a folder that serves. Returns it, after it has been loaded and has scored its rows.
@@ -67,6 +71,7 @@ def export(
         check: "rows" keeps rows of the log. "made" draws each column apart: no person's row travels.
         calibrate: what scores pass through last, fitted to the valid part: "none", "logistic" or "isotonic". By default
             it is what the run has, else of the kind that the base has, else none.
+        hot: how many rows of each table are listed, by how often the prepared log has them: caches begin with them.
         told: is told how far it is.
 
     Raises:
@@ -109,6 +114,9 @@ def export(
             kind = calibrate or calibrators.kind_of(() if old is None else old.calibrators)
             found = replace(found, calibrators=fitted_to_valid(found, dataset, kind, told))
         calibrators.save(found.calibrators, made)
+        if hot:
+            listed = hot_rows(list(tables_of(found.model)), some_batches(dataset), hot)
+            (made / HOT).write_bytes(safetensors.torch.save(listed))
         pq.write_table(_with_scores(found, kept), made / CHECK)
         write_text(made / "card.json", to_json(card(found, dataset, told), indent=1) + "\n")
     return (load(out) if old is None else old.updated(out)).folder

@@ -34,7 +34,7 @@ def changed_rows(old: LeveledRows, new: LeveledRows) -> Tensor:
         last = min(first + step, new.count)
         both = slice(first, max(first, min(last, old.count)))
         differs_N = torch.ones(last - first, dtype=torch.bool)
-        pairs = [(_words(old.read(name, both)), _words(new.read(name, both))) for name in new.fields]
+        pairs = [(words(old.read(name, both)), words(new.read(name, both))) for name in new.fields]
         differs_N[: both.stop - first] = torch.stack([(a != b).any(1) for a, b in pairs]).any(0)
         found.append(differs_N.nonzero()[:, 0] + first)
     return torch.cat(found)
@@ -115,8 +115,8 @@ def _step(fields: Mapping[str, Tensor]) -> int:
     return max(1, BLOCK // max(map(_row_bytes, fields.values())))
 
 
-def _words(of: Tensor) -> Tensor:
-    """The bytes of each row [N, ...] as integers [N, words], as wide as they can be."""
+def words(of: Tensor) -> Tensor:
+    """Returns the bytes of each row [N, ...] as integers [N, words], as wide as they can be."""
     of = of.contiguous().reshape(len(of), math.prod(of.shape[1:]))
     size = _row_bytes(of)
     return of.view(torch.int64 if size % 8 == 0 else torch.int32 if size % 4 == 0 else torch.uint8)

@@ -32,6 +32,8 @@ from sparrow.serving.deltas import TABLES, Stack, opened
 from sparrow.serving.folder import Folder
 from sparrow.serving.requests import Catalogue, Encoder, Known
 from sparrow.serving.rows import tensors_of
+from sparrow.serving.ssd import OnSsd, Ssd, UnreadableError, put_on_ssd
+from sparrow.serving.ssd.hot import FILE as HOT
 from sparrow.serving.values import stacked
 from sparrow.trained import calibrators
 from sparrow.trained.build import scoring, tables_of, untrained
@@ -69,6 +71,8 @@ class Scorer:
         model: it, with the offset of its logits.
         calibrators: what scores pass through, for each label, if anything.
         threads: how many share the products of a request. It holds for all of torch in the process.
+        ssd: which tables are read from an SSD, if any.
+        on_ssd: these tables.
     """
 
     stack: Stack
@@ -77,6 +81,8 @@ class Scorer:
     model: Any
     calibrators: tuple[Calibrator, ...] = ()
     threads: int = 1
+    ssd: Ssd | None = None
+    on_ssd: tuple[OnSsd, ...] = ()
 
     @property
     def folder(self) -> Folder:
@@ -127,7 +133,7 @@ class Scorer:
             UserError: when it is no delta, is damaged, follows another model, or does not reproduce its scores.
         """
         stack = self.stack.updated(delta, checksums=checksums)
-        return self if stack is self.stack else _made(stack, self.threads)
+        return self if stack is self.stack else _made(stack, self.threads, self.ssd, self.on_ssd)
 
     def score(self, rows: Rows) -> Float32s:
         """Returns probabilities float32 [N, T] of raw rows, in order.
@@ -270,7 +276,14 @@ class Scorer:
                 raise differs(f"the score of {self.labels[t]!r}", int(row), scores_B[row], were_B[row])
 
 
-def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 1, checksums: bool = True) -> Scorer:
+def load(
+    path: str | Path,
+    deltas: Sequence[str | Path] = (),
+    *,
+    threads: int = 1,
+    checksums: bool = True,
+    ssd: Ssd | None = None,
+) -> Scorer:
     """Returns the scorer of a model folder, after it has reproduced the scores that are kept there.
 
     Nothing from the folder is executed. Tables are mapped: processes share their memory.
@@ -280,14 +293,15 @@ def load(path: str | Path, deltas: Sequence[str | Path] = (), *, threads: int = 
         deltas: what `sparrow export --base` wrote, in order; see `Scorer.updated`.
         threads: see `Scorer`.
         checksums: see `open_folder`.
+        ssd: which tables are read from an SSD, where they are not mapped; by default none.
 
     Raises:
         UserError: when it is no model folder, is damaged, or does not reproduce its scores.
     """
-    return _made(opened(path, deltas, checksums=checksums), threads)
+    return _made(opened(path, deltas, checksums=checksums), threads, ssd)
 
 
-def _made(stack: Stack, threads: int) -> Scorer:
+def _made(stack: Stack, threads: int, ssd: Ssd | None, before: tuple[OnSsd, ...] = ()) -> Scorer:
     path = stack.top.path
     torch.set_num_threads(threads)
     run = Run.load(path / "run.toml", {"run_dir": str(path), "data.path": "none"})
@@ -302,6 +316,16 @@ def _made(stack: Stack, threads: int) -> Scorer:
         )
     except UserError as error:
         raise UserError(f"{path / DENSE}: {error}") from None
+
+    def rows(component: Component) -> tuple[str, LeveledRows]:
+        name = table_file(component.name)
+        return stack.folders[0].manifest["files"][name]["sha256"], stack.rows[name]
+
+    hot = weights(stack.top, HOT)
+    try:
+        on_ssd = () if ssd is None else put_on_ssd(list(tables_of(model)), rows, ssd, hot, before)
+    except UnreadableError as error:
+        raise UserError(str(error)) from None
     scorer = Scorer(
         stack=stack,
         run=run,
@@ -309,8 +333,13 @@ def _made(stack: Stack, threads: int) -> Scorer:
         model=model,
         calibrators=calibrators.load(path) if calibrators.FILE in stack.top.manifest["files"] else (),
         threads=threads,
+        ssd=ssd,
+        on_ssd=on_ssd,
     )
-    scorer.check()
+    try:
+        scorer.check()
+    except UnreadableError as error:
+        raise UserError(str(error)) from None
     return scorer
 
 

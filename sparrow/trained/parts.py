@@ -44,6 +44,17 @@ class Scores(Protocol):
         ...
 
 
+def some_batches(dataset: data.Dataset) -> Iterator[Batch]:
+    """Yields batches of all parts, in the order of time; of MOST rows of each, about."""
+    for split in ("train", "valid", "test"):
+        done = 0
+        for batch in dataset.loader(8192, split=split, dedup="off"):
+            yield batch
+            done += batch.batch_size
+            if done >= MOST:
+                break
+
+
 def scored(found: Scores, dataset: data.Dataset, split: str, told: Progress) -> tuple[Any, ...]:
     """Returns scores [N, T] and labels [N, T] of a part, and its weights [N] and sessions [N] or None."""
     kept = [

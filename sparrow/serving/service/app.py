@@ -79,6 +79,7 @@ class Service:
     def __init__(self, versions: Versions, limits: Limits, settings: Settings) -> None:
         self.versions, self.limits, self.name, self.token = versions, limits, settings.name, settings.token
         self.metrics = Metrics()
+        self.metrics.on_ssd = lambda: [counted for of in self.version.scorer.on_ssd for counted in of.counted]
         self.served = (
             ServedLog(settings.logs.served, settings.logs.sample, self.metrics) if settings.logs.served else None
         )

@@ -22,9 +22,11 @@ from sparrow.serving.service.limits import Limits, RefusedError
 from sparrow.serving.service.metrics import Metrics
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Version, Versions
+from sparrow.serving.ssd import UnreadableError
 
 _SPARE = 0.5  # of the time that is left is for what is not predicted: sockets, the event loop, a busy machine
 FAILED = "the service failed, and its log says why"
+UNREADABLE = "rows that it needs cannot be read, and the service's log says which; ask again when they are mended"
 _log = logging.getLogger(__name__)
 
 
@@ -224,6 +226,9 @@ class Batcher:
                     self._answer(version, [one])
             elif isinstance(error, ValueError):  # a mistake of the user, or of Arrow and Python about her values
                 _tell(batch[0], RefusedError(400, " ".join(str(error).split())))
+            elif isinstance(error, UnreadableError):
+                _log.error("%s", error, extra={"request_id": batch[0].id})
+                _tell(batch[0], RefusedError(503, UNREADABLE))
             else:
                 _log.exception("a request failed", extra={"request_id": batch[0].id})
                 _tell(batch[0], RefusedError(500, FAILED))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Sums
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,6 +20,20 @@ _SECONDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 _LONG_SECONDS = (1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 ENDS = [f"{end / BINS:g}" for end in range(1, BINS + 1)]  # of bins of scores
+
+
+class Counted(Protocol):
+    """What counts by itself, as rows on an SSD do.
+
+    table: whose. counters: what -> how many so far.
+    """
+
+    table: str
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """So far."""
+        ...
 
 
 class Tally:
@@ -68,6 +83,10 @@ class Metrics:
         self.read = Tally(Counter("read_values", told, ("kind", "column"), **of))
         self._scores = Tally(Counter("scores", "Scores, by label and end of their bin", ("label", "bin"), **of))
 
+        self._ssd = Tally(Counter("ssd", "What tables on an SSD were asked, by table", ("table", "what"), **of))
+        self.on_ssd: Callable[[], Sequence[Counted]] = tuple
+        self._seen: WeakKeyDictionary[Counted, Mapping[str, int]] = WeakKeyDictionary()
+
     def scored(self, labels: Sequence[str], scores: Sequence[Float32s]) -> None:
         """Count the scores [N, T] of some requests in BINS bins over (0, 1), as a model's card does."""
         bins_NT = np.minimum((np.concatenate(scores) * BINS).astype(np.int64), BINS - 1)
@@ -77,5 +96,9 @@ class Metrics:
 
     def flush(self) -> None:
         """Make what was counted readable. Call it each second, and when a version begins to answer."""
-        for tally in (self.odd, self.read, self._scores):
+        for of in self.on_ssd():
+            now, before = of.counters, self._seen.get(of, {})
+            self._ssd.add({(of.table, what): count - before.get(what, 0) for what, count in now.items()})
+            self._seen[of] = now
+        for tally in (self.odd, self.read, self._scores, self._ssd):
             tally.flush()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sparrow.core.errors import require
 from sparrow.serving.service.logs import Logs
 from sparrow.serving.service.lookups import Lookups
+from sparrow.serving.ssd import Ssd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class Settings:
         is_batching: whether requests may be scored together.
         logs: what it writes down.
         lookups: where columns come from that requests do not have.
+        ssd: which tables are read from an SSD, if any. The workers divide its caches among them.
 
     Raises:
         UserError: for a number that is out of range.
@@ -32,6 +34,7 @@ class Settings:
     is_batching: bool = True
     logs: Logs = field(default_factory=Logs)
     lookups: Lookups = field(default_factory=Lookups)
+    ssd: Ssd | None = None
     token: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -266,7 +266,7 @@ class Supervisor:
 
     async def _checked(self, model: Model) -> dict[str, Any]:
         """Have a process of low priority load and check a model, so that workers only need to map it."""
-        child = Child(worker.check, model, self._settings.lookups)
+        child = Child(worker.check, model, self._settings.lookups, self._settings.ssd)
         try:
             return await child.open()
         except EOFError:

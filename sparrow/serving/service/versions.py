@@ -16,7 +16,7 @@ import torch
 
 from sparrow.core.errors import UserError
 from sparrow.serving.folder import MANIFEST
-from sparrow.serving.scorer import CHECK, Scorer, load
+from sparrow.serving.scorer import CHECK, Scorer, load, table_file
 from sparrow.serving.service.asked import Sources
 from sparrow.serving.service.lookups.items import Encoded, Items
 
@@ -141,7 +141,7 @@ class Versions:
         if paths[:-1] == old.model.paths:
             scorer = scorer.updated(paths[-1], checksums=False)
         elif paths != old.model.paths or not model.version.startswith(scorer.folder.digest):
-            scorer = load(paths[0], paths[1:], threads=scorer.threads, checksums=False)
+            scorer = load(paths[0], paths[1:], threads=scorer.threads, checksums=False, ssd=scorer.ssd)
         items = None if encoded is None else encoded.items
         if items is not None and model.items is not None and model.items != old.model.items:
             items = items.replaced(model.items)
@@ -169,7 +169,7 @@ class Versions:
 
 
 def touch(scorer: Scorer, bytes_s: float) -> None:
-    """Read a byte of each page of a model's tables, so that the first requests need not wait for a disk.
+    """Read a byte of each page of a model's tables in memory, so that the first requests need not wait for a disk.
 
     Only the process that checks a model does so. In a worker it would fill tables of pages, and to give those of the
     old model back keeps all of its threads waiting: 25 to 40 ms for 1 GB.
@@ -178,7 +178,10 @@ def touch(scorer: Scorer, bytes_s: float) -> None:
         scorer: the model.
         bytes_s: the most bytes in a second.
     """
-    for rows in scorer.stack.rows.values():
+    on_ssd = {table_file(name) for of in scorer.on_ssd for name in of.names}
+    for name, rows in scorer.stack.rows.items():
+        if name in on_ssd:
+            continue
         for of in (*rows.fields.values(), *rows.above.values()):
             for part in of.reshape(-1).view(torch.uint8).split(_STEP):
                 part[:: mmap.PAGESIZE].sum()  # torch lets other threads go on meanwhile

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -31,6 +32,7 @@ from sparrow.serving.service.lookups import Lookups
 from sparrow.serving.service.lookups.items import Items
 from sparrow.serving.service.settings import Settings
 from sparrow.serving.service.versions import Model, Version, Versions, touch
+from sparrow.serving.ssd import Ssd
 
 FINISH_S = 30  # for what was accepted
 _LAST_S = 0.2  # in which who has just connected may send a request
@@ -41,16 +43,17 @@ _NICE, _CHECK_BYTES_S = 19, 1e9  # of the process that checks a model: it shall 
 _log = logging.getLogger(__name__)
 
 
-def check(channel: socket.socket, model: Model, lookups: Lookups) -> None:
+def check(channel: socket.socket, model: Model, lookups: Lookups, ssd: Ssd | None = None) -> None:
     """In a process: load a model whole, which checks it, say so and what it reads in a line, and end.
 
-    Its items are encoded, which workers then need not do.
+    Its items are encoded, and its tables are written to an SSD, which workers then need not do.
     """
     hear_no_signals()
     if sys.platform == "linux":
         os.nice(_NICE)
     try:
-        scorer = load(model.paths[0], model.paths[1:])
+        small = None if ssd is None else replace(ssd, cache_mb=0.0, pooled_mb=0.0)
+        scorer = load(model.paths[0], model.paths[1:], ssd=small)
         touch(scorer, _CHECK_BYTES_S)
         told = Version(scorer, _items(model, lookups)).told | {"columns": scorer.encoder.sources}
     except UserError as error:
@@ -77,7 +80,8 @@ def work(
     gc.freeze()  # modules stay: the collector need not look at them while requests wait
     logs.start(settings.logs)
     try:
-        scorer = load(model.paths[0], model.paths[1:], checksums=False)
+        ssd = None if settings.ssd is None else settings.ssd.divided(settings.workers)
+        scorer = load(model.paths[0], model.paths[1:], checksums=False, ssd=ssd)
         versions = Versions(scorer, _items(model, settings.lookups))
         service = Service(versions, limits, settings)
     except UserError as error:

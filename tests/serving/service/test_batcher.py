@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparrow.serving import Scorer
+from sparrow.serving import Scorer, load
 from sparrow.serving.service.app import Service
 from sparrow.serving.service.limits import Limits
 from sparrow.serving.service.versions import Cost
-from tests.serving.service.asking import Got, ask, together
+from sparrow.serving.ssd import Ssd
+from sparrow.serving.ssd.blocks import ROWS
+from tests.serving.service.asking import Got, ask, counted, together
 
 CLOSE = 1e-6  # products of other shapes sum in another order
 OF_USER = ("user", "history", "tags", "num_1", "cat_0")
@@ -219,3 +222,30 @@ def test_who_cannot_be_counted_is_answered(
     for _ in range(2):
         assert_scored(ask(service, "/rank", one), scorer, one)
     assert "could not be counted" in caplog.text
+
+
+def test_a_bad_block_fails_its_own_requests(
+    serve: Callable[..., Service], models: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Requests that share a batch with them are scored, and none gets a wrong score."""
+    ssd = Ssd(folder=tmp_path, least_mb=0.0, cache_mb=0.0, in_memory=("item", "tags", "cat_0", "cat_1", "cat_2"))
+    scorer, held_all = load(models / "one", ssd=ssd), load(models / "one")
+    service = serve(of=scorer)
+    (cached,) = scorer.on_ssd[0].cached.values()
+    path = cached.place / ROWS
+    whole = path.read_bytes()
+    path.write_bytes(bytes(byte ^ 1 if at % 4096 == 100 else byte for at, byte in enumerate(whole)))
+    users = [int(scorer.encoder.batch([row]).ids["user"].values_N[0]) for row in rows]
+    is_known = [user in cached.frames.tags_F.tolist() for user in users]
+    fine, bad = request(rows, [is_known.index(True)]), request(rows, [is_known.index(False)])
+    got = together(service, [("/rank", one) for one in [fine, bad] * 3])
+    assert [answer.status for answer in got] == [200, 503] * 3
+    for answer in got[::2]:
+        assert_scored(answer, held_all, fine)
+    assert "cannot be read" in got[1].json["error"] and str(tmp_path) not in got[1].json["error"]
+    assert got[1].headers[b"retry-after"] == b"1"
+    path.write_bytes(whole)
+    assert_scored(ask(service, "/rank", bad), held_all, bad)
+    told = counted(service)
+    for what, count in cached.counters.items():
+        assert f'sparrow_ssd_total{{table="user",what="{what}"}} {count}.0' in told

@@ -178,3 +178,23 @@ def test_the_page_about_it_is_right(started: Callable[..., Server], tmp_path: Pa
     assert re.fullmatch(r"\[0\.\d+ +0\.\d+\]\n", told.stdout), told.stdout
     for route in re.findall(r"`GET (.*?)`", section):
         assert server.ask(route.partition("`")[0]).status == 200
+
+
+@pytest.mark.multi
+def test_tables_on_an_ssd(
+    started: Callable[..., Server], models: Path, rows: list[dict[str, Any]], scorer: Scorer, tmp_path: Path
+) -> None:
+    """Workers read the same files, which the process that checks a model has written. A swap and a delta do too."""
+    control, one = tmp_path / "control.sock", request(rows, list(range(40)))
+    flags = ("--ssd", str(tmp_path / "ssd"), "--ssd-least-mb", "0", "--ssd-cache-mb", "1", "--pooled-mb", "1")
+    server = started(models / "one", *flags, "--workers", "2", "--control", str(control), "--deadline-ms", "60000")
+    for _ in range(8):
+        assert_scored(server.ask("/rank", one), scorer, one)
+    assert 'sparrow_ssd_total{table="user",what="misses"}' in server.metrics()
+    written = {path.name for path in (tmp_path / "ssd").iterdir()}
+    for model in (scorer.updated(models / "delta"), load(models / "two")):
+        swap(control, model.folder.path)
+        for _ in range(4):
+            assert_scored(server.ask("/rank", one), model, one)
+    assert written < {path.name for path in (tmp_path / "ssd").iterdir()}
+    assert server.end()[0] == 0

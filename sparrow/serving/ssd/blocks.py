@@ -1,0 +1,119 @@
+"""A table's rows as blocks on an SSD: written once, and then only read.
+
+A model folder keeps each field of its rows in one piece, under one checksum for the file. Blocks of 4 KiB have all
+fields of some rows, and a checksum each. So a row takes one read, which knows whether it is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.core.files import cannot_write, sync
+from sparrow.core.workplace import workplace
+from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
+from sparrow.serving.rows import words
+
+ROWS, MAP = "rows.blocks", "map"
+_STEP = 1 << 22  # bytes of rows that are written at a time
+_SEAL = hashlib.sha256().digest_size
+
+
+class UnreadableError(RuntimeError):
+    """Rows cannot be read, or are not what was written. No request that asks for them has a score."""
+
+
+def opened(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor], way: Way) -> Blocks:
+    """Returns the blocks of a table, which are written if they are not there.
+
+    Args:
+        place: their folder.
+        layout: how rows lie in them.
+        table: the table's name, for messages.
+        fields: field -> its entries in all rows.
+        way: see `block_io`.
+
+    Raises:
+        UserError: when they cannot be written, or are damaged.
+    """
+    if not place.exists():
+        _write(place, layout, table, fields, way)
+    try:
+        return Blocks(place / ROWS, layout, table=table, map=_map(place / MAP, layout), way=way, is_written=False)
+    except UserError as error:
+        raise UserError(mended(error, place)) from None
+
+
+def mended(error: UserError, place: Path) -> str:
+    """Returns the message of an error about blocks, with what helps here."""
+    return f"{str(error).partition(';')[0]}; remove {place} and load the model again, which writes it anew"
+
+
+def _write(place: Path, layout: Layout, table: str, fields: Mapping[str, Tensor], way: Way) -> None:
+    size = (layout.blocks + 1) * layout.block
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(place.parent).free
+    except OSError as error:
+        raise cannot_write(place, error) from error
+    if free < size:
+        told = f"table {table!r} takes {size / 1e9:.2f} GB there as blocks, and {free / 1e9:.2f} GB are free"
+        raise UserError(f"{place.parent}: {told}; make room, or name another folder")
+    with workplace(place) as (work, _):
+        try:
+            made = work / "new"
+            made.mkdir()
+            blocks = Blocks(made / ROWS, layout, table=table, way=way)
+            try:
+                step = max(1, _STEP // layout.record_bytes)
+                for first in range(0, layout.rows, step):
+                    rows_U = torch.arange(first, min(first + step, layout.rows))
+                    some = {name: of[first : first + step] for name, of in fields.items()}
+                    holds_U = torch.stack([(words(of) != 0).any(1) for of in some.values()]).any(0)
+                    if holds_U.all():
+                        blocks.put(rows_U, some)
+                    elif holds_U.any():  # a row of zeros, such as one that was pruned, is not written
+                        blocks.put(rows_U[holds_U], {name: of[holds_U] for name, of in some.items()})
+                map = blocks.sync()
+            finally:
+                blocks.close()
+            of_map = {"file": torch.tensor([map.file]), "places": map.places_K, "generations": map.generations_K}
+            body = safetensors.torch.save(of_map)
+            (made / MAP).write_bytes(body + hashlib.sha256(body).digest())
+            sync(made / MAP)
+            sync(made)
+            try:
+                made.rename(place)
+            except OSError:
+                if not place.exists():  # else another process has written the same
+                    raise
+            sync(place.parent)
+        except OSError as error:
+            raise cannot_write(place, error) from error
+
+
+def _map(path: Path, layout: Layout) -> BlockMap:
+    """Returns where the blocks are.
+
+    Raises:
+        UserError: when it is missing or damaged.
+    """
+    try:
+        data = path.read_bytes()
+        body, seal = data[:-_SEAL], data[-_SEAL:]
+        if hashlib.sha256(body).digest() != seal:
+            raise UserError(f"{path}: damaged (its checksum differs)")
+        found = safetensors.torch.load(body)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: missing or damaged ({error})") from None
+    if len(found["places"]) != layout.blocks:
+        raise UserError(f"{path}: of {len(found['places'])} blocks, where the table has {layout.blocks}")
+    return BlockMap(file=int(found["file"]), places_K=found["places"], generations_K=found["generations"])

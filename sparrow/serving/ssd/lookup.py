@@ -1,0 +1,229 @@
+"""`OnSsd`: lookups of a model of which some tables are on an SSD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from sparrow.core.batch import split_at
+from sparrow.embeddings import EmbeddingTables
+from sparrow.embeddings.autograd import Door
+from sparrow.embeddings.spec import Component
+from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.tiers.store import level_of
+from sparrow.kernels import embedding_bag
+from sparrow.kernels.block_io import Layout
+from sparrow.kernels.embedding_bag import Bags, Lookup, Rows, Table, Tables
+from sparrow.kernels.formats import fp32
+from sparrow.serving.ssd.blocks import opened
+from sparrow.serving.ssd.pooled import Key, PooledVectors
+from sparrow.serving.ssd.rows import CachedRows, Fetch
+from sparrow.serving.ssd.settings import MB, Ssd
+
+
+@dataclass(eq=False)
+class _Missing:
+    """A list whose vector will be kept. bag: its number among those of its feature."""
+
+    key: Key
+    lookup: Lookup
+    bag: int
+
+
+class OnSsd:
+    """Looks up the batches of some embedding tables. Threads may share it.
+
+    The rows of a batch are read into memory of its own, on the first level of their table. Those that a delta has are
+    on the next one, as they are in memory.
+
+    Args:
+        components: the tables, which do not learn. Their lookups come here from now on.
+        cached: number of a table -> its rows, for those on the SSD.
+        pooled: vectors of whole lists, if they are to be kept.
+    """
+
+    def __init__(self, components: Any, cached: Mapping[int, CachedRows], pooled: PooledVectors | None) -> None:
+        self._components, self.cached, self.pooled = components, dict(cached), pooled
+        components.door = Door(self, components.door.dims)
+
+    @property
+    def names(self) -> list[str]:
+        """The components on the SSD."""
+        return [rows.table for rows in self.cached.values()]
+
+    @property
+    def counted(self) -> list[CachedRows | PooledVectors]:
+        """What has counters."""
+        return [*self.cached.values(), *([] if self.pooled is None else [self.pooled])]
+
+    def run_lookup(self, bags: Bags) -> list[Tensor]:
+        """Returns the outputs of a batch.
+
+        Raises:
+            UnreadableError: when rows cannot be read.
+        """
+        bags = self._components._in_slots(bags)
+        found, missing = dict[int, list[Tensor]](), list[_Missing]()
+        if self.pooled is not None:
+            bags, found, missing = self._with_vectors(bags, self.pooled)
+        slots = list(split_at(bags.slots_N.long(), bags.bounds))
+        fetches = {}
+        for number, rows in self.cached.items():
+            if keys := _keys(bags.lookups, number):
+                fetches[number] = _begun(rows, slots, keys, len(found.get(number, ())))
+        tables, failed = list(self._components.kernel_tables), None
+        for number, fetch in fetches.items():
+            try:
+                self.cached[number].end(fetch)
+            except Exception as error:  # the others are waited for, too: they are being written to
+                failed = failed or error
+            else:
+                tables[number] = self._table(number, fetch, found.get(number, []))
+        if failed is not None:
+            raise failed
+        bags = replace(bags, slots_N=torch.cat(slots) if len(slots) > 1 else slots[0])
+        outputs = embedding_bag.lookup(Tables(tables), bags, impl=self._components.impl)
+        if self.pooled is not None:
+            self._keep(self.pooled, missing, bags, outputs)
+        return outputs
+
+    def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
+        """Refuse: an exported model does not learn."""
+        raise RuntimeError("an exported model does not learn")
+
+    def _table(self, number: int, fetch: Fetch, vectors: Sequence[Tensor]) -> Table:
+        """Returns a table with the rows of a batch in the place of all its rows below, behind vectors as first rows."""
+        table, record = self._components.kernel_tables[number], self._components.records[number]
+        none = torch.zeros(1, dtype=torch.uint8)
+        fields = {**fetch.fields, "touched": none.expand(len(fetch.rows_U))}
+        levels = [level_of(record.component, fields), *table.levels[1:]]
+        if vectors:
+            payload = {"weight": torch.stack(list(vectors))}
+            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))), *levels]
+        return replace(table, levels=tuple(levels))
+
+    def _with_vectors(self, bags: Bags, pooled: PooledVectors) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
+        """Returns bags in which a list whose vector is known has that alone: slot -1 is the first of its table.
+
+        Returns the vectors of each table too, and the lists whose vector is to be kept.
+        """
+        found, missing = dict[int, list[Tensor]](), list[_Missing]()
+        slots_N = bags.slots_N.long().clone()
+        weights_N = None if bags.weights_N is None else bags.weights_N.clone()
+        stays_N = torch.ones(len(slots_N), dtype=torch.bool)
+        multiplied = {f.table for f in bags.lookups if f.by >= 0} | set(bags.lookups.second)
+        for f in bags.lookups:
+            if f.table not in self.cached or f.pooling == "none" or f.table in multiplied:
+                continue
+            first = sum(bags.bags[: f.key])
+            ends_B1 = bags.offsets_B1[first : first + bags.bags[f.key] + 1]
+            for bag in (ends_B1.diff() >= pooled.length).nonzero()[:, 0].tolist():
+                low, high = int(ends_B1[bag]), int(ends_B1[bag + 1])
+                of_bag = None if weights_N is None else weights_N[low:high]
+                key = pooled.key(2 * f.table + (f.pooling == "mean"), slots_N[low:high], of_bag)
+                if (vector_D := pooled.find(key)) is None:
+                    missing.append(_Missing(key, f, bag))
+                    continue
+                of_table = found.setdefault(f.table, [])
+                of_table.append(vector_D)
+                slots_N[low] = -len(of_table)
+                stays_N[low + 1 : high] = False
+                if weights_N is not None:
+                    weights_N[low] = 1.0
+        if not found:
+            return bags, found, missing
+        before_N1 = torch.cat([torch.zeros(1, dtype=torch.int64), stays_N.cumsum(0)])
+        short = replace(
+            bags,
+            slots_N=slots_N[stays_N],
+            offsets_B1=before_N1[bags.offsets_B1],
+            bounds=before_N1[torch.tensor(bags.bounds)].tolist(),
+            weights_N=None if weights_N is None else weights_N[stays_N],
+        )
+        return short, found, missing
+
+    def _keep(self, pooled: PooledVectors, missing: Sequence[_Missing], bags: Bags, outputs: Sequence[Tensor]) -> None:
+        for of in missing:
+            f, sample = of.lookup, of.bag
+            if f.inverse >= 0:
+                samples = (bags.inverses[f.inverse] == of.bag).nonzero()[:, 0]
+                if not len(samples):  # nobody has the list
+                    continue
+                sample = int(samples[0])
+            dim = self._components.door.dims[f.table]
+            pooled.put(of.key, outputs[f.output][sample, f.column : f.column + dim].clone())
+
+
+def _keys(lookups: Sequence[Lookup], table: int) -> list[int]:
+    """Returns the keys that look into a table."""
+    return sorted({f.key for f in lookups if f.table == table} | {f.by_key for f in lookups if f.by == table})
+
+
+def _begun(rows: CachedRows, slots: list[Tensor], keys: Sequence[int], vectors: int) -> Fetch:
+    """Begin to get the rows of some keys, and put their slots in the table of the batch in the place of theirs.
+
+    There, vectors of lists come first, then the rows that are read, then those of a delta.
+    """
+    all_N = torch.cat([slots[key] for key in keys])
+    is_read_N, is_vector_N = (all_N >= 0) & (all_N < rows.rows), all_N < 0
+    rows_U, place_M = all_N[is_read_N].unique(return_inverse=True)
+    places_N = all_N + (vectors + len(rows_U) - rows.rows)
+    places_N[is_read_N] = place_M + vectors
+    places_N[is_vector_N] = -1 - all_N[is_vector_N]
+    for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
+        slots[key] = part_N
+    return rows.begin(rows_U)
+
+
+def put_on_ssd(
+    tables: Sequence[EmbeddingTables],
+    rows: Callable[[Component], tuple[str, LeveledRows]],
+    ssd: Ssd,
+    hot: Mapping[str, Tensor],
+    before: Sequence[OnSsd] = (),
+) -> tuple[OnSsd, ...]:
+    """Have some tables of a model read from an SSD.
+
+    Args:
+        tables: all of the model.
+        rows: gives the rows of a component, and what tells them from others.
+        ssd: says which, and where.
+        hot: component -> rows with which its cache begins, see `hot_rows`.
+        before: those of a model that still answers. A table with the same rows below a delta shares their cache.
+
+    Raises:
+        UserError: when rows cannot be written as blocks, or blocks are damaged.
+        UnreadableError: when hot rows cannot be read.
+    """
+    parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
+    found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
+    layouts = {
+        c.name: Layout(fields=c.format.fields(c.dim), rows=found[c.name].below) for _, _, c in parts if c.name in found
+    }
+    sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
+    chosen = ssd.chosen(sizes)
+    total = sum(sizes[name] for name in chosen)
+    shared = {cached.place: cached for of in before for cached in of.cached.values()}
+    made = []
+    for of in tables:
+        cached = {}
+        for _, number, component in (part for part in parts if part[0] is of):
+            if (name := component.name) not in chosen:
+                continue
+            place = ssd.folder / f"{quote(name, safe='')}-{rows(component)[0][:32]}"
+            if place not in shared:
+                blocks = opened(place, layouts[name], name, found[name].fields, ssd.way)
+                shared[place] = CachedRows(blocks, name, place, int(ssd.cache_mb * MB * sizes[name] / total))
+                if name in hot:
+                    shared[place].warm(hot[name])
+            cached[number] = shared[place]
+        if cached:
+            is_kept = ssd.pooled_mb > 0
+            pooled = PooledVectors(int(ssd.pooled_mb * MB), ssd.pooled_length, ssd.any_order) if is_kept else None
+            made.append(OnSsd(of.components, cached, pooled))
+    return tuple(made)

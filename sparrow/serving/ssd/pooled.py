@@ -1,0 +1,82 @@
+"""`PooledVectors`: the vectors of long lists that were looked up before (SDM, arXiv 2110.11489)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+_BESIDE = 400  # bytes of an entry beside its ids and its vector, about
+
+Key = tuple[int, bytes, bytes]
+"""A feature, and the rows and weights of a list. Entries are found by its hash, and then compared byte by byte."""
+
+
+class PooledVectors:
+    """Keeps the vectors of lists, and forgets those that were not asked for the longest. Threads may share it.
+
+    Args:
+        bytes: of all of them.
+        length: shorter lists have none.
+        any_order: whether lists with the same rows and weights in any order share a vector.
+    """
+
+    table = ":lists"  # of all tables
+
+    def __init__(self, bytes: int, length: int, any_order: bool) -> None:
+        self.length, self._most, self._any_order = length, int(bytes), any_order
+        self._kept: OrderedDict[Key, Tensor] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """So far: lists whose vector was known, and others."""
+        return {"hits": self.hits, "misses": self.misses}
+
+    def key(self, feature: int, rows_N: Tensor, weights_N: Tensor | None) -> Key:
+        """Returns what tells a list from others.
+
+        Args:
+            feature: the number of the feature that pools it.
+            rows_N: int64, its rows.
+            weights_N: float32, their weights, if they have some.
+        """
+        rows = rows_N.numpy()
+        bits = np.zeros(0, np.int32) if weights_N is None else weights_N.numpy().view(np.int32)
+        if self._any_order:
+            order = np.argsort(rows, kind="stable") if weights_N is None else np.lexsort((bits, rows))
+            rows, bits = rows[order], bits[order] if len(bits) else bits
+        return feature, rows.tobytes(), bits.tobytes()
+
+    def find(self, key: Key) -> Tensor | None:
+        """Returns the vector float32 [D] of a list, or None."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._kept.move_to_end(key)
+            return found
+
+    def put(self, key: Key, vector_D: Tensor) -> None:
+        """Keep the vector of a list. It is not to change afterwards."""
+        size = _size(key, vector_D)
+        if size > self._most:
+            return
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = vector_D
+            self._bytes += size
+            while self._bytes > self._most:
+                self._bytes -= _size(*self._kept.popitem(last=False))
+
+
+def _size(key: Key, vector_D: Tensor) -> int:
+    return len(key[1]) + len(key[2]) + 4 * len(vector_D) + _BESIDE
