@@ -333,7 +333,7 @@ class ComponentTables(nn.Module):
         if is_batch:
             self.advance(bags.moment)
         with self._frames(bags, is_batch) if self._on_ssd else _NO_FRAMES:
-            slots = self._in_slots(bags, is_batch)
+            slots = self.in_slots(bags, is_batch)
             return embedding_bag.lookup(self.kernel_tables, slots, impl=self.impl)
 
     def run_backward(self, grads: Sequence[Tensor], bags: Bags, version: int, needs_weights: bool) -> Tensor | None:
@@ -356,11 +356,11 @@ class ComponentTables(nn.Module):
         grad_N = None
         if needs_weights:  # before the rows change
             with self._frames(bags) if self._on_ssd else _NO_FRAMES:
-                slots = self._in_slots(bags)
+                slots = self.in_slots(bags)
                 grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, slots, impl=self.impl)
         if self.mode == "fused":
             self.updates += 1
-            slots = self._in_slots(bags, learns=True)
+            slots = self.in_slots(bags, learns=True)
             embedding_bag.fused_update(self.kernel_tables, grads, slots, self.lr_T, self.updates, impl=self.impl)
             self._settle()
             self.changed()
@@ -420,7 +420,7 @@ class ComponentTables(nn.Module):
             for store in self.flights.stores.values():
                 store.give_back()
 
-    def _in_slots(self, bags: Bags, is_batch: bool = False, learns: bool = False) -> Bags:
+    def in_slots(self, bags: Bags, is_batch: bool = False, learns: bool = False) -> Bags:
         """Returns the same bags with slots in the place of rows. Backward asks for those of the last lookup again.
 
         is_batch: whether a batch of training begins, whose rows enter their caches first. learns: whether its rows

@@ -67,7 +67,7 @@ class OnSsd:
         Raises:
             UnreadableError: when rows cannot be read.
         """
-        bags = self._components._in_slots(bags)
+        bags = self._components.in_slots(bags)
         found, missing = dict[int, list[Tensor]](), list[_Missing]()
         if self.pooled is not None:
             bags, found, missing = self._with_vectors(bags, self.pooled)
