@@ -11,10 +11,19 @@
 #include <mutex>
 #include <thread>
 
-#if defined(__linux__)
+#if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)  // Linux 5.6
+#define HAS_IO_URING
+#endif
+#ifndef IORING_SETUP_SINGLE_ISSUER
+#define IORING_SETUP_SINGLE_ISSUER (1U << 12)
+#endif
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
+#endif
 #endif
 
 namespace sparrow::block_io {
@@ -28,7 +37,7 @@ class Engine {
   std::condition_variable changed;  // a read is done, there is room in a queue, or a write failed
 
   virtual ~Engine() = default;
-  virtual void wake() = 0;  // there may be something to do; called with the lock
+  virtual void wake(int64_t blocks) = 0;  // there may be so many to do; called with the lock
 
   void add(Store* store) { stores_.push_back(store); }
   std::deque<Op>* reads() { return &reads_; }
@@ -98,7 +107,9 @@ class Threads final : public Engine {
   Threads() : buffers_(buffers_of(kDepth)) {
     for (int64_t t = 0; t < kDepth; ++t) std::thread([this, t] { run(t); }).detach();  // they live with the process
   }
-  void wake() override { todo_.notify_all(); }
+  void wake(int64_t blocks) override {
+    for (int64_t t = 0; t < std::min(blocks, kDepth); ++t) todo_.notify_one();
+  }
 
  private:
   uint8_t* buffers_;
@@ -120,7 +131,7 @@ class Threads final : public Engine {
   }
 };
 
-#if defined(__linux__)
+#if defined(HAS_IO_URING)
 
 // One thread owns the ring. Others wake it through an event that it always reads from.
 class Ring final : public Engine {
@@ -135,8 +146,8 @@ class Ring final : public Engine {
     code_ = begun.get_future().get();
   }
   int code() const { return code_; }  // errno; 0: it can be used
-  void wake() override {
-    if (!is_asleep_) return;
+  void wake(int64_t blocks) override {
+    if (blocks == 0 || !is_asleep_) return;
     is_asleep_ = false;
     const uint64_t one = 1;
     (void)!write(event_, &one, sizeof one);

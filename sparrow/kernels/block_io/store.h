@@ -21,8 +21,8 @@
 
 namespace sparrow::block_io {
 
-// What went wrong with a block. faults in cpp.py makes a sentence of it.
-enum Kind : int64_t { kFine, kRead, kShort, kChecksum, kOther, kWrite };
+// What went wrong with a block, or with all that was written. cpp.py makes a sentence of it.
+enum Kind : int64_t { kFine, kRead, kShort, kChecksum, kOther, kWrite, kSync };
 struct Error {
   int64_t kind = kFine, code = 0, block = 0, place = 0;  // code: errno
   int64_t number = 0, generation = 0, expected = 0;      // kOther: what is there, and the generation of the map
