@@ -1,10 +1,15 @@
 """Tables larger than memory.
 
     python benchmarks/tiers.py --dir DIR --cases blocks           # some minutes; 2.1 GB in DIR
-    python benchmarks/tiers.py --dir DIR --cases blocks --quick   # under a minute, the same checks
+    python benchmarks/tiers.py --dir DIR --cases train --rows 400_000_000    # a quarter of an hour; 15 GB in DIR
+    python benchmarks/tiers.py --dir DIR --quick                  # some minutes, the same checks on small tables
 
 "blocks" is the block store alone: reads/s through `fetch` beside a bare io_uring loop over the same blocks, by block
 size, and the CPU that each takes. Both take turns, since devices are noisy.
+
+"train" is the demo's DLRM with one large table on the SSD, beside the same model with a tenth of its rows in memory:
+with an id an example in it, and with four. Its frames are full of the most frequent rows, and every row was written, as
+after a long run. Frames have the share of its bytes that 8 GiB are of 1e9 rows in fp32. 1e9 rows in bf16 take 37 GB.
 
 "serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
 memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.
@@ -14,12 +19,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import tiers_blocks
 import tiers_serve
+import tiers_train
 
-CASES = {"blocks": tiers_blocks.run, "serve": tiers_serve.run}
+CASES = {"blocks": tiers_blocks.run, "train": tiers_train.run, "serve": tiers_serve.run}
 
 
 def main() -> None:
@@ -27,11 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="a folder on the device to be measured")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train"')
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    cases = {**CASES, "train": partial(tiers_train.run, rows=options.rows)}
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for case in options.cases:
-            CASES[case](Path(folder), options.quick)
+            cases[case](Path(folder), options.quick)
 
 
 if __name__ == "__main__":
