@@ -153,16 +153,16 @@ def fill(side: Side) -> None:
     frames = len(store.get_buffer("tag"))
     for last in range(frames, 0, -PIECE):  # the least frequent first, so that they leave first
         rank_N = torch.arange(max(last - PIECE, 0), last)
-        flights._batch += 1  # noqa: SLF001, a batch that nobody looks up
-        store.fetch(draw.scattered(rank_N), flights._batch, flights._batch - 1)  # noqa: SLF001
+        flights._batch += 1
+        store.fetch(draw.scattered(rank_N), flights._batch, flights._batch - 1)
         store.arrive()
-        flights._settled = flights._batch  # noqa: SLF001
+        flights._settled = flights._batch
     for first in range(0, case.rows, PIECE):
         rows_U = torch.arange(first, min(first + PIECE, case.rows))
-        made = store._first(rows_U)  # noqa: SLF001
+        made = store._first(rows_U)
         made["touched"] = torch.ones_like(made["touched"])
-        store._blocks.put(rows_U, made)  # noqa: SLF001
-    store._blocks.sync()  # noqa: SLF001
+        store._blocks.put(rows_U, made)
+    store._blocks.sync()
 
 
 def same_bits(folder: Path) -> None:
@@ -187,7 +187,7 @@ def compare(case: Case, folder: Path, turns: int, reads_per_s: float) -> float:
         fill(mine)
     for side in (mine, memory):
         side.steps(TURN)
-    size = os.fstat(store._blocks.file.fd).st_blocks * 512  # noqa: SLF001
+    size = os.fstat(store._blocks.file.fd).st_blocks * 512
     print(f"made in {time.perf_counter() - begun:.0f} s, {size / 1e9:.2f} GB on the SSD", flush=True)
     before = store.counters
     taken = [(mine.steps(TURN)[0], memory.steps(TURN)[0]) for _ in range(turns)]
