@@ -281,7 +281,7 @@ def _columns(schema: Schema, weighed: Sequence[Importance]) -> list[str]:
     """Returns the columns to slice by, by default: the time, and the columns that matter most."""
     features = [one.column for one in weighed] or list(schema.dense + schema.sparse)
     kept = [name for name in features if name in schema.columns and schema.columns[name].kind != "vector"]
-    return [*schema.of_kind("time"), *kept][:MOST_COLUMNS]
+    return list(dict.fromkeys([*schema.of_kind("time"), *kept]))[:MOST_COLUMNS]  # its hour leans on the time, too
 
 
 def _slices(source: _Source, by: Sequence[str]) -> Section:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -112,6 +113,14 @@ def calibrated_table(of: Mapping[str, Any]) -> Table:
         for side, values in sides.items():
             table.add_row(f"{label}, {side}", *(f"{values[name]:.4f}" for name in names))
     return table
+
+
+def calibrated_worse(of: Mapping[str, Any], run_dir: Path) -> Iterator[str]:
+    """Yields a note for each label of whose test part the calibrator makes both NE and ECE worse."""
+    for label, sides in of["test"].items():
+        if all(sides["after"][name] > sides["before"][name] for name in ("ne", "ece")):
+            undo = f"`sparrow calibrate {run_dir} none` takes the calibrator away"
+            yield f"{label}: NE and ECE of the test part are worse after it; {undo}"
 
 
 def numbers(values: Mapping[str, Any]) -> str:

@@ -35,5 +35,6 @@ def calibrate(
         found = fit(run_dir, kind, which=checkpoint, device=device, told=told)
     if found["test"]:
         _show.out.print(_show.calibrated_table(found))
+        _show.notes(_show.calibrated_worse(found, run_dir))
     through = "are as the model gives them" if kind == "none" else f"pass through {kind} calibrators"
     _show.out.print(f"{run_dir}: the scores of step {found['step']} now {through}", markup=False, soft_wrap=True)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+PLACES = (5, 10)
+
 
 def evaluate(
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
@@ -15,7 +17,7 @@ def evaluate(
     data: Path | None = None,
     checkpoint: str = "best",
     device: str | None = None,
-    k: tuple[int, ...] = (5, 10),
+    k: tuple[int, ...] = PLACES,
     slices: tuple[str, ...] = (),
     json_out: Path | None = None,
 ) -> None:
@@ -63,6 +65,8 @@ def evaluate(
     _show.out.print(_show.metrics_table(rows, f"{split} part of {dataset.path}"))
     if any("mrr" in one for _, one in rows):
         _show.out.print(_show.places_table(rows, k))
+    elif k != PLACES and found.schema.role("group") is None:
+        _show.notes(["no column has the kind group, so there is no recall@k, NDCG@k and hit rate@k"])
     for t, which in enumerate(of if slices else ()):
         scored = score_part(found, dataset, split, lambda what, done, total: None, t)
         for column in slices:

@@ -121,6 +121,7 @@ def _tell(run: Run, results: dict[str, Any]) -> None:
         _show.out.print(f"best by {monitor}: step {results['best_step']}; evaluate and predict use it by default")
     if (of := results.get("calibrated")) and of["test"]:
         _show.out.print(_show.calibrated_table(of))
+        _show.notes(_show.calibrated_worse(of, Path(run.run_dir)))
     if parts := results["best"].get("parts"):
         _show.out.print(_parts_table(parts, of_first(labels)))
         if not available():

@@ -15,7 +15,8 @@ import torch
 
 from sparrow import data
 from sparrow.analysis.compare import compare
-from sparrow.analysis.report import _in_words, reliability, report
+from sparrow.analysis.importance import Importance
+from sparrow.analysis.report import _columns, _in_words, reliability, report
 from sparrow.analysis.scores import Rows
 from sparrow.cli import main
 from sparrow.core import UserError
@@ -48,7 +49,7 @@ def test_one_file_with_every_section(trained: Path, tmp_path: Path) -> None:
     for section in SECTIONS:
         assert any(heading.startswith(section) for heading in got.headings), section
     assert {"Unknown ids", "Settings", "Within groups: where the positives are placed"} < set(got.headings)
-    assert "ts" in got.headings  # sliced by time unless told
+    assert got.headings.count("ts") == 1  # sliced by time unless told
     assert {"valid: dlrm", "test: dlrm", "test: always the training rate", "test: true_p (baseline)"} < set(got.cells)
     assert {"a parts", "a kinds"} < set(got.cells)
     assert {"scored test", "scored valid", "importance", "counted train", "counted test", "slices"} <= set(done)
@@ -68,6 +69,12 @@ def test_its_figures_are_evaluates(trained: Path, tmp_path: Path) -> None:
         assert float(cell.split(" ± ")[0]) == pytest.approx(wanted[metric], abs=6e-5), metric
     constant = within[within.index("test: always the training rate") + 1 :]
     assert float(constant[0].split(" ± ")[0]) < wanted["recall@5"] < 1  # chance, whatever the log's order
+
+
+def test_a_time_that_matters_is_sliced_once() -> None:
+    schema = Schema(columns={"ts": Column(kind="time"), "x": Column(kind="numeric")}, encodings={})
+    weighed = [Importance(column=name, ne=0.1, auc=0.1, ne_spread=0.0, auc_spread=0.0) for name in ("x", "ts")]
+    assert _columns(schema, weighed) == ["ts", "x"]
 
 
 def test_the_command(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ import pytest
 import sparrow.models
 from sparrow import data
 from sparrow.cli import EXTRAS, main
+from sparrow.cli._show import calibrated_worse
 from sparrow.core import UserError
 from sparrow.core.config import write_toml
 from sparrow.data.batches.parts import VERSION
@@ -134,6 +135,25 @@ def test_evaluate_tells_what_lay_beyond_trainings_range(
     assert re.search(
         r"note: num_1: 1 number beyond .*; the first is 1e\+12 in row 5 \(all parts", capsys.readouterr().out
     )
+
+
+def test_evaluate_says_that_places_need_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"click": [0, 1] * 50, "x": [0.5, 1.5, 2.5, 3.5] * 25}), tmp_path / "x.parquet")
+    log, run = str(tmp_path / "log"), str(tmp_path / "run")
+    assert main(["prepare", str(tmp_path / "x.parquet"), "--out", log]) == 0
+    assert main(["train", log, "--run_dir", run, "--model.name", "logistic", "--loop.epochs", "1"]) == 0
+    for more, says in ((["--k", "3"], True), ([], False)):
+        capsys.readouterr()
+        assert main(["evaluate", run, *more]) == 0
+        assert ("no column has the kind group" in capsys.readouterr().out) == says
+
+
+def test_a_calibrator_that_makes_things_worse_is_told() -> None:
+    before, after = {"ne": 0.9, "ece": 0.03}, {"ne": 0.91, "ece": 0.04}
+    told = list(calibrated_worse({"test": {"a": {"before": before, "after": after}}}, Path("r")))
+    assert len(told) == 1 and told[0].startswith("a: NE and ECE") and "`sparrow calibrate r none`" in told[0]
+    for now in ({**after, "ne": 0.9}, {**after, "ece": 0.02}):
+        assert not list(calibrated_worse({"test": {"a": {"before": before, "after": now}}}, Path("r")))
 
 
 def test_evaluate_looks_within_groups_and_slices(here: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

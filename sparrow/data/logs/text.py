@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Literal
 
 import pyarrow as pa
@@ -46,6 +47,8 @@ def dialect(file: File, told: Source) -> tuple[Source, tuple[str, ...]]:
         source = Source(format="csv", delimiter=told.delimiter, encoding=told.encoding, bad_rows=told.bad_rows)
     source, lines = _head(file, source)
     if told.format == "parquet":
+        if re.match(r"\s*(\[\s*)?\{\s*(\"|$)", lines[0]) or lines[0].strip() == "[":
+            raise UserError(f"{file}: JSON, which is not read; convert it to Parquet, with pyarrow.json for instance")
         source = _found(lines, source)
     names = CRITEO if source.format == "criteo" else source.names
     if source.header:
@@ -295,12 +298,15 @@ def _found(lines: list[str], source: Source) -> Source:
     first, *rest = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     if len(first) == len(CRITEO) and delimiter == "\t" and first[0] in ("0", "1"):
         return replace(source, format="criteo", header=False, names=CRITEO)
-    header = _is_header(first, rest[0] if rest else [])
+    header = _is_header(first, rest)
     return replace(source, header=header, names=() if header else tuple(f"c{i}" for i in range(len(first))))
 
 
-def _is_header(first: list[str], second: list[str]) -> bool:
-    """All cells of the first line are texts, and below one of them is a number or they look like distinct names."""
+def _is_header(first: list[str], rest: list[list[str]]) -> bool:
+    """All cells of the first line are texts, and below one of them is a number or they look like distinct names.
+
+    Blank cells below it are passed over, so that a column such as `Rating` may begin with rows that lack it.
+    """
 
     def is_number(cell: str) -> bool:
         return re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*(nan|inf)\s*", cell) is not None
@@ -308,8 +314,10 @@ def _is_header(first: list[str], second: list[str]) -> bool:
     first = first[1:] if len(first) > 1 and not first[0].strip() else first  # pandas writes its index without a name
     if any(is_number(cell) or not cell.strip() for cell in first):
         return False
-    names = len(set(first)) == len(first) and all(re.fullmatch(r"\s*[^\W\d][\w .:/-]*", cell) for cell in first)
-    return names or any(map(is_number, second))
+    name = r"\s*[^\W\d][\w .:/?!#%&'+*()\[\]$€£-]*"  # such as `Price (€)`, and no address with an @
+    names = len(set(first)) == len(first) and all(re.fullmatch(name, cell) for cell in first)
+    below = [next(filter(str.strip, column), "") for column in zip_longest(*rest, fillvalue="")]
+    return names or any(map(is_number, below))
 
 
 def _cells(lines: list[str], source: Source) -> list[list[str]]:

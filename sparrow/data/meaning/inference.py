@@ -108,6 +108,8 @@ def infer_log(log: Log, label: str | None = None, rows: int = 100_000) -> Schema
     try:
         return _inferred(log, label, {name: _look(name, sample[name]) for name in sample.column_names})
     except UserError as error:
+        if log.source.names and not log.source.header and log.source.format != "criteo":
+            error = UserError(f"{error}; the log's first line was taken for a row, as it does not look like a header")
         raise log.located(error, 0) from None
 
 
@@ -188,6 +190,9 @@ def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
             remedy = f"with --label NAME name one of the columns of two values: {', '.join(candidates)}"
         raise UserError(f"label: no column is named like one (label, click, target, ...); {remedy}")
     found = seen[chosen]
+    if label is None and chosen in rated and guessed and len(found.values) < found.rows:
+        which = f"{chosen!r} is a rating that some rows lack, and {guessed[0]!r} has two values"
+        raise UserError(f"label: {which}; name the label with --label NAME, and leave out rows without it")
     if len(found.distinct) <= 2 and not found.is_list:
         settings: dict[str, Any] = _positive(found)
         if chosen in guessed and chosen not in (label, *named, *rated, *wide):
@@ -301,13 +306,13 @@ def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     if seen.is_list:
         return _list(seen)
     if pa.types.is_nested(seen.type):
-        return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
+        return Column(kind="ignore", note=f"ignored, as {seen.type} is neither a number nor an id")
     if _is_row_number(seen):
-        return Column(kind="ignore", note="numbers the rows")
+        return Column(kind="ignore", note="ignored, as it numbers the rows")
     if count == 0 or (count == 1 and len(seen.values) == seen.rows):
-        return Column(kind="ignore", note="one value" if count else "no values")
+        return Column(kind="ignore", note=f"ignored, as it has {'one value' if count else 'no values'}")
     if count == seen.rows >= _ALL_APART and (seen.is_id or not _measures(seen, repair)):
-        return Column(kind="ignore", note="every row has another value")
+        return Column(kind="ignore", note="ignored, as every row has another value")
     if seen.declared == "token":
         return Column(kind="categorical", table=name, note="by its header")
     if not seen.is_number:
@@ -340,7 +345,7 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
         return None
     x_N = _int64(seen.values)
     if count <= min(_FEW, seen.rows // 100):
-        return None if is_count(x_N) else f"an integer of {count} values"
+        return None if is_count(x_N) else f"an integer of {count} values, taken for ids"
     if _spread(seen.values) >= 2.0**31:
         return "an integer, spread as hashes are; numeric if it is a measure"
     if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
@@ -403,7 +408,7 @@ def _list(seen: _Seen) -> Column:
 def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     name, count = seen.name, len(seen.distinct)
     if not (is_text(seen.type) or pa.types.is_boolean(seen.type)):
-        return Column(kind="ignore", note=f"{seen.type} is neither a number nor an id")
+        return Column(kind="ignore", note=f"ignored, as {seen.type} is neither a number nor an id")
     note = None
     if seen.called in TIMES:
         such = " and ".join(repr(text) for text in seen.distinct[:2].to_pylist())
@@ -425,7 +430,7 @@ def _text(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
         elif share >= 0.9 and len(odd):
             note = f"text, though most are numbers ({odd[0].as_py()!r} is not); numeric with --bad-rows repair"
         elif not seen.is_id and (signed := sign_of_number(seen.values)):
-            note = f"text of numbers such as {signed!r}; to have them measured write them as 1234.5"
+            note = f"text of numbers such as {signed!r}, taken for ids; to have them measured write them as 1234.5"
         elif count > 100 and count > 0.5 * len(seen.values):
             note = f"text of {count} values in {len(seen.values)} rows; ignore it if it is prose"
     return Column(kind="categorical", table=name, note=note)

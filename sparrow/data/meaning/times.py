@@ -35,7 +35,7 @@ def parts_of_time(name: str, stem: str, column: Column, values: pa.Array) -> dic
         return {}
     made: dict[str, Column] = {}
     for part in ("hour", "weekday"):
-        of, note = f"{stem}_{part}", f"of {name}, in UTC: what is to be scored has to have it then"
+        of, note = f"{stem}_{part}", f"the {part} of {name}, in UTC; rows to be scored need {name}, too"
         if len(np.unique(part_of(times_N, part))) > 1:
             made[of] = Column(kind="categorical", source=name, part=part, table=of, format=column.format, note=note)
     return made

@@ -21,12 +21,21 @@ from tests.data.logs.reading import rows, rows_of, write
         ("user,city\nann,rome\n", Source(format="csv")),
         ("7,1\n8,0\n", Source(format="csv", header=False, names=("c0", "c1"))),
         ("38, Private, - 50000.\n", Source(format="csv", header=False, names=("c0", "c1", "c2"))),
+        ("Customer,Price (€),New?,Done\nann,€3.50,yes,Y\n", Source(format="csv")),
+        ("who@where,1st\nann,\nbob,4\n", Source(format="csv")),
+        ("ann@x.org,rome\nbob@x.org,\n", Source(format="csv", header=False, names=("c0", "c1"))),
         ("user_id:token\trating:float\n1\t3\n", Source(format="tsv")),
         ("\t".join(["0"] * 14 + ["68fd1e64"] * 26) + "\n", Source(format="criteo", header=False, names=CRITEO)),
     ],
 )
 def test_dialects_are_found_out(tmp_path: Path, text: str, source: Source) -> None:
     assert open_log([write(tmp_path / "log.txt", text)]).source == source
+
+
+@pytest.mark.parametrize("text", ['{"id": 7}\n{"id": 8}\n', '[{"id": 7}]', '[\n  {\n    "id": 7\n  }\n]\n'])
+def test_json_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=r"log\.json: JSON, .*convert it to Parquet"):
+        open_log([write(tmp_path / "log.json", text)])
 
 
 def test_criteo_columns_have_their_types_also_when_blank(tmp_path: Path) -> None:

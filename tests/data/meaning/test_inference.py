@@ -142,6 +142,16 @@ def test_a_rating_is_a_label_when_there_is_no_better_one(tmp_path: Path, scale: 
     assert schema.columns["user_rating"].threshold == threshold
     assert "counts as 1" in str(schema.columns["user_rating"].note)
     assert inferred(tmp_path, {**columns, "click": [0, 1] * 50}).labels == ("click",)
+    some = {**columns, "user_rating": [None, *columns["user_rating"][1:]]}
+    with pytest.raises(UserError, match=r"'user_rating' is a rating that some rows lack, and 'x' has two values; name"):
+        inferred(tmp_path, some)
+    assert inferred(tmp_path, {**some, "x": list(range(100)), "user": [1, 2, 3, 4] * 25}).labels == ("user_rating",)
+
+
+def test_an_error_says_if_no_header_was_found(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("ann@x.org,rome\nbob@x.org,oslo\n")
+    with pytest.raises(UserError, match=r"no column 'done'; known: c0, c1; the log's first line was taken for a row"):
+        infer([tmp_path / "x.csv"], "done")
 
 
 def test_other_labels_are_noted_and_ignored(tmp_path: Path) -> None:
@@ -199,7 +209,7 @@ def test_what_is_unsure_is_said(tmp_path: Path) -> None:
     found = {name: (c.kind, c.note) for name, c in schema.columns.items()}
     assert found == {
         "label": ("label", None),
-        "Unnamed: 0": ("ignore", "numbers the rows"),
+        "Unnamed: 0": ("ignore", "ignored, as it numbers the rows"),
         "size": ("categorical", "text, though most are numbers ('XL' is not); numeric with --bad-rows repair"),
         "query": ("group", None),
         "sample_weight": ("weight", "by its name, of the sample"),
