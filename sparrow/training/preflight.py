@@ -26,7 +26,7 @@ from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
-from sparrow.sharding.plan import Grid
+from sparrow.sharding.plan import Grid, tiers_of
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
@@ -198,8 +198,11 @@ def resolved(
         say: is told what takes long, and of overrides of tables that are for none.
     """
     schema = dataset.schema
-    for line in run.tables.unused({name: table.rows or 0 for name, table in schema.encodings.items()}):
+    rows = {name: table.rows or 0 for name, table in schema.encodings.items()}
+    for line in run.tables.unused(rows):
         say(line)
+    tiers = tiers_of(run.sharding.plan, list(rows))
+    run = dataclasses.replace(run, tables=run.tables.placed(tiers, rows))
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))

@@ -1,0 +1,179 @@
+"""Which tables of a run are in memory, which on an SSD, and how many bytes of memory each gets for its frames.
+
+For every table the time of a batch is predicted for memory and for frames of many sizes, from its miss-ratio curve and
+from what the disk does. Of each table one of these is chosen, so that all fit into memory and the times have the least
+sum (MTrainS, arXiv 2305.01515, section 5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sparrow.analysis.smaller.budget import in_units
+from sparrow.analysis.smaller.knapsack import choose, smallest
+from sparrow.core.config import to_dict, write_toml
+from sparrow.core.errors import UserError
+from sparrow.core.files import write_text
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers.ssd import check
+from sparrow.sharding import tiering
+from sparrow.sharding.plan import read
+from sparrow.sharding.tiering import Cost, Device, Use
+
+from sparrow.trained.run import Run
+from sparrow.training import preflight, reuse
+
+SMALLEST = Tier(name="ssd", bytes=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One table in its place.
+
+    Args:
+        uses: of its components.
+        cost: what it costs where it is.
+        reason: why it cannot be on an SSD; "" if it can.
+    """
+
+    uses: tuple[Use, ...]
+    cost: Cost
+    reason: str
+
+    @property
+    def rows(self) -> int:
+        """Of all components."""
+        return sum(use.component.rows for use in self.uses)
+
+    @property
+    def bytes_table(self) -> int:
+        """Of all row records."""
+        return sum(use.component.rows * use.component.bytes_row for use in self.uses)
+
+    @property
+    def lookups(self) -> float:
+        """Of a batch."""
+        return sum(use.lookups for use in self.uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """All tables in their places.
+
+    Args:
+        tables: by name, in the order of the model.
+        device: what was assumed of the disk.
+        batch_size: examples of a batch.
+        bytes_beside: what the run needs of memory beside the rows of tables.
+        bytes_memory: what it may have.
+    """
+
+    tables: dict[str, Placed]
+    device: Device
+    batch_size: int
+    bytes_beside: int
+    bytes_memory: int
+
+    @property
+    def bytes_tables(self) -> int:
+        """Of memory, of all tables."""
+        return sum(table.cost.bytes for table in self.tables.values())
+
+    @property
+    def ms_disk(self) -> float:
+        """Of each batch, of all tables, which share a disk."""
+        return sum(table.cost.ms_disk for table in self.tables.values())
+
+    @property
+    def examples_per_s(self) -> float:
+        """What the disk allows at most, infinity where no table is there."""
+        return self.batch_size / self.ms_disk * 1e3 if self.ms_disk else float("inf")
+
+    def save(self, path: Path, run: Run) -> None:
+        """Write a plan file, with the layouts of the run's plan."""
+        plan = dataclasses.replace(read(run.sharding.plan), tiers={n: t.cost.tier for n, t in self.tables.items()})
+        header = f"Made by sparrow plan, for {in_units(self.bytes_memory)} of memory."
+        write_text(path, write_toml(to_dict(plan), header=header))
+
+
+def place(
+    run: Run, dataset: Dataset, *, memory: int, device: Device, examples: int = reuse.EXAMPLES, told: Progress
+) -> Placement:
+    """Returns the placement with the least predicted time.
+
+    Args:
+        run: its settings. Its tables may go to disk only if `ssd` is set.
+        dataset: the prepared log.
+        memory: bytes that the run may have.
+        device: what the disk does.
+        examples: how many are read, at most, to learn how tables are used.
+        told: hears how it goes on.
+
+    Raises:
+        UserError: when memory is too small.
+    """
+    run = preflight.resolved(run, dataset)
+    if torch.device(run.device).type != "cpu":
+        raise UserError(f"device: {run.device!r}, and only memory of the host is divided; use --device cpu")
+    uses = reuse.uses(run, dataset, examples, told)
+    beside = _beside(run, dataset, uses)
+    reasons = {name: _reason(run, of) for name, of in uses.items()}
+    options = {name: _options(of, device, not reasons[name]) for name, of in uses.items()}
+    chosen = _divided(options, memory - beside, memory, beside, run)
+    return Placement(
+        tables={n: Placed(uses=tuple(uses[n]), cost=cost, reason=reasons[n]) for n, cost in chosen.items()},
+        device=device,
+        batch_size=run.data.batch_size,
+        bytes_beside=beside,
+        bytes_memory=memory,
+    )
+
+
+def _divided(options: dict[str, list[Cost]], left: int, memory: int, beside: int, run: Run) -> dict[str, Cost]:
+    """Returns the option of each table, so that their bytes fit into what is left and their times have the least sum."""
+    classes = [[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()]
+    if (least := smallest(classes)) > left:
+        remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB, or lower data.batch_size"
+        if run.ssd is None:
+            remedy = f"name a folder on an SSD with --ssd, or {remedy}"
+        raise UserError(
+            f"--memory: {in_units(memory)} are too few; tables need {in_units(least)} at least, and the rest of the "
+            f"run {in_units(beside)}; {remedy}"
+        )
+    numbers = choose(classes, left)
+    return {name: costs[number] for (name, costs), number in zip(options.items(), numbers, strict=True)}
+
+
+def _options(uses: list[Use], device: Device, may_leave: bool) -> list[Cost]:
+    """Returns what a table costs in memory, and on an SSD with frames of many sizes."""
+    tiers = [Tier()]
+    if may_leave:
+        tiers += [Tier(name="ssd", bytes=size) for size in tiering.sizes(uses)]
+    return [tiering.cost(uses, tier, device) for tier in tiers]
+
+
+def _reason(run: Run, uses: list[Use]) -> str:
+    """Returns why a table cannot be on an SSD; "" if it can."""
+    if run.ssd is None:
+        return "no folder is named with --ssd"
+    try:
+        for use in uses:
+            check(use.component, run.device)
+    except UserError as error:
+        return str(error).partition(", and ")[2]
+    return ""
+
+
+def _beside(run: Run, dataset: Dataset, uses: dict[str, list[Use]]) -> int:
+    """Returns the bytes of memory that a run needs beside the rows of these tables."""
+    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
+    small = run.tables.placed(dict.fromkeys(uses, SMALLEST), rows)  # so that what a step needs can be measured
+    needs = preflight.estimate(dataclasses.replace(run, tables=small), dataset)
+    parts = [dataclasses.replace(use.component, tier=SMALLEST) for of in uses.values() for use in of]
+    return needs.bytes_host - sum(part.bytes_of(part.rows, part.dim) for part in parts)

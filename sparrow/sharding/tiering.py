@@ -1,0 +1,202 @@
+"""What a table costs in memory and on an SSD: bytes of memory, and time for each batch (MTrainS, arXiv 2305.01515)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from sparrow.core.errors import UserError, require
+from sparrow.embeddings import Component
+from sparrow.embeddings.spec import TAG_BYTES, Tier
+from sparrow.kernels.block_io import Blocks, Layout
+from sparrow.kernels.formats import Field
+from sparrow.kernels.row_cache import WAYS
+from sparrow.sharding.curves import Curve
+
+USUAL = 45_000.0  # random reads/s of an SSD that nobody measured
+_FIND_MS = 1e-4  # to find the frame of a row
+_BESIDE = 24  # bytes beside a record that waits to be written
+_STEP = 1.15  # between two sizes of a cache that are tried
+_PROBED = 1 << 14  # blocks that a probe writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What memory and disk can do.
+
+    Args:
+        reads_per_s: blocks of 4 KiB that the disk reads at random, many at a time.
+        bytes_per_s: what the block store reads in sequence.
+        memory_bytes_per_s: rows of memory, at random.
+    """
+
+    reads_per_s: float = USUAL
+    bytes_per_s: float = USUAL * 4096
+    memory_bytes_per_s: float = 4e9
+
+    def __post_init__(self) -> None:
+        require(
+            above=0,
+            reads_per_s=self.reads_per_s,
+            bytes_per_s=self.bytes_per_s,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+        )
+
+
+def probed(folder: Path) -> Device:
+    """Returns what the disk under a folder does in about a second. 64 MiB are written there, and go away.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    layout = Layout(fields={"block": Field(width=1000, across="cut")}, rows=_PROBED)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = TemporaryDirectory(prefix=".probe-", dir=folder)
+    except OSError as error:
+        raise UserError(f"--ssd {folder}: {error.strerror or error}; name another folder") from None
+    with made as place:
+        blocks = Blocks(Path(place) / "probe.blocks", layout, table="probe")
+        try:
+            fields = {"block": torch.zeros(_PROBED, 1000)}
+            blocks.put(torch.arange(_PROBED), fields)
+            blocks.sync()
+            some = torch.randperm(_PROBED, generator=torch.Generator().manual_seed(0))[: _PROBED // 2]
+            # rows of a fetch ascend: parts of a random order jump about the file
+            random = _seconds(blocks, fields, [part.sort().values for part in some.split(64)])
+            in_sequence = _seconds(blocks, fields, [torch.arange(_PROBED)])
+        finally:
+            blocks.close()
+    return Device(reads_per_s=len(some) / random, bytes_per_s=_PROBED * layout.block / in_sequence)
+
+
+def _seconds(blocks: Blocks, fields: dict[str, torch.Tensor], parts: Sequence[torch.Tensor]) -> float:
+    """Returns how long it takes to read parts of the rows. The next part is asked for before one has come."""
+    began = time.perf_counter()
+    before = None
+    for rows_U in parts:
+        ticket = blocks.fetch(rows_U, fields, rows_U)
+        if before is not None:
+            blocks.wait(before)
+        before = ticket
+    assert before is not None
+    blocks.wait(before)
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Use:
+    """How a run uses a component.
+
+    Args:
+        component: as the run has it.
+        curve: of its rows.
+        lookups: of a batch.
+        is_whole: whether the curve is of all batches of a run that begins anew, so that it knows which rows were
+            never written.
+    """
+
+    component: Component
+    curve: Curve
+    lookups: float
+    is_whole: bool
+
+    @property
+    def references(self) -> float:
+        """Different rows of a batch."""
+        return self.curve.references / max(self.curve.batches, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a table costs in one place.
+
+    Args:
+        tier: the place.
+        bytes: of memory.
+        miss_ratio: the share of the different rows of a batch that come from the disk.
+        ms_memory: of each batch, for rows in memory.
+        ms_disk: of each batch, for blocks that the disk reads and writes.
+    """
+
+    tier: Tier
+    bytes: int
+    miss_ratio: float
+    ms_memory: float
+    ms_disk: float
+
+    @property
+    def ms(self) -> float:
+        """Of each batch. The disk works beside the processor, but tables share either."""
+        return self.ms_memory + self.ms_disk
+
+
+def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
+    """Returns what a table costs. uses: of its components."""
+    components = [dataclasses.replace(use.component, tier=tier) for use in uses]
+    references = sum(use.references for use in uses)
+    found = [_blocks(use, component) if tier.is_on else (0.0, 0.0) for use, component in zip(uses, components)]
+    misses = sum(ratio * use.references for (ratio, _), use in zip(found, uses, strict=True))
+    return Cost(
+        tier=tier,
+        bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
+        miss_ratio=misses / references if references else 0.0,
+        ms_memory=sum(_bytes(use) for use in uses) / device.memory_bytes_per_s * 1e3 + tier.is_on * _FIND_MS * references,
+        ms_disk=sum(blocks for _, blocks in found) / device.reads_per_s * 1e3,
+    )
+
+
+def smallest(uses: Sequence[Use]) -> int:
+    """Returns the fewest bytes of frames with which a table can be on an SSD: all batches under way have their rows."""
+    return max(_bytes_of(use.component, min(use.curve.most, use.component.rows)) for use in uses)
+
+
+def sizes(uses: Sequence[Use]) -> list[int]:
+    """Returns the bytes of frames that are worth trying, from `smallest` to a frame for each row."""
+    first, last = smallest(uses), max(_bytes_of(use.component, use.component.rows) for use in uses)
+    steps = max(math.ceil(math.log(last / first, _STEP)), 0)
+    return sorted({*(min(int(first * _STEP**n), last) for n in range(steps)), last})
+
+
+def _bytes_of(component: Component, frames: int) -> int:
+    """Returns the bytes of `Tier` for so many frames, or for a few more, and for those that stand by."""
+    sets = -(-frames // WAYS)
+    return -(-sets * WAYS * (component.bytes_row + TAG_BYTES) * 5 // 4)
+
+
+def _bytes(use: Use) -> float:
+    """Returns BW_t for a batch: bytes of rows that are looked up, and that the rule reads and writes."""
+    component = use.component
+    return use.lookups * component.bytes_values / component.rows + 2 * use.references * component.bytes_row
+
+
+def _blocks(use: Use, component: Component) -> tuple[float, float]:
+    """Returns the miss ratio of a component on an SSD, and how many blocks a batch reads and writes.
+
+    Rows that wait to be written are at hand, and rows that leave are written once for each block. A block is read
+    before it is written, unless it is new. Half of the queue is full, and the writer passes over all blocks in turn.
+    """
+    curve, rows = use.curve, component.rows
+    frames, _ = component.tier_frames(rows)
+    blocks = Layout(fields=component.fields, rows=rows).blocks
+    waiting = component.tier_queue(rows) / (component.bytes_row + _BESIDE) / 2
+    misses = curve.miss_ratio(frames)
+    leave = misses * use.references
+    unwritten = 0.0  # the share of blocks, on average over the run
+    new = 0.0  # blocks of a batch that are written for the first time
+    if use.is_whole and curve.batches:
+        leave = max(leave - frames / curve.batches, 0.0)
+        turns = leave * curve.batches / blocks
+        unwritten = -math.expm1(-turns) / turns if turns else 1.0
+        new = -math.expm1(-turns) * blocks / curve.batches
+    read = max(curve.miss_ratio(frames + waiting) - unwritten * curve.cold, 0.0) * use.references
+    together = 2 * waiting / blocks  # rows that leave for a block while the writer passes over all others
+    written = leave * (-math.expm1(-together) / together if together else 1.0)
+    return misses, -blocks * math.expm1(-read / blocks) + 2 * written - min(new, written)

@@ -1,0 +1,97 @@
+"""How a run will use the rows of its tables, from the batches with which it begins."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import EmbeddingTables, unallocated
+from sparrow.sharding.curves import Trace
+from sparrow.sharding.tiering import Use
+from sparrow.trained.build import tables_of, untrained, within_memory
+from sparrow.trained.run import MOST_AHEAD, Run
+from sparrow.training.compared import side_by_side
+from sparrow.training.dropout import Dropout
+from sparrow.training.feed import Feed
+
+EXAMPLES = 1_000_000  # read by default, which takes some seconds
+
+
+def uses(
+    run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = lambda what, done, total: None
+) -> dict[str, list[Use]]:
+    """Returns table -> how each of its components is used. The batches are those of training, on one process.
+
+    Tables whose ids come and go are left out: their rows stay in memory.
+
+    Args:
+        run: its settings, with every choice made.
+        dataset: the prepared log.
+        examples: at most so many are read. A run that has more is judged by those with which it begins.
+        told: hears how it goes on.
+    """
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"), unallocated():
+        model = untrained(run, dataset.schema)
+    tables = tables_of(model)
+    specs = [spec for of in tables for spec in of.specs if spec.addressing.traits.policy is None]
+    window = (1 + MOST_AHEAD) * run.loop.accumulate  # of these no row leaves its frame
+    traces = {part.name: Trace(window=window) for spec in specs for part in spec.components}
+    lookups = dict.fromkeys(traces, 0)
+    count, total = 0, _batches(run, dataset)
+    most = max(examples // run.data.batch_size, 1)
+    for batch in _training(run, dataset, min(most, total)):
+        for name, rows_N in _rows(tables, batch, set(traces)).items():
+            traces[name].add(rows_N)
+            lookups[name] += len(rows_N)
+        count += 1
+        told("reading batches", count, min(most, total))
+    is_whole = count >= total and run.init_from is None
+    return {
+        spec.name: [
+            Use(component=c, curve=traces[c.name].curve(), lookups=lookups[c.name] / max(count, 1), is_whole=is_whole)
+            for c in spec.components
+        ]
+        for spec in specs
+    }
+
+
+def _batches(run: Run, dataset: Dataset) -> int:
+    """Returns how many batches the run trains on."""
+    of_epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
+    found = of_epoch * run.loop.epochs
+    return found if run.loop.max_steps is None else min(found, run.loop.max_steps * run.loop.accumulate)
+
+
+def _training(run: Run, dataset: Dataset, most: int) -> Iterator[Batch]:
+    """Yields the batches of training, at most so many."""
+    say: Callable[[str], None] = lambda text: None  # noqa: E731
+    loader = dataset.loader(run.data.batch_size, "train", bool(run.data.shuffle), run.seed, run.data.dedup)
+    loader = side_by_side(loader, run, dataset, say)
+    drop = Dropout(dataset.schema, run.data.id_dropout or {}, run.seed)
+    feed = Feed(loader, run.loop.accumulate, drop, torch.device("cpu"))
+    given = epochs = 0
+    while given < most and epochs < run.loop.epochs:
+        shares = feed.take()
+        epochs += not shares
+        for share in shares[: most - given]:
+            given += 1
+            yield share.batch
+
+
+def _rows(tables: list[EmbeddingTables], batch: Batch, names: set[str]) -> dict[str, Tensor]:
+    """Returns component -> the rows that a batch looks up, for the components of these names."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for of in tables:
+        known = {spec.name for spec in of.specs if names.issuperset(c.name for c in spec.components)}
+        for feature in of.features:
+            if feature.table in known:
+                for name, rows_N in of.rows_of(batch.ids, feature.name).items():
+                    found[name].append(rows_N[rows_N >= 0])
+    return {name: torch.cat(parts) for name, parts in found.items()}
