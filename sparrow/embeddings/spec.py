@@ -211,8 +211,11 @@ class Component:
 
     @property
     def has_equal_copies(self) -> bool:
-        """Whether copies of the rows stay equal when each learns from the same gradients."""
-        return not self.cache.is_on and self.policy is None
+        """Whether copies of the rows stay equal when each learns from the same gradients.
+
+        A copy on an SSD has frames for the rows of its own rank's batches alone.
+        """
+        return not (self.cache.is_on or self.tier.is_on) and self.policy is None
 
     def check_columns(self, parts: int) -> None:
         """Check that rows can be cut into `parts` column parts.

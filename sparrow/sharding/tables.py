@@ -69,9 +69,12 @@ class ShardedTables(nn.Module):
             layout.check(name, world.size, world.local_size)
             components[name].check_columns(layout.columns)
             if layout.is_replicated and not components[name].has_equal_copies:
-                is_cached = components[name].cache.is_on
-                what = "a cache, and copies of caches" if is_cached else "rows that come and go, and copies of them"
-                raise UserError(f"plan: table {name!r} has {what} would differ; put it on one rank or cut it")
+                what = "rows that come and go, and copies of them would differ"
+                if components[name].cache.is_on:
+                    what = "a cache, and copies of caches would differ"
+                elif components[name].tier.is_on:
+                    what = "its rows on an SSD, and a copy would need those of all ranks' batches"
+                raise UserError(f"plan: table {name!r} has {what}; put it on one rank or cut it")
         if missing := [name for name in components if name not in plan]:
             raise UserError(f"plan: nothing for table {missing[0]!r}; give it a layout")
         self.world = world
@@ -87,6 +90,7 @@ class ShardedTables(nn.Module):
         clocks = {c.policy.clock for c in components.values() if c.policy}
         self._routes = partial(Routes, world, self.sharded, plan, shards, clocks)
         self._mine = mine
+        self._has_ssd = any(component.tier.is_on for component in components.values())
         self._codecs = codecs
         self._exchanges: dict[tuple[tuple[str, ...], ...], Exchange] = {}
         self.exchange = self._exchange(())
@@ -123,8 +127,8 @@ class ShardedTables(nn.Module):
             self.copies.prefetch(handle.copied)
 
     def fetch(self) -> None:
-        """Begin to read the rows, for all ranks, of batches whose ids have left."""
-        if self.local.flights.stores:
+        """Begin to read rows on an SSD for the batches that all ranks have prepared."""
+        if self._has_ssd:  # of any rank: each lets its ids leave now
             for following in list(self._ahead.values()):  # in their order
                 if following.sent is not None and following.begun is None:
                     following.sent.wait().exchange.fetch(following.sent.wait())

@@ -149,7 +149,7 @@ def test_looking_ahead_changes_neither_bits_nor_who_leaves(tmp_path: Path, tier:
         assert_equal(plain, tables)
         counters += [(store.hits, store.used, store.left) for store in stores_of(tables)]
         assert torch.equal(stores_of(tables)[0].frames.tags_F, stores_of(made[0])[0].frames.tags_F)
-    assert len(set(counters)) == 1 and counters[0][2] > 10
+    assert len(set(counters)) == 1 and counters[0][2] > 5
 
 
 def test_batches_add_up_before_an_update(tmp_path: Path) -> None:

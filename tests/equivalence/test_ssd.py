@@ -1,0 +1,164 @@
+"""Runs with tables on an SSD: one rank and many, resumed, clipped, guarded, deduplicated, as with all in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow import checkpoint, data
+from sparrow.core import Chunk, KeyedJagged, UserError
+from sparrow.distributed import World
+from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import SsdStore
+from sparrow.kernels.rules import adagrad
+from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
+from sparrow.training.loop import Trainer
+from tests.equivalence.pool import Pool
+from tests.runs import run_of
+
+ROWS, STEPS = 600, 20
+PLANS: dict[str, Callable[[int], Layout]] = {
+    "table_wise": lambda size: table_wise(size - 1),
+    "row_wise": lambda size: row_wise(size),
+    "column_wise": lambda size: column_wise((0, 1)),
+}
+SETTINGS: dict[str, Any] = {
+    "data.batch_size": 16, "model.dim": 8, "model.deep": [16], "data.id_dropout": {}, "loop.max_steps": 40,
+    "loop.evaluate_every": 15, "checkpoint.every": 10, "tables.rule.name": "adam", "schedule.decay": "constant",
+}  # fmt: skip
+ON_SSD = {"tables.tier.name": "ssd", "tables.tier.fraction": 0.2}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with more ids than frames."""
+    path = tmp_path_factory.mktemp("wide") / "log.parquet"
+    data.generate(path, rows=3000, users=900, items=1500, categorical=2, numeric=2, seed=5)
+    data.prepare([path], path.parent / "prepared")
+    return path.parent / "prepared"
+
+
+def ids_of(step: int, rank: int) -> KeyedJagged:
+    g = torch.Generator().manual_seed(100 * step + rank)
+    return KeyedJagged(keys=("a",), values_N=(torch.rand(16, generator=g) ** 2 * ROWS).long(), lengths=torch.full((8,), 2))
+
+
+def steps(world: World, folder: str | None, layout: str, mode: str, depth: int) -> tuple[list[Chunk], int]:
+    """The chunks of this rank after some steps, and how many rows left frames."""
+    tier = Tier(name="ssd", fraction=0.3) if folder else Tier()
+    spec = TableSpec(name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier)
+    with on_ssd(Folder(path=Path(folder), window=depth + 1) if folder else None):
+        with unallocated():
+            tables = EmbeddingTables([spec], [Feature(name="a", table="t")], seed=1, mode=mode)  # type: ignore[arg-type]
+        shard(tables, {"t": PLANS[layout](world.size) if layout in PLANS else data_parallel()}, world, Codecs())
+    batches = [ids_of(step, world.rank) for step in range(STEPS)]
+    for step, ids in enumerate(batches):
+        out: Any = tables(ids)["a"]
+        for later in batches[step + 1 : step + 1 + depth]:
+            tables.prefetch(later)
+        (out * torch.arange(6)).sum().backward()
+        if step % 4 == 2:
+            tables.discard()
+        tables.update()
+    stores = [record.store for record in tables.all_records() if isinstance(record.store, SsdStore)]
+    chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in tables.chunks()]
+    return chunks, sum(store.left for store in stores)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("mode", ["fused", "deferred"])
+@pytest.mark.parametrize("layout", PLANS)
+def test_parts_on_an_ssd(ranks: Callable[[int], Pool], tmp_path: Path, layout: str, mode: str, size: int) -> None:
+    for depth in (0, 2):
+        want = ranks(size).run(steps, None, layout, mode, depth)
+        got = ranks(size).run(steps, str(tmp_path), layout, mode, depth)
+        for (mine, none), (its, left) in zip(want, got, strict=True):
+            assert none == 0 and len(mine) == len(its)
+            for one, other in zip(mine, its, strict=True):
+                assert (one.rows, one.columns) == (other.rows, other.columns)
+                assert all(torch.equal(t, other.fields[name]) for name, t in one.fields.items())
+        assert sum(left for _, left in got) > 20
+
+
+def refused(world: World, folder: str) -> str:
+    try:
+        steps(world, folder, "data_parallel", "fused", 0)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.multi
+def test_copies_on_an_ssd_are_refused(ranks: Callable[[int], Pool], tmp_path: Path) -> None:
+    told = "plan: table 't' has its rows on an SSD, and a copy would need those of all ranks' batches; put it on one rank"
+    assert [text.startswith(told) for text in ranks(2).run(refused, str(tmp_path))] == [True, True]
+
+
+def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resume: bool = False) -> tuple[Any, int]:
+    """The files of the last checkpoint, and how many rows left frames."""
+    trainer = Trainer(run_of(prepared, run_dir, **SETTINGS | changes), resume=resume)
+    trainer.fit()
+    trainer.ranks.world.leave()
+    stores = [record.store for tables in trainer.tables for record in tables.all_records()]
+    left = sum(store.left for store in stores if isinstance(store, SsdStore))
+    saved = checkpoint.load(Path(run_dir) / "checkpoints")
+    return {name: of["sha256"] for name, of in saved.files.items()}, left
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "guarded": {},
+    "fused": {"loop.nonfinite": "off", "loop.update_mode": "fused"},
+    "clipped": {"loop.clip_norm": 0.01},
+    "accumulated": {"loop.accumulate": 3, "data.batch_size": 4, "loop.max_steps": 30},
+    "int8": {"tables.format.name": "int8", "tables.format.rounding": "nearest"},
+    "quotient_remainder": {"tables.addressing.name": "quotient_remainder", "tables.addressing.collisions": 2},
+    "din": {"model.name": "din", "model.dim": 8},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str) -> None:
+    """At each depth; and with one evaluation less, the rows are the same."""
+    changes = dict(CASES[case])
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), changes)
+    for depth in (0, 1, 4):
+        on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth, "tables.tier.policy": "lru"}
+        got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | on_ssd)
+        assert got == want and left > 30
+    alone, _ = fit(World(), str(wide), str(tmp_path / "alone"), changes | on_ssd | {"loop.evaluate_every": 1000})
+    assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
+
+
+def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path) -> None:
+    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), {})
+    tiers: list[dict[str, Any]] = [{}, on_ssd, {**on_ssd, "tables.tier.fraction": 1.0}]
+    for begin in tiers:
+        for end in tiers[:2]:
+            place = str(tmp_path / f"{tiers.index(begin)}{tiers.index(end)}")
+            fit(World(), str(wide), place, begin | {"loop.max_steps": 17})
+            for later in (23, 40):
+                got, _ = fit(World(), str(wide), place, end | {"loop.max_steps": later}, resume=True)
+            assert {n: of for n, of in got.items() if "progressive" not in n} == {
+                n: of for n, of in want.items() if "progressive" not in n
+            }
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("size", [2, 4])
+def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: Path, size: int) -> None:
+    changes = {"sharding.plan": "row_wise", "data.batch_size": 16}
+    want = ranks(size).run(fit, str(wide), str(tmp_path / "memory"), changes)
+    on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
+    got = ranks(size).run(fit, str(wide), str(tmp_path / "ssd"), changes | on_ssd)
+    assert got[0][0] == want[0][0] and sum(left for _, left in got) > 5
+    one, _ = fit(World(), str(wide), str(tmp_path / "ssd"), {**on_ssd, "loop.max_steps": 45}, resume=True)
+    other, _ = fit(World(), str(wide), str(tmp_path / "memory"), {"loop.max_steps": 45}, resume=True)
+    assert one == other
