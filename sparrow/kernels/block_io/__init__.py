@@ -11,6 +11,7 @@ Python. "auto" takes the first that can run.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +73,12 @@ class Blocks:
             raise UserError(f"way: {way!r} is not one of {', '.join(get_args(Way))}")
         self.layout = layout
         if map is None:
-            opened = file.create(path, table, layout)
+            self.file = file.create(path, table, layout)
         else:
-            opened = file.open_file(path, table, layout, map, is_written)
+            self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self.way, self._store = _store(way, opened, map, bytes_queue, chance)
+        self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        self._close = weakref.finalize(self, self._store.close)  # at the latest when the process ends
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
         """Begin to read some rows, as they are after all `put`s so far. Later `put`s change nothing of it.
@@ -86,9 +88,8 @@ class Blocks:
             into: field -> [S, ...], contiguous on the CPU. They are written until `wait` returns.
             at_U: int64 [U], each once: row rows_U[u] goes to into[name][at_U[u]].
         """
-        self._check_rows(rows_U, rows_U[1:] > rows_U[:-1])
         self._check_fields(into, None)
-        assert at_U.dtype == torch.int64 and at_U.shape == rows_U.shape
+        assert rows_U.dtype == at_U.dtype == torch.int64 and rows_U.dim() == 1 and at_U.shape == rows_U.shape
         return Ticket(self._store.fetch(rows_U, into, at_U))
 
     def wait(self, ticket: Ticket) -> Tensor:
@@ -102,7 +103,8 @@ class Blocks:
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """Have whole records written some time before `sync` returns. They are copied now.
 
-        It waits while the queue is full. After an error none of these records were taken.
+        It waits until the queue has room for all of them; if there are more than it can hold, until it is empty. After
+        an error none of these records were taken.
 
         Args:
             rows_U: int64 [U], each once, in any order.
@@ -113,7 +115,7 @@ class Blocks:
                 again.
         """
         assert self._is_written, "it was opened to be read"
-        self._check_rows(rows_U, None)
+        assert rows_U.dtype == torch.int64 and rows_U.dim() == 1
         self._check_fields(fields, len(rows_U))
         self._store.put(rows_U, fields)
 
@@ -150,14 +152,13 @@ class Blocks:
 
     def close(self) -> None:
         """Let go of the file. What was put since the last `sync` may be lost."""
-        self._store.close()
+        self._close()
 
-    def _check_rows(self, rows_U: Tensor, is_ascending: Tensor | None) -> None:
-        assert rows_U.dtype == torch.int64 and rows_U.dim() == 1
-        if len(rows_U):
-            low, high = torch.aminmax(rows_U)
-            assert int(low) >= 0 and int(high) < self.layout.rows, "a row is outside of the table"
-        assert is_ascending is None or bool(is_ascending.all()), "rows are not ascending"
+    def __enter__(self) -> Blocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _check_fields(self, fields: Mapping[str, Tensor], rows: int | None) -> None:
         for name, field in self.layout.fields.items():

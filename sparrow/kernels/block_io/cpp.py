@@ -18,7 +18,7 @@ from sparrow.kernels.block_io.reference import Counts
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
-READ, SHORT, CHECKSUM, OTHER, WRITE = range(1, 6)  # the kinds of errors, see store.h
+READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, see store.h
 
 
 @dataclass(eq=False)
@@ -96,8 +96,8 @@ class Store:
 
     def _error(self, kind: int, code: int, block: int, place: int, found: tuple[int, int, int]) -> UserError:
         file = self._file
-        if kind in (READ, WRITE):
-            return file.failed(block, code, "read" if kind == READ else "write")
+        if kind in (READ, WRITE, SYNC):
+            return file.failed(None if kind == SYNC else block, code, "read" if kind == READ else "write")
         if kind == SHORT:
             return file.cut(block, place)
         if kind == CHECKSUM:

@@ -22,7 +22,7 @@ Engine* engine(bool is_ring) {
   Engine*& found = made[is_ring];
   if (found) return found;
   if (!is_ring) return found = new Threads;
-#if defined(__linux__)
+#if defined(HAS_IO_URING)
   Ring* const ring = new Ring;
   if (ring->code() == 0) found = ring;  // else a few bytes are lost, once
 #endif
@@ -115,7 +115,7 @@ int64_t block_io_fetch(int64_t handle, const Tensor& rows_U, const std::vector<T
   for (const Tensor& tensor : into) check_rows(reading->at, count, tensor.size(0));
   const std::lock_guard<std::mutex> guard(open.engine->mutex);
   open.store.fetch(reading.get(), count, open.engine->reads());
-  if (reading->open) open.engine->wake();
+  open.engine->wake(reading->open);
   open.store.readings[++open.tickets] = std::move(reading);
   return open.tickets;
 }
@@ -141,7 +141,7 @@ Error written(Open& open, std::unique_lock<std::mutex>& lock, const F& holds) {
   if (holds()) return {};
   store.error = {};
   store.is_flushed = true;
-  open.engine->wake();
+  open.engine->wake(kDepth);
   open.engine->changed.wait(lock, [&] { return holds() || store.error.kind; });
   store.is_flushed = false;
   return holds() ? Error{} : store.error;
@@ -158,7 +158,7 @@ Tensor block_io_put(int64_t handle, const Tensor& rows_U, const std::vector<Tens
   const Error error = written(open, lock, [&] { return open.store.has_room(count); });
   if (error.kind) return told(error);
   open.store.put(rows, from, count);
-  if (open.store.is_due()) open.engine->wake();
+  if (open.store.is_due()) open.engine->wake(kDepth);
   return told({});
 }
 
@@ -174,7 +174,7 @@ Tensor block_io_sync(int64_t handle) {
 #else
   const int code = fcntl(open.store.shape().fd, F_FULLFSYNC) ? errno : 0;
 #endif
-  return told(code ? Error{kWrite, code} : Error{});
+  return told(code ? Error{kSync, code} : Error{});
 }
 
 void block_io_map(int64_t handle, const Tensor& places_K, const Tensor& generations_K) {

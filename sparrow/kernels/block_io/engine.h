@@ -11,16 +11,24 @@
 #include <mutex>
 #include <thread>
 
-#if defined(__linux__)
+#if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)  // Linux 5.6
+#define HAS_IO_URING
+#endif
+#ifndef IORING_SETUP_SINGLE_ISSUER
+#define IORING_SETUP_SINGLE_ISSUER (1U << 12)
+#endif
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
+#endif
 #endif
 
 namespace sparrow::block_io {
 
-constexpr int64_t kDepth = 32;            // reads and writes under way
-constexpr int64_t kMostBlock = 64 << 10;  // bytes
+constexpr int64_t kDepth = 32;  // reads and writes under way
 
 class Engine {
  public:
@@ -28,7 +36,7 @@ class Engine {
   std::condition_variable changed;  // a read is done, there is room in a queue, or a write failed
 
   virtual ~Engine() = default;
-  virtual void wake() = 0;  // there may be something to do; called with the lock
+  virtual void wake(int64_t blocks) = 0;  // there may be so many to do; called with the lock
 
   void add(Store* store) { stores_.push_back(store); }
   std::deque<Op>* reads() { return &reads_; }
@@ -42,12 +50,11 @@ class Engine {
 
  protected:
   // Gives the next thing to do, in op. Writes have at most half of what is under way, so that reads go on.
-  bool next(Op* op) {
-    uint8_t* const buffer = op->buffer;
+  bool next(Op* op, uint8_t* buffer) {
     for (size_t tried = 0; 2 * writes_ < kDepth && tried < stores_.size(); ++tried) {
       Store* store = stores_[turn_++ % stores_.size()];
       if (!store->is_due()) continue;
-      if (store->next_write(op)) {
+      if (store->next_write(op, buffer)) {
         ++writes_;
         ++store->under_way;
         return true;
@@ -56,17 +63,16 @@ class Engine {
     }
     if (reads_.empty()) return false;
     *op = reads_.front();
-    op->buffer = buffer;
     reads_.pop_front();
     ++op->store->under_way;
     return true;
   }
 
   // Returns whether the op is to be done again, with another result: as a write, or after an interruption.
-  bool finish(Op* op, const Error& found) {
+  bool finish(Op* op, uint8_t* buffer, const Error& found) {
     if (found.code == EINTR || found.code == EAGAIN) return true;
     Store* store = op->store;
-    if (store->finish(op, found)) return true;
+    if (store->finish(op, buffer, found)) return true;
     writes_ -= op->reading == nullptr;
     --store->under_way;
     if (op->reading == nullptr || op->reading->open == 0 || store->under_way == 0) changed.notify_all();
@@ -86,10 +92,10 @@ class Engine {
   size_t turn_ = 0;
 };
 
-inline int64_t transfer(const Op& op) {
+inline int64_t transfer(const Op& op, uint8_t* buffer) {
   const Shape& of = op.store->shape();
-  const int64_t at = op.place * of.block;
-  const int64_t done = op.is_write ? pwrite(of.fd, op.buffer, of.block, at) : pread(of.fd, op.buffer, of.block, at);
+  const int64_t bytes = op.count * of.block, at = op.place * of.block;
+  const int64_t done = op.is_write ? pwrite(of.fd, buffer, bytes, at) : pread(of.fd, buffer, bytes, at);
   return done < 0 ? -errno : done;
 }
 
@@ -98,29 +104,31 @@ class Threads final : public Engine {
   Threads() : buffers_(buffers_of(kDepth)) {
     for (int64_t t = 0; t < kDepth; ++t) std::thread([this, t] { run(t); }).detach();  // they live with the process
   }
-  void wake() override { todo_.notify_all(); }
+  void wake(int64_t blocks) override {
+    for (int64_t t = 0; t < std::min(blocks, kDepth); ++t) todo_.notify_one();
+  }
 
  private:
   uint8_t* buffers_;
   std::condition_variable todo_;
 
   void run(int64_t thread) {
-    Op op{};
-    op.buffer = buffers_ + thread * kMostBlock;
+    Op op;
+    uint8_t* const buffer = buffers_ + thread * kMostBlock;
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
-      todo_.wait(lock, [&] { return next(&op); });
+      todo_.wait(lock, [&] { return next(&op, buffer); });
       Error found;
       do {
         lock.unlock();
-        found = op.store->work(op, transfer(op));
+        found = op.store->work(op, buffer, transfer(op, buffer));
         lock.lock();
-      } while (finish(&op, found));
+      } while (finish(&op, buffer, found));
     }
   }
 };
 
-#if defined(__linux__)
+#if defined(HAS_IO_URING)
 
 // One thread owns the ring. Others wake it through an event that it always reads from.
 class Ring final : public Engine {
@@ -135,8 +143,8 @@ class Ring final : public Engine {
     code_ = begun.get_future().get();
   }
   int code() const { return code_; }  // errno; 0: it can be used
-  void wake() override {
-    if (!is_asleep_) return;
+  void wake(int64_t blocks) override {
+    if (blocks == 0 || !is_asleep_) return;
     is_asleep_ = false;
     const uint64_t one = 1;
     (void)!write(event_, &one, sizeof one);
@@ -196,10 +204,12 @@ class Ring final : public Engine {
     __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
     ++added_;
   }
+  uint8_t* buffer(int64_t slot) { return buffers_ + slot * kMostBlock; }
   void begin(int64_t slot) {
     const Op& op = ops_[slot];
     const Shape& of = op.store->shape();
-    add_entry(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, op.buffer, of.block, op.place * of.block, slot);
+    add_entry(op.is_write ? IORING_OP_WRITE : IORING_OP_READ, of.fd, buffer(slot), op.count * of.block,
+              op.place * of.block, slot);
   }
   void listen() { add_entry(IORING_OP_READ, event_, &event_value_, sizeof event_value_, 0, kEvent); }
 
@@ -222,7 +232,6 @@ class Ring final : public Engine {
   void run() {
     std::vector<int64_t> free;
     for (int64_t slot = kDepth; slot-- > 0;) {
-      ops_[slot].buffer = buffers_ + slot * kMostBlock;
       free.push_back(slot);
     }
     std::vector<std::pair<int64_t, int64_t>> done;
@@ -231,15 +240,15 @@ class Ring final : public Engine {
     for (;;) {
       found.clear();
       for (const auto& [slot, result] : done)
-        found.push_back(slot == kEvent ? Error{} : ops_[slot].store->work(ops_[slot], result));
+        found.push_back(slot == kEvent ? Error{} : ops_[slot].store->work(ops_[slot], buffer(slot), result));
       std::unique_lock<std::mutex> lock(mutex);
       for (size_t i = 0; i < done.size(); ++i) {
         const int64_t slot = done[i].first;
         if (slot == kEvent) listen();
-        else if (finish(&ops_[slot], found[i])) begin(slot);
+        else if (finish(&ops_[slot], buffer(slot), found[i])) begin(slot);
         else free.push_back(slot);
       }
-      while (!free.empty() && next(&ops_[free.back()])) {
+      while (!free.empty() && next(&ops_[free.back()], buffer(free.back()))) {
         begin(free.back());
         free.pop_back();
       }

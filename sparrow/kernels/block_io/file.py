@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 import struct
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from sparrow.kernels.block_io.layout import BlockMap, Layout
 
 MAGIC = b"sparrow blocks 1"
 HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
+PATIENCE = 3.0  # seconds
 _warned: set[str] = set()
 
 
@@ -65,16 +67,15 @@ class File:
             "whose file is whole, or train the table again"
         )
 
-    def failed(self, block: int, code: int, doing: str) -> UserError:
-        """What is raised when the system refuses to read or write a block. code: its errno."""
+    def failed(self, block: int | None, code: int, doing: str) -> UserError:
+        """What is raised when the system refuses to read or write a block, or all (None). code: its errno."""
+        rows = "" if block is None else f", {self.rows_of(block)}"
         remedy = {
             errno.ENOSPC: "make room there; the rows wait in memory and the last kept checkpoint is whole",
             errno.EDQUOT: "raise the quota; the rows wait in memory and the last kept checkpoint is whole",
             errno.EFBIG: "raise the limit for files (ulimit -f); the rows wait in memory",
         }.get(code, "check the device, then go back to the last checkpoint")
-        return UserError(
-            f"table {self.table}, {self.rows_of(block)}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}"
-        )
+        return UserError(f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}")
 
 
 def create(path: Path, table: str, layout: Layout) -> File:
@@ -123,12 +124,27 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
         raise UserError(f"table {table}: {path} is missing; bring it back beside its checkpoint") from None
     except OSError as error:
         raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if is_written else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
+    if not _locked(fd, fcntl.LOCK_EX if is_written else fcntl.LOCK_SH):
         os.close(fd)
-        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder") from None
+        raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
     return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct)
+
+
+def _locked(fd: int, lock: int) -> bool:
+    """Returns whether the file has the lock now.
+
+    Linux ends what a killed process began on io_uring a little later, and has the lock until then. So nothing is
+    written behind the back of who comes next.
+    """
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, lock | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
 
 
 def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:
@@ -170,12 +186,12 @@ def _check(file: File, map: BlockMap) -> None:
             f"{layout.rows} of {layout.record_bytes} in {layout.block}; give it the settings that made the file"
         )
     places = os.fstat(file.fd).st_size // layout.block
-    last = int(map.places_K.max()) if len(map.places_K) else 0
-    if last >= places or (len(map.places_K) and int(map.places_K.min()) < 0):
-        raise UserError(
-            f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block {last}; bring "
-            "back the whole file, or go back to an earlier checkpoint"
-        )
+    for place in map.places_K.aminmax() if len(map.places_K) else ():
+        if not 0 <= int(place) < places:
+            raise UserError(
+                f"table {file.table}: {file.path} is cut: it has {places} blocks and its map names block "
+                f"{int(place)}; bring back the whole file, or go back to an earlier checkpoint"
+            )
 
 
 def say(problem: str) -> None:

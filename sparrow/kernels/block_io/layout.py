@@ -13,6 +13,7 @@ from sparrow.core.mixing import splitmix64
 from sparrow.kernels.formats import Field
 
 HEAD = 16  # bytes: the checksum (8), the number (4), the generation (4); a bit for each record follows
+MOST = 1 << 16  # bytes of a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Layout:
     Args:
         fields: name -> field of a record.
         rows: R.
-        block: the bytes of a block, a power of two of 512 or more. The device reads 4,096 at least as fast as fewer.
+        block: the bytes of a block, a power of two of 512 to 65,536. Devices read 4,096 at least as fast as fewer.
 
     Raises:
         UserError: when a record does not fit in a block.
@@ -36,15 +37,21 @@ class Layout:
     block: int = 4096
 
     def __post_init__(self) -> None:
-        if self.block < 512 or self.block & (self.block - 1):
-            raise UserError(f"block: {self.block} bytes; give a power of two of 512 or more")
+        if not 512 <= self.block <= MOST or self.block & (self.block - 1):
+            raise UserError(f"block: {self.block} bytes; give a power of two of 512 to {MOST}")
         if self.per_block < 1:
-            raise UserError(f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; give more")
+            enough = 1 << (self.start_of(1) + self.record_bytes - 1).bit_length()
+            raise UserError(f"block: a row of {self.record_bytes} bytes does not fit in {self.block}; give {enough}")
 
     @property
     def record_bytes(self) -> int:
         """The bytes of a record."""
         return sum(field.bytes_row for field in self.fields.values())
+
+    @property
+    def bytes_map(self) -> int:
+        """What the map of a store takes in memory if its file has twice the blocks of the table."""
+        return 13 * self.blocks
 
     @property
     def per_block(self) -> int:

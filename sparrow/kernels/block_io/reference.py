@@ -6,6 +6,7 @@ by chance where `chance` is given, so that tests see reads and writes end in any
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -76,6 +77,10 @@ class Store:
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Reading:
         """See `Blocks`."""
+        self._check(rows_U, self.file.layout.rows)
+        assert bool((rows_U[1:] > rows_U[:-1]).all()), "rows are not ascending"
+        for tensor in into.values():
+            self._check(at_U, len(tensor))
         reading = Reading(never_U=torch.zeros(len(rows_U), dtype=torch.bool))
         blocks: dict[int, list[int]] = {}
         for u, row in enumerate(rows_U.tolist()):
@@ -122,6 +127,7 @@ class Store:
 
     def put(self, rows_U: Tensor, fields: Mapping[str, Tensor]) -> None:
         """See `Blocks`."""
+        self._check(rows_U, self.file.layout.rows)
         record = self.file.layout.record_bytes
         while self._has_queued() and self._bytes_queued() + len(rows_U) * record > self.bytes_queue:
             self._advance()
@@ -133,7 +139,10 @@ class Store:
         """See `Blocks`."""
         while self._has_queued():
             self._advance()
-        os.fsync(self.file.fd)
+        try:
+            os.fsync(self.file.fd)
+        except OSError as error:
+            raise self.file.failed(None, error.errno or 0, "write") from None
         places_K, generations_K = (torch.tensor(x, dtype=torch.int32) for x in (self.places, self.generations))
         return BlockMap(file=self.file.number, places_K=places_K, generations_K=generations_K)
 
@@ -217,7 +226,8 @@ class Store:
         place = next((place for place, users in enumerate(self.users) if not users), len(self.users))
         try:
             self.buffer[:] = content
-            os.pwritev(self.file.fd, [self.buffer], place * layout.block)
+            if os.pwritev(self.file.fd, [self.buffer], place * layout.block) < layout.block:
+                raise OSError(errno.ENOSPC, "a part was written")
         except OSError as error:
             self._end_write(block, self.file.failed(block, error.errno or 0, "write"))
             return
@@ -269,10 +279,17 @@ class Store:
                 records[block * layout.per_block + r] = content[at : at + layout.record_bytes]
         return records
 
+    @staticmethod
+    def _check(numbers_U: Tensor, limit: int) -> None:
+        assert not len(numbers_U) or (int(numbers_U.min()) >= 0 and int(numbers_U.max()) < limit), "not in the table"
+
     # -- records ----------------------------------------------------------------------------------
 
     def _gathered(self, fields: Mapping[str, Tensor], rows: int) -> list[bytes]:
-        parts = [fields[name].contiguous().reshape(rows, -1).view(torch.uint8) for name in self.file.layout.fields]
+        parts = []
+        for name, of in self.file.layout.fields.items():
+            entries = 1 if of.width is None else of.width
+            parts.append(fields[name].contiguous().view(rows, entries).view(torch.uint8))
         return [record.numpy().tobytes() for record in torch.cat(parts, 1)]
 
     def _scatter(self, record: bytes, into: Mapping[str, Tensor], at: int) -> None:

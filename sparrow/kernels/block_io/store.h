@@ -21,8 +21,8 @@
 
 namespace sparrow::block_io {
 
-// What went wrong with a block. faults in cpp.py makes a sentence of it.
-enum Kind : int64_t { kFine, kRead, kShort, kChecksum, kOther, kWrite };
+// What went wrong with a block, or with all that was written. cpp.py makes a sentence of it.
+enum Kind : int64_t { kFine, kRead, kShort, kChecksum, kOther, kWrite, kSync };
 struct Error {
   int64_t kind = kFine, code = 0, block = 0, place = 0;  // code: errno
   int64_t number = 0, generation = 0, expected = 0;      // kOther: what is there, and the generation of the map
@@ -46,14 +46,19 @@ struct Reading {
 
 class Store;
 
-// One block to be read or written.
+constexpr int64_t kMostBlock = 64 << 10;  // bytes of a block, and of what is read or written at once
+constexpr int64_t kMostRun = 16;          // blocks that are
+
+// Blocks of a table at neighbouring places, to be read or written at once.
 struct Op {
   Store* store;
   Reading* reading;     // null: a write-back
-  int64_t first, last;  // the rows of the fetch that are in the block
-  uint32_t block, place, generation;
+  int64_t first, last;  // the rows of the fetch that are in the blocks; others may be between
   bool is_write;
-  uint8_t* buffer;
+  uint32_t place, count;
+  struct {
+    uint32_t block, generation;
+  } of[kMostRun];
 };
 
 // How many maps name each place of the file and how many reads of it are under way. A place without is free.
@@ -84,6 +89,7 @@ class Places {
     hold(place);
     return place;
   }
+  bool is_free(int64_t place) const { return place < count() && free_[place / 64] >> place % 64 & 1; }
 
  private:
   std::vector<uint16_t> users_;
@@ -173,6 +179,7 @@ class Store {
     for (uint32_t place : places_)
       if (place) file_.hold(place);
     for (int64_t i = 0; i < shape.block / 8; ++i) keys_.push_back(splitmix64(i + shape.file));
+    most_run_ = std::min(kMostRun, kMostBlock / shape.block);
     most_ = std::max<int64_t>(shape.bytes_queue / (record_bytes() + kBeside), 1);
   }
 
@@ -209,8 +216,15 @@ class Store {
       }
       if (!is_read) continue;
       file_.hold(places_[block]);  // nothing is written there until it is read
-      reads->push_back({this, reading, u, end, block, places_[block], generations_[block], false, nullptr});
       ++reading->open;
+      Op* const before = reads->empty() ? nullptr : &reads->back();
+      if (before && before->reading == reading && before->count < most_run_ &&
+          before->place + before->count == places_[block]) {
+        before->of[before->count++] = {block, generations_[block]};
+        before->last = end;
+      } else {
+        reads->push_back({this, reading, u, end, false, places_[block], 1, {{block, generations_[block]}}});
+      }
     }
   }
 
@@ -231,79 +245,79 @@ class Store {
   bool is_empty() const { return waiting_.count() == 0; }
   bool is_due() const { return !error.kind && !queued_.empty() && (is_flushed || 2 * waiting_.count() > most_); }
 
-  // Begins to write the next block that waits: to read it first, if it has records that do not wait.
-  bool next_write(Op* op) {
+  // Begins to write the next block that waits: to read it first, if it has records that do not wait. Those that follow
+  // are written with it where nothing has to be read. Returns false if there is none, or if the file cannot grow.
+  bool next_write(Op* op, uint8_t* buffer) {
     auto it = queued_.lower_bound(cursor_);
     for (size_t tried = 0;; ++tried, ++it) {
       if (tried > written_.size()) return false;
       if (it == queued_.end()) it = queued_.begin();
       if (!written_.count(it->first)) break;
     }
-    const auto [block, chain] = *it;
-    cursor_ = block + 1;
-    queued_.erase(it);
-    written_[block] = chain;
-    int64_t queued = 0;
-    for (uint32_t node = chain; node != Waiting::kNone; node = waiting_[node].next) ++queued;
-    *op = {this, nullptr, 0, 0, block, places_[block], generations_[block], false, op->buffer};
-    if (places_[block] == 0 || queued == records_of(block)) {
-      memset(op->buffer, 0, shape_.block);
-      return make_write(op);
+    const bool is_read = has_others(*it);
+    *op = {this, nullptr, 0, 0, false, places_[it->first], 1, {{it->first, generations_[it->first]}}};
+    it = begin_write(it);
+    if (is_read) return true;
+    memset(buffer, 0, shape_.block);
+    if (!make_write(op, buffer)) return false;
+    while (it != queued_.end() && op->count < most_run_) {
+      const uint32_t block = it->first;
+      if (written_.count(block) || has_others(*it) || !file_.is_free(op->place + op->count)) break;
+      it = begin_write(it);
+      file_.hold(op->place + op->count);
+      op->of[op->count] = {block, generations_[block]};
+      memset(buffer + op->count * shape_.block, 0, shape_.block);
+      fill(op, op->count++, buffer);
     }
     return true;
   }
 
-  // What follows a read, without the lock: checks the block, and copies the rows of a fetch.
-  Error work(const Op& op, int64_t result) const {
-    if (op.is_write) {
-      if (result == shape_.block) return {};
-      return {kWrite, result < 0 ? -result : ENOSPC, op.block, op.place};
+  // What follows a read, without the lock: checks the blocks, and copies the rows of a fetch.
+  Error work(const Op& op, const uint8_t* buffer, int64_t result) const {
+    const int64_t whole = result < 0 ? 0 : result / shape_.block;
+    if (whole < op.count) {  // the others are lost with the first that is
+      const int64_t kind = op.is_write ? kWrite : result < 0 ? kRead : kShort;
+      return {kind, result < 0 ? -result : kind == kWrite ? ENOSPC : 0, op.of[whole].block, op.place + whole};
     }
-    if (result < 0) return {kRead, -result, op.block, op.place};
-    if (result < shape_.block) return {kShort, 0, op.block, op.place};
-    const uint64_t* words = reinterpret_cast<const uint64_t*>(op.buffer);
-    if (words[0] != checksum(words, keys_.data(), shape_.block / 8)) return {kChecksum, 0, op.block, op.place};
-    uint32_t head[2];
-    memcpy(head, op.buffer + 8, sizeof head);
-    if (head[0] != op.block || head[1] != op.generation)
-      return {kOther, 0, op.block, op.place, head[0], head[1], op.generation};
-    if (op.reading == nullptr) return {};
-    const int64_t bytes = record_bytes();
-    for (int64_t u = op.first; u < op.last; ++u) {
-      if (op.reading->is_taken[u]) continue;
-      const int64_t record = op.reading->rows[u] - op.block * shape_.per_block;
-      if (op.buffer[16 + record / 8] >> record % 8 & 1)
-        scatter(op.buffer + shape_.start + record * bytes, *op.reading, u);
-      else op.reading->never[u] = true;
+    if (op.is_write) return {};
+    for (int64_t i = 0; i < op.count; ++i) {
+      const Error found = checked(op, i, buffer + i * shape_.block);
+      if (found.kind) return found;
     }
+    if (op.reading) scatter_blocks(op, buffer);
     return {};
   }
 
   // Returns whether the op goes on: a block was read and is now to be written.
-  bool finish(Op* op, const Error& found) {
+  bool finish(Op* op, uint8_t* buffer, const Error& found) {
     if (op->reading) {
-      ++blocks_read;
-      file_.release(op->place);
+      blocks_read += op->count;
+      for (uint32_t i = 0; i < op->count; ++i) file_.release(op->place + i);
       if (found.kind) op->reading->error = found;
-      --op->reading->open;
+      op->reading->open -= op->count;
       return false;
     }
     if (!op->is_write) {
       ++blocks_read;
-      if (!found.kind) return make_write(op);
-    } else if (!found.kind) {
+      if (!found.kind) return make_write(op, buffer);
+      wait_again(op->of[0].block, found);
+      return false;
+    }
+    for (uint32_t i = 0; i < op->count; ++i) {
+      const auto [block, generation] = op->of[i];
+      if (found.kind) {
+        file_.release(op->place + i);
+        wait_again(block, found);
+        continue;
+      }
       ++blocks_written;
-      if (places_[op->block]) file_.release(places_[op->block]);
-      places_[op->block] = op->place;
-      generations_[op->block] = op->generation;
-      const auto it = written_.find(op->block);
+      if (places_[block]) file_.release(places_[block]);
+      places_[block] = op->place + i;
+      generations_[block] = generation;
+      const auto it = written_.find(block);
       waiting_.forget(it->second);
       written_.erase(it);
-      return false;
-    } else {
-      file_.release(op->place);
     }
-    wait_again(op->block, found);
     return false;
   }
 
@@ -337,8 +351,9 @@ class Store {
   std::unordered_map<uint32_t, uint32_t> written_;  // those whose block is being written
   Waiting waiting_;
   Places file_;
-  int64_t most_;
+  int64_t most_, most_run_;
   uint32_t cursor_ = 0;
+  using Queued = std::map<uint32_t, uint32_t>::iterator;
 
   int64_t records_of(uint32_t block) const {
     return std::min(shape_.per_block, shape_.rows - block * shape_.per_block);
@@ -358,28 +373,71 @@ class Store {
     }
   }
 
-  // Puts the records that wait into a block in the buffer, and takes a place for it.
-  bool make_write(Op* op) {
+  Error checked(const Op& op, int64_t i, const uint8_t* content) const {
+    const uint64_t* words = reinterpret_cast<const uint64_t*>(content);
+    const auto [block, generation] = op.of[i];
+    if (words[0] != checksum(words, keys_.data(), shape_.block / 8)) return {kChecksum, 0, block, op.place + i};
+    uint32_t head[2];
+    memcpy(head, content + 8, sizeof head);
+    if (head[0] == block && head[1] == generation) return {};
+    return {kOther, 0, block, op.place + i, head[0], head[1], generation};
+  }
+
+  void scatter_blocks(const Op& op, const uint8_t* buffer) const {
+    const int64_t bytes = record_bytes();
+    uint32_t i = 0;
+    for (int64_t u = op.first; u < op.last; ++u) {
+      const int64_t row = op.reading->rows[u];
+      while (i + 1 < op.count && row >= op.of[i + 1].block * shape_.per_block) ++i;
+      const int64_t record = row - op.of[i].block * shape_.per_block;
+      if (op.reading->is_taken[u] || record >= shape_.per_block) continue;  // or of a block that nobody wrote
+      const uint8_t* const content = buffer + i * shape_.block;
+      if (content[16 + record / 8] >> record % 8 & 1) scatter(content + shape_.start + record * bytes, *op.reading, u);
+      else op.reading->never[u] = true;
+    }
+  }
+
+  // Whether a block has records that do not wait.
+  bool has_others(const std::pair<const uint32_t, uint32_t>& queued) const {
+    if (places_[queued.first] == 0) return false;
+    int64_t count = 0;
+    for (uint32_t node = queued.second; node != Waiting::kNone; node = waiting_[node].next) ++count;
+    return count < records_of(queued.first);
+  }
+
+  Queued begin_write(Queued it) {
+    written_[it->first] = it->second;
+    cursor_ = it->first + 1;
+    return queued_.erase(it);
+  }
+
+  // Puts the records that wait into the block in the buffer, and takes a place for it.
+  bool make_write(Op* op, uint8_t* buffer) {
     op->is_write = true;
     op->place = file_.take();
     if (op->place == 0) {
       if (const int code = grow()) {
-        wait_again(op->block, {kWrite, code, op->block});
+        wait_again(op->of[0].block, {kWrite, code, op->of[0].block});
         return false;
       }
       op->place = file_.take();
     }
-    const int64_t bytes = record_bytes();
-    for (uint32_t node = written_.at(op->block); node != Waiting::kNone; node = waiting_[node].next) {
-      const uint32_t record = waiting_[node].record;
-      op->buffer[16 + record / 8] |= 1 << record % 8;
-      memcpy(op->buffer + shape_.start + record * bytes, waiting_.bytes(node), bytes);
-    }
-    const uint32_t head[2] = {op->block, ++op->generation};
-    memcpy(op->buffer + 8, head, sizeof head);
-    uint64_t* words = reinterpret_cast<uint64_t*>(op->buffer);
-    words[0] = checksum(words, keys_.data(), shape_.block / 8);
+    fill(op, 0, buffer);
     return true;
+  }
+
+  void fill(Op* op, int64_t i, uint8_t* buffer) {
+    uint8_t* const content = buffer + i * shape_.block;
+    const int64_t bytes = record_bytes();
+    for (uint32_t node = written_.at(op->of[i].block); node != Waiting::kNone; node = waiting_[node].next) {
+      const uint32_t record = waiting_[node].record;
+      content[16 + record / 8] |= 1 << record % 8;
+      memcpy(content + shape_.start + record * bytes, waiting_.bytes(node), bytes);
+    }
+    const uint32_t head[2] = {op->of[i].block, ++op->of[i].generation};
+    memcpy(content + 8, head, sizeof head);
+    uint64_t* words = reinterpret_cast<uint64_t*>(content);
+    words[0] = checksum(words, keys_.data(), shape_.block / 8);
   }
 
   // Lengthens the file by an eighth, at most 64 MiB. Returns errno, 0 if all went well.

@@ -1,0 +1,192 @@
+"""The block store alone, beside a bare io_uring loop over the same blocks: a part of tiers.py."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Way
+from sparrow.kernels.formats import Field
+
+FIELDS = {"values": Field(width=16, across="cut"), "state": Field(), "bit": Field(dtype=torch.uint8)}  # 69 bytes
+DEPTH, BATCH = 16, 4096  # reads at a time of the bare loop; rows of a fetch, of which two are under way
+QUEUE = 64 << 20
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    folder = tempfile.mkdtemp()
+    source, library = Path(__file__).with_name("ring.c"), f"{folder}/ring.so"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", library], check=True)
+    found = ctypes.CDLL(library)
+    found.read_blocks.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    return found
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What some reads took."""
+
+    per_s: float
+    cpu_us: float  # of all threads of this process, for each
+
+
+def timed(work: Callable[[], object], count: int) -> Rate:
+    """Of `count` reads that `work` does."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Rate(count / (time.perf_counter() - begin), (time.process_time() - cpu) / count * 1e6)
+
+
+def bare(blocks: Blocks, places_N: Tensor, depth: int = DEPTH) -> Rate:
+    """Reads blocks of the file at some places, and does nothing with them."""
+    fd, block = blocks.file.fd, blocks.layout.block
+
+    def work() -> None:
+        if code := _library().read_blocks(fd, block, places_N.data_ptr(), len(places_N), depth):
+            raise OSError(code, os.strerror(code))
+
+    return timed(work, len(places_N))
+
+
+def record(rows_U: Tensor) -> dict[str, Tensor]:
+    """What row r holds: values made of r."""
+    values_U16 = (rows_U[:, None] * 16 + torch.arange(16)).float()
+    return {"values": values_U16, "state": rows_U.float(), "bit": (rows_U % 2).to(torch.uint8)}
+
+
+class Reader:
+    """Fetches rows, two fetches under way."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.into = [record(torch.zeros(BATCH, dtype=torch.int64)) for _ in range(2)]
+
+    def read(self, rows_N: Tensor, check: bool = False) -> None:
+        """Fetch rows, in ascending order within each batch."""
+        batches = [part.sort()[0] for part in rows_N.split(BATCH)]
+        tickets = {}
+        for number, rows_U in enumerate([*batches, None]):
+            if rows_U is not None:
+                tickets[number] = self.blocks.fetch(rows_U, self.into[number % 2], torch.arange(len(rows_U)))
+            if number:
+                never_U = self.blocks.wait(tickets.pop(number - 1))
+                if check:
+                    expected = record(batches[number - 1])
+                    found = self.into[(number - 1) % 2]
+                    assert not never_U.any()
+                    assert all(torch.equal(found[name][: len(never_U)], expected[name]) for name in FIELDS)
+
+
+@contextmanager
+def filled(folder: Path, blocks: int, block: int) -> Iterator[tuple[Path, Layout, BlockMap]]:
+    """A file of so many blocks, all written."""
+    layout = Layout(fields=FIELDS, rows=0, block=block)
+    layout = Layout(fields=FIELDS, rows=blocks * layout.per_block, block=block)
+    path = folder / f"blocks{block}"
+    path.unlink(missing_ok=True)
+    try:
+        with Blocks(path, layout, table="t") as made:
+            for first in range(0, layout.rows, 1 << 18):
+                rows_U = torch.arange(first, min(first + (1 << 18), layout.rows))
+                made.put(rows_U, record(rows_U))
+            map = made.sync()
+        yield path, layout, map
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def one_row_a_block(layout: Layout, count: int, random: torch.Generator) -> Tensor:
+    """Random rows of different blocks."""
+    blocks_N = torch.randperm(layout.blocks, generator=random)[:count]
+    return blocks_N * layout.per_block + torch.randint(layout.per_block, (count,), generator=random)
+
+
+def median(rates: list[Rate]) -> str:
+    """Reads/s and CPU of the median turn."""
+    return f"{statistics.median(r.per_s for r in rates):9,.0f}/s {statistics.median(r.cpu_us for r in rates):6.2f} us"
+
+
+def reads(folder: Path, blocks: int, block: int, count: int, turns: int) -> dict[str, float]:
+    """Prints reads/s of the bare loop and of each way, in turns. Returns the median ratio of each to the bare loop."""
+    ways: tuple[Way, ...] = ("io_uring", "threads")
+    random = torch.Generator().manual_seed(block)
+    found: dict[str, list[Rate]] = {name: [] for name in ("bare", "bare, depth 32", *ways)}
+    with filled(folder, blocks, block) as (path, layout, map):
+        for turn in range(turns + 1):
+            rows_N = one_row_a_block(layout, min(count, layout.blocks), random)
+            rates = {}
+            for way in ways:
+                with Blocks(path, layout, table="t", map=map, way=way, is_written=False) as opened:
+                    reader = Reader(opened)
+                    if turn == 0:
+                        reader.read(rows_N, check=True)
+                        continue
+                    rates[way] = timed(lambda reader=reader, rows_N=rows_N: reader.read(rows_N), len(rows_N))
+                    assert opened.counters["blocks_read"] == len(rows_N)
+                    if way == "io_uring":
+                        places_N = map.places_K[rows_N // layout.per_block].contiguous()
+                        rates["bare"] = bare(opened, places_N)
+                        rates["bare, depth 32"] = bare(opened, places_N, 32)
+            for name, rate in rates.items():
+                found[name].append(rate)
+    ratios = {}
+    for name, rates_T in found.items():
+        pairs = sorted(mine.per_s / limit.per_s for mine, limit in zip(rates_T, found["bare"], strict=True))
+        ratios[name] = statistics.median(pairs)
+        print(f"{block:>6} B {name:<15} {median(rates_T)}   {ratios[name]:.2f} ({pairs[0]:.2f} to {pairs[-1]:.2f})")
+    return ratios
+
+
+def writes(folder: Path, blocks: int, count: int, turns: int) -> None:
+    """Prints how many rows/s are written back that lie at random. What was written is checked."""
+    random = torch.Generator().manual_seed(1)
+    found: dict[str, list[Rate]] = {"io_uring": [], "threads": []}
+    with filled(folder, blocks, 4096) as (path, layout, map):
+        for turn, way in itertools.product(range(turns + 1), found):
+            with Blocks(path, layout, table="t", map=map, way=way) as opened:  # type: ignore[arg-type]
+                rows_N = one_row_a_block(layout, min(count, layout.blocks // 2), random)
+                batches = [(rows_U, record(rows_U)) for rows_U in rows_N.split(BATCH)]
+
+                def put(opened: Blocks = opened, batches: list[tuple[Tensor, dict[str, Tensor]]] = batches) -> None:
+                    for rows_U, fields in batches:
+                        opened.put(rows_U, fields)
+                    opened.sync()
+
+                rate = timed(put, len(rows_N))
+                counters = opened.counters
+                assert counters["blocks_read"] == counters["blocks_written"] == len(rows_N)
+                Reader(opened).read(rows_N, check=True)
+                map = opened.sync()
+            if turn:  # in the first, the file grows
+                found[way].append(rate)
+    for way, rates in found.items():
+        print(f"  4096 B {way:<15} {median(rates)}   rows written back, one a block: a block read and one written each")
+
+
+def run(folder: Path, quick: bool) -> None:
+    """Measure and print."""
+    count, turns = (10_000, 3) if quick else (100_000, 9)
+    sizes = (4096,) if quick else (512, 1024, 2048, 4096)
+    blocks = 25_000 if quick else 500_000
+    print(f"blocks of {FIELDS['values'].width} columns with their state, {blocks} of them in {folder}")
+    print(f"{'block':>8} {'reads':<15} {'median':>11} {'CPU each':>9}   of the bare loop (lowest to highest)")
+    for block in sizes:
+        ratios = reads(folder, blocks, block, count, turns)
+    writes(folder, blocks, count, turns)
+    goal = 0.85
+    met = "met" if ratios["io_uring"] >= goal else "missed"
+    print(f"TARGET reads/s through fetch, of a bare loop at depth 16: {ratios['io_uring']:.2f} (goal {goal}) {met}")
