@@ -103,7 +103,13 @@ class Placement:
 
 
 def place(
-    run: Run, dataset: Dataset, *, memory: int, device: Device, examples: int = reuse.EXAMPLES, told: Progress
+    run: Run,
+    dataset: Dataset,
+    *,
+    memory: int,
+    device: Device | None = None,
+    examples: int = reuse.EXAMPLES,
+    told: Progress = reuse.silent,
 ) -> Placement:
     """Returns the placement with the least predicted time.
 
@@ -111,18 +117,20 @@ def place(
         run: its settings. Its tables may go to disk only if `ssd` is set.
         dataset: the prepared log.
         memory: bytes that the run may have.
-        device: what the disk does.
+        device: what the disk does; None measures it.
         examples: how many are read, at most, to learn how tables are used.
         told: hears how it goes on.
 
     Raises:
-        UserError: when memory is too small.
+        UserError: when memory is too small, or the disk cannot be measured.
     """
     run = preflight.resolved(run, dataset)
     if torch.device(run.device).type != "cpu":
         raise UserError(f"device: {run.device!r}, and only memory of the host is divided; use --device cpu")
+    beside = _beside(run, dataset)  # before anything else takes memory
+    if device is None:
+        device = Device() if run.ssd is None else tiering.probed(Path(run.ssd))
     uses = reuse.uses(run, dataset, examples, told)
-    beside = _beside(run, dataset, uses)
     reasons = {name: _reason(run, of) for name, of in uses.items()}
     options = {name: _options(of, device, not reasons[name]) for name, of in uses.items()}
     chosen = _divided(options, memory - beside, memory, beside, run)
@@ -170,10 +178,11 @@ def _reason(run: Run, uses: list[Use]) -> str:
     return ""
 
 
-def _beside(run: Run, dataset: Dataset, uses: dict[str, list[Use]]) -> int:
-    """Returns the bytes of memory that a run needs beside the rows of these tables."""
+def _beside(run: Run, dataset: Dataset) -> int:
+    """Returns the bytes of memory that a run needs beside the rows of tables that may leave memory."""
     rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
-    small = run.tables.placed(dict.fromkeys(uses, SMALLEST), rows)  # so that what a step needs can be measured
+    specs = [spec for of in reuse.tables_for(run, dataset) for spec in of.specs if reuse.may_leave(spec)]
+    small = run.tables.placed({spec.name: SMALLEST for spec in specs}, rows)  # so that what a step needs is measured
     needs = preflight.estimate(dataclasses.replace(run, tables=small), dataset)
-    parts = [dataclasses.replace(use.component, tier=SMALLEST) for of in uses.values() for use in of]
+    parts = [dataclasses.replace(part, tier=SMALLEST) for spec in specs for part in spec.components]
     return needs.bytes_host - sum(part.bytes_of(part.rows, part.dim) for part in parts)

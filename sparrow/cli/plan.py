@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     from sparrow.analysis.placement import place
     from sparrow.cli import _show
     from sparrow.core.memory import available_bytes, resident_bytes
-    from sparrow.sharding.tiering import Device, probed
+    from sparrow.sharding.tiering import Device
     from sparrow.trained.run import Run
     from sparrow.training.defaults import defaults
 
@@ -63,9 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     if known.memory is None and free is None:
         raise UserError("--memory: this system does not tell how much is free; give it, such as --memory 12GiB")
     memory = parsed(known.memory, "--memory") if known.memory else int(free or 0) + resident_bytes()
-    device = Device()
-    if run.ssd is not None:
-        device = probed(Path(run.ssd)) if known.reads is None else Device(reads_per_s=known.reads)
+    device = None if known.reads is None else Device(reads_per_s=known.reads)
     with _show.progress_bar() as told:
         found = place(run, data.open(run.data.path), memory=memory, device=device, examples=known.examples, told=told)
     _tell(found, run)

@@ -21,7 +21,7 @@ from sparrow.kernels.row_cache import WAYS
 from sparrow.sharding.curves import Curve
 
 USUAL = 45_000.0  # random reads/s of an SSD that nobody measured
-_FIND_MS = 1e-4  # to find the frame of a row
+_FIND_S = 1e-7  # to find the frame of a row
 _BESIDE = 24  # bytes beside a record that waits to be written
 _STEP = 1.15  # between two sizes of a cache that are tried
 _PROBED = 1 << 14  # blocks that a probe writes
@@ -33,12 +33,12 @@ class Device:
 
     Args:
         reads_per_s: blocks of 4 KiB that the disk reads at random, many at a time.
-        bytes_per_s: what the block store reads in sequence.
+        bytes_per_s: what it reads in sequence, and writes.
         memory_bytes_per_s: rows of memory, at random.
     """
 
     reads_per_s: float = USUAL
-    bytes_per_s: float = USUAL * 4096
+    bytes_per_s: float = 5e8
     memory_bytes_per_s: float = 4e9
 
     def __post_init__(self) -> None:
@@ -142,14 +142,15 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     """Returns what a table costs. uses: of its components."""
     components = [dataclasses.replace(use.component, tier=tier) for use in uses]
     references = sum(use.references for use in uses)
-    found = [_blocks(use, component) if tier.is_on else (0.0, 0.0) for use, component in zip(uses, components)]
-    misses = sum(ratio * use.references for (ratio, _), use in zip(found, uses, strict=True))
+    flows = [_flow(use, component) for use, component in zip(uses, components, strict=True)] if tier.is_on else []
+    misses = sum(flow.misses for flow in flows)
+    in_memory = sum(map(_bytes, uses)) / device.memory_bytes_per_s + _FIND_S * references * tier.is_on
     return Cost(
         tier=tier,
         bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
         miss_ratio=misses / references if references else 0.0,
-        ms_memory=sum(_bytes(use) for use in uses) / device.memory_bytes_per_s * 1e3 + tier.is_on * _FIND_MS * references,
-        ms_disk=sum(blocks for _, blocks in found) / device.reads_per_s * 1e3,
+        ms_memory=1e3 * in_memory,
+        ms_disk=1e3 * sum(flow.seconds(device) for flow in flows),
     )
 
 
@@ -177,26 +178,61 @@ def _bytes(use: Use) -> float:
     return use.lookups * component.bytes_values / component.rows + 2 * use.references * component.bytes_row
 
 
-def _blocks(use: Use, component: Component) -> tuple[float, float]:
-    """Returns the miss ratio of a component on an SSD, and how many blocks a batch reads and writes.
+@dataclass(frozen=True, kw_only=True)
+class _Flow:
+    """What a batch moves between frames and disk.
 
-    Rows that wait to be written are at hand, and rows that leave are written once for each block. A block is read
-    before it is written, unless it is new. Half of the queue is full, and the writer passes over all blocks in turn.
+    Args:
+        misses: rows that come.
+        read: blocks that are read, one by one.
+        block: bytes of each.
+        written: blocks that are written, side by side.
+        again: how many of these are read before, since some of their records stay.
+    """
+
+    misses: float
+    read: float
+    block: int
+    written: float
+    again: float
+
+    def seconds(self, device: Device) -> float:
+        """Returns how long the disk takes."""
+        random = self.read + self.again
+        return max(random / device.reads_per_s, random * self.block / device.bytes_per_s) + (
+            self.written * self.block / device.bytes_per_s
+        )
+
+
+def _flow(use: Use, component: Component) -> _Flow:
+    """Returns what a batch moves of a component on an SSD.
+
+    Rows that wait to be written are at hand. Rows that leave are written together with those of the same block that
+    have left since the writer was there last. It passes over all blocks in turn, and half of the queue is full. In a
+    run that begins anew, blocks are empty at first, and an empty block is not read.
     """
     curve, rows = use.curve, component.rows
+    layout = Layout(fields=component.fields, rows=rows)
     frames, _ = component.tier_frames(rows)
-    blocks = Layout(fields=component.fields, rows=rows).blocks
     waiting = component.tier_queue(rows) / (component.bytes_row + _BESIDE) / 2
-    misses = curve.miss_ratio(frames)
-    leave = misses * use.references
-    unwritten = 0.0  # the share of blocks, on average over the run
-    new = 0.0  # blocks of a batch that are written for the first time
+    misses = curve.miss_ratio(frames) * use.references
+    leave, empty, new = misses, 0.0, 0.0
     if use.is_whole and curve.batches:
-        leave = max(leave - frames / curve.batches, 0.0)
-        turns = leave * curve.batches / blocks
-        unwritten = -math.expm1(-turns) / turns if turns else 1.0
-        new = -math.expm1(-turns) * blocks / curve.batches
-    read = max(curve.miss_ratio(frames + waiting) - unwritten * curve.cold, 0.0) * use.references
-    together = 2 * waiting / blocks  # rows that leave for a block while the writer passes over all others
-    written = leave * (-math.expm1(-together) / together if together else 1.0)
-    return misses, -blocks * math.expm1(-read / blocks) + 2 * written - min(new, written)
+        leave = max(misses - frames / curve.batches, 0.0)
+        full = leave * curve.batches / layout.blocks
+        empty = _share(full)  # of all blocks, on average over the run
+        new = -math.expm1(-full) * layout.blocks / curve.batches
+    read = max(curve.miss_ratio(frames + waiting) - empty * curve.cold, 0.0) * use.references
+    written = leave * _share(2 * waiting / layout.blocks)
+    return _Flow(
+        misses=misses,
+        read=layout.blocks * -math.expm1(-read / layout.blocks),  # some rows share a block
+        block=layout.block,
+        written=written,
+        again=max(written - new, 0.0),
+    )
+
+
+def _share(each: float) -> float:
+    """Returns the share of blocks among their rows, where rows come to blocks by chance and a block has `each`."""
+    return -math.expm1(-each) / each if each else 1.0

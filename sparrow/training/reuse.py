@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from sparrow.core import Batch
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import EmbeddingTables, unallocated
+from sparrow.embeddings import EmbeddingTables, TableSpec, unallocated
 from sparrow.sharding.curves import Trace
 from sparrow.sharding.tiering import Use
 from sparrow.trained.build import tables_of, untrained, within_memory
@@ -24,8 +24,12 @@ from sparrow.training.feed import Feed
 EXAMPLES = 1_000_000  # read by default, which takes some seconds
 
 
+def silent(what: str, done: int, total: int) -> None:
+    """Nobody hears."""
+
+
 def uses(
-    run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = lambda what, done, total: None
+    run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = silent
 ) -> dict[str, list[Use]]:
     """Returns table -> how each of its components is used. The batches are those of training, on one process.
 
@@ -37,10 +41,8 @@ def uses(
         examples: at most so many are read. A run that has more is judged by those with which it begins.
         told: hears how it goes on.
     """
-    with torch.random.fork_rng(devices=[]), within_memory("cpu"), unallocated():
-        model = untrained(run, dataset.schema)
-    tables = tables_of(model)
-    specs = [spec for of in tables for spec in of.specs if spec.addressing.traits.policy is None]
+    tables = tables_for(run, dataset)
+    specs = [spec for of in tables for spec in of.specs if may_leave(spec)]
     window = (1 + MOST_AHEAD) * run.loop.accumulate  # of these no row leaves its frame
     traces = {part.name: Trace(window=window) for spec in specs for part in spec.components}
     lookups = dict.fromkeys(traces, 0)
@@ -62,6 +64,17 @@ def uses(
     }
 
 
+def tables_for(run: Run, dataset: Dataset) -> list[EmbeddingTables]:
+    """Returns the tables of a run's model. They have no memory."""
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"), unallocated():
+        return tables_of(untrained(run, dataset.schema))
+
+
+def may_leave(spec: TableSpec) -> bool:
+    """Whether ids of a table have the same rows for ever, so that its rows can be elsewhere than in memory."""
+    return spec.addressing.traits.policy is None
+
+
 def _batches(run: Run, dataset: Dataset) -> int:
     """Returns how many batches the run trains on."""
     of_epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
@@ -71,9 +84,8 @@ def _batches(run: Run, dataset: Dataset) -> int:
 
 def _training(run: Run, dataset: Dataset, most: int) -> Iterator[Batch]:
     """Yields the batches of training, at most so many."""
-    say: Callable[[str], None] = lambda text: None  # noqa: E731
     loader = dataset.loader(run.data.batch_size, "train", bool(run.data.shuffle), run.seed, run.data.dedup)
-    loader = side_by_side(loader, run, dataset, say)
+    loader = side_by_side(loader, run, dataset, lambda text: None)
     drop = Dropout(dataset.schema, run.data.id_dropout or {}, run.seed)
     feed = Feed(loader, run.loop.accumulate, drop, torch.device("cpu"))
     given = epochs = 0
