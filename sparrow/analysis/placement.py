@@ -8,6 +8,7 @@ sum (MTrainS, arXiv 2305.01515, section 5).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,8 +133,9 @@ def place(
         device = Device() if run.ssd is None else tiering.probed(Path(run.ssd))
     uses = reuse.uses(run, dataset, examples, told)
     reasons = {name: _reason(run, of) for name, of in uses.items()}
-    options = {name: _options(of, device, not reasons[name]) for name, of in uses.items()}
-    chosen = _divided(options, memory - beside, memory, beside, run)
+    options = {name: options_of(of, device, not reasons[name]) for name, of in uses.items()}
+    _check(options, memory, beside, run)
+    chosen = divide(options, memory - beside)
     return Placement(
         tables={n: Placed(uses=tuple(uses[n]), cost=cost, reason=reasons[n]) for n, cost in chosen.items()},
         device=device,
@@ -143,22 +145,35 @@ def place(
     )
 
 
-def _divided(options: dict[str, list[Cost]], left: int, memory: int, beside: int, run: Run) -> dict[str, Cost]:
-    """Returns the option of each table, so that their bytes fit into what is left and their times have the least sum."""
-    classes = [[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()]
-    if (least := smallest(classes)) > left:
-        remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB, or lower data.batch_size"
-        if run.ssd is None:
-            remedy = f"name a folder on an SSD with --ssd, or {remedy}"
-        raise UserError(
-            f"--memory: {in_units(memory)} are too few; tables need {in_units(least)} at least, and the rest of the "
-            f"run {in_units(beside)}; {remedy}"
-        )
-    numbers = choose(classes, left)
+def divide(options: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, Cost]:
+    """Returns the option of each table so that all times have the least sum. It is exact, see `choose`.
+
+    Args:
+        options: table -> what it costs in each of its places.
+        budget: the most bytes of all together.
+
+    Raises:
+        UserError: when no choice fits.
+    """
+    numbers = choose([[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()], budget)
     return {name: costs[number] for (name, costs), number in zip(options.items(), numbers, strict=True)}
 
 
-def _options(uses: list[Use], device: Device, may_leave: bool) -> list[Cost]:
+def _check(options: Mapping[str, Sequence[Cost]], memory: int, beside: int, run: Run) -> None:
+    """Check that the smallest places of all tables fit."""
+    least = smallest([[(cost.bytes, cost.ms) for cost in costs] for costs in options.values()])
+    if least + beside <= memory:
+        return
+    remedy = f"give --memory {-(-(least + beside) // 1_000_000)}MB, or lower data.batch_size"
+    if run.ssd is None:
+        remedy = f"name a folder on an SSD with --ssd, or {remedy}"
+    raise UserError(
+        f"--memory: {in_units(memory)} are too few; tables need {in_units(least)} at least, and the rest of the run "
+        f"{in_units(beside)}; {remedy}"
+    )
+
+
+def options_of(uses: Sequence[Use], device: Device, may_leave: bool) -> list[Cost]:
     """Returns what a table costs in memory, and on an SSD with frames of many sizes."""
     tiers = [Tier()]
     if may_leave:
@@ -166,7 +181,7 @@ def _options(uses: list[Use], device: Device, may_leave: bool) -> list[Cost]:
     return [tiering.cost(uses, tier, device) for tier in tiers]
 
 
-def _reason(run: Run, uses: list[Use]) -> str:
+def _reason(run: Run, uses: Sequence[Use]) -> str:
     """Returns why a table cannot be on an SSD; "" if it can."""
     if run.ssd is None:
         return "no folder is named with --ssd"

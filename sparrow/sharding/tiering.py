@@ -216,6 +216,8 @@ def _flow(use: Use, component: Component) -> _Flow:
     frames, _ = component.tier_frames(rows)
     waiting = component.tier_queue(rows) / (component.bytes_row + _BESIDE) / 2
     misses = curve.miss_ratio(frames) * use.references
+    if frames >= rows:  # a row begins in its frame and stays there
+        return _Flow(misses=misses, read=0.0, block=layout.block, written=0.0, again=0.0)
     leave, empty, new = misses, 0.0, 0.0
     if use.is_whole and curve.batches:
         leave = max(misses - frames / curve.batches, 0.0)
