@@ -22,7 +22,6 @@ from sparrow.core.files import write_text
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers.ssd import check
 from sparrow.sharding import tiering
 from sparrow.sharding.plan import read
 from sparrow.sharding.tiering import Cost, Device, Use
@@ -185,12 +184,7 @@ def _reason(run: Run, uses: Sequence[Use]) -> str:
     """Returns why a table cannot be on an SSD; "" if it can."""
     if run.ssd is None:
         return "no folder is named with --ssd"
-    try:
-        for use in uses:
-            check(use.component, run.device)
-    except UserError as error:
-        return str(error).partition(", and ")[2]
-    return ""
+    return next(filter(None, (reuse.reason(use, run.device) for use in uses)), "")
 
 
 def _beside(run: Run, dataset: Dataset) -> int:

@@ -159,9 +159,14 @@ def smallest(uses: Sequence[Use]) -> int:
     return max(_bytes_of(use.component, min(use.curve.most, use.component.rows)) for use in uses)
 
 
+def largest(uses: Sequence[Use]) -> int:
+    """Returns the bytes of frames with which each row of a table has one."""
+    return max(_bytes_of(use.component, use.component.rows) for use in uses)
+
+
 def sizes(uses: Sequence[Use]) -> list[int]:
-    """Returns the bytes of frames that are worth trying, from `smallest` to a frame for each row."""
-    first, last = smallest(uses), max(_bytes_of(use.component, use.component.rows) for use in uses)
+    """Returns the bytes of frames that are worth trying, from `smallest` to `largest`."""
+    first, last = smallest(uses), largest(uses)
     steps = max(math.ceil(math.log(last / first, _STEP)), 0)
     return sorted({*(min(int(first * _STEP**n), last) for n in range(steps)), last})
 

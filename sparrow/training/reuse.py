@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sparrow.core import Batch
+from sparrow.core import Batch, UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import EmbeddingTables, TableSpec, unallocated
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers.ssd import check
 from sparrow.sharding.curves import Trace
-from sparrow.sharding.tiering import Use
+from sparrow.sharding.tiering import Device, Use, cost, largest, smallest
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.run import MOST_AHEAD, Run
 from sparrow.training.compared import side_by_side
@@ -22,6 +25,7 @@ from sparrow.training.dropout import Dropout
 from sparrow.training.feed import Feed
 
 EXAMPLES = 1_000_000  # read by default, which takes some seconds
+FEW = 100_000  # read for a word of advice
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -62,6 +66,37 @@ def uses(
         ]
         for spec in specs
     }
+
+
+def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int] | None:
+    """Returns bytes of tables in memory, and examples/s, of a run that fits when its tables are on an SSD, or None.
+
+    Caches are the largest that were tried, a share of each table. What `sparrow plan` finds is at least as fast.
+
+    Args:
+        run: its settings, with every choice made.
+        dataset: the prepared log.
+        fits: whether a run with other tiers fits into memory.
+    """
+    found = {name: of for name, of in uses(run, dataset, FEW).items() if not any(map(reason, of))}
+    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
+    for share in (1 / 2, 1 / 8, 1 / 32, 0.0):
+        sizes = {name: max(smallest(of), int(share * largest(of))) for name, of in found.items()}
+        tiers = {name: Tier(name="ssd", bytes=size) for name, size in sizes.items()}
+        if found and fits(replace(run, tables=run.tables.placed(tiers, rows))):
+            costs = [cost(of, tiers[name], Device()) for name, of in found.items()]
+            seconds = sum(one.ms for one in costs) / 1e3
+            return sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
+    return None
+
+
+def reason(use: Use, device: str = "cpu") -> str:
+    """Returns why a component cannot be on an SSD; "" if it can."""
+    try:
+        check(use.component, device)
+    except UserError as error:
+        return str(error).partition(", and ")[2]
+    return ""
 
 
 def tables_for(run: Run, dataset: Dataset) -> list[EmbeddingTables]:
