@@ -78,26 +78,29 @@ class Trace:
         """The share of all rows that is kept."""
         return self._below / _HASHES
 
-    def curve(self) -> Curve:
+    def curve(self, after: int = 0) -> Curve:
         """Returns the curve of all batches so far.
 
         A sample that has too few of the most popular rows has too few references. Those that lack count as hits (the
         adjustment of SHARDS, section 3).
+
+        Args:
+            after: references of so many first batches are not counted. They fill the caches.
         """
-        references, rows_N = sum(self._counts), torch.cat([torch.zeros(0, dtype=torch.int64), *self._rows])
+        references, rows_N = sum(self._counts[after:]), torch.cat([torch.zeros(0, dtype=torch.int64), *self._rows])
         lengths = torch.tensor([len(of) for of in self._rows], dtype=torch.int64)
         batch_N = torch.arange(len(lengths)).repeat_interleave(lengths)
         before_N = _before(rows_N)
         expected = max(references * self.share, 1.0)
-        is_first_N = before_N < 0
-        distances = _distances(batch_N, before_N).sort().values.double() / self.share
+        counts_N = batch_N >= after
+        distances_A = _distances(batch_N, before_N)[counts_N[before_N >= 0]]
         return Curve(
             references=references,
-            batches=len(self._counts),
-            cold=min(int(is_first_N.sum()) / expected, 1.0),
+            batches=max(len(self._counts) - after, 0),
+            cold=min(int((counts_N & (before_N < 0)).sum()) / expected, 1.0),
             most=self._most(batch_N, before_N),
-            distances_N=distances,
-            near=(expected - len(rows_N)) / expected if references else 0.0,
+            distances_N=distances_A.sort().values.double() / self.share,
+            near=(expected - int(counts_N.sum())) / expected if references else 0.0,
             each=1.0 / expected,
         )
 

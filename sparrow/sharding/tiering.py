@@ -122,13 +122,15 @@ class Cost:
         tier: the place.
         bytes: of memory.
         miss_ratio: the share of the different rows of a batch that come from the disk.
+        blocks: that the disk reads and writes for each batch.
         ms_memory: of each batch, for rows in memory.
-        ms_disk: of each batch, for blocks that the disk reads and writes.
+        ms_disk: of each batch, for these blocks.
     """
 
     tier: Tier
     bytes: int
     miss_ratio: float
+    blocks: tuple[float, float]
     ms_memory: float
     ms_disk: float
 
@@ -149,6 +151,7 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
         tier=tier,
         bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
         miss_ratio=misses / references if references else 0.0,
+        blocks=(sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)),
         ms_memory=1e3 * in_memory,
         ms_disk=1e3 * sum(flow.seconds(device) for flow in flows),
     )

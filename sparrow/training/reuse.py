@@ -59,9 +59,10 @@ def uses(
         count += 1
         told("reading batches", count, min(most, total))
     is_whole = count >= total and run.init_from is None
+    filling = 0 if is_whole else count // 2  # the beginning of a long run fills caches, and is a small part of it
     return {
         spec.name: [
-            Use(component=c, curve=traces[c.name].curve(), lookups=lookups[c.name] / max(count, 1), is_whole=is_whole)
+            Use(component=c, curve=traces[c.name].curve(filling), lookups=lookups[c.name] / max(count, 1), is_whole=is_whole)
             for c in spec.components
         ]
         for spec in specs

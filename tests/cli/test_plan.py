@@ -58,9 +58,7 @@ def test_by_default_beside_the_run_directory(prepared: Path, tmp_path: Path, mon
         (["--model.dims", "3"], "dims"),
     ],
 )
-def test_mistakes_are_one_line(
-    setting: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
-) -> None:
+def test_mistakes_are_one_line(setting: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str) -> None:
     assert main(["plan", str(setting), *given]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1

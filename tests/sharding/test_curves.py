@@ -17,14 +17,14 @@ def zipf_batches(skew: float, rows: int, batches: int, size: int, seed: int = 0)
     return [scattered[torch.searchsorted(cumulative, d).clamp(max=rows - 1)] for d in draws]
 
 
-def lru_miss_ratio(batches: list[Tensor], frames: int) -> float:
+def lru_miss_ratio(batches: list[Tensor], frames: int, after: int = 0) -> float:
     """An LRU cache, batch by batch: rows of a batch that are in are hits; then those used longest ago leave."""
     last: dict[int, tuple[int, int]] = {}
     misses = references = 0
     for number, rows in enumerate(batches):
         mine = rows.unique().tolist()
-        references += len(mine)
-        misses += sum(row not in last for row in mine)
+        references += len(mine) * (number >= after)
+        misses += sum(row not in last for row in mine) * (number >= after)
         last |= {row: (number, row) for row in mine}
         last = dict(sorted(last.items(), key=lambda item: item[1])[-frames:])
     return misses / references
@@ -48,6 +48,18 @@ def test_larger_before(count: int) -> None:
 def test_a_whole_trace_is_exact(frames: int) -> None:
     batches = zipf_batches(1.05, 4000, 60, 300)
     assert curve_of(batches).miss_ratio(frames) == pytest.approx(lru_miss_ratio(batches, frames), abs=1e-9)
+
+
+@pytest.mark.parametrize("after", [0, 1, 30])
+def test_first_batches_only_fill(after: int) -> None:
+    batches = zipf_batches(1.05, 4000, 60, 300)
+    trace = Trace()
+    for rows in batches:
+        trace.add(rows)
+    curve = trace.curve(after)
+    assert curve.batches == 60 - after
+    for frames in (100, 1000):
+        assert curve.miss_ratio(frames) == pytest.approx(lru_miss_ratio(batches, frames, after), abs=1e-9)
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.8, 1.05, 1.3])
