@@ -92,8 +92,9 @@ class Placement:
 
     @property
     def examples_per_s(self) -> float:
-        """What the disk allows at most, infinity where no table is there."""
-        return self.batch_size / self.ms_disk * 1e3 if self.ms_disk else float("inf")
+        """What tables allow at most: the disk works beside the processor. Infinity where nothing is looked up."""
+        ms = max(self.ms_disk, sum(table.cost.ms_processor for table in self.tables.values()))
+        return self.batch_size / ms * 1e3 if ms else float("inf")
 
     def save(self, path: Path, run: Run) -> None:
         """Write a plan file, with the layouts of the run's plan."""

@@ -83,14 +83,18 @@ def _tell(found: Placement, run: Run) -> None:
     for name, one in found.tables.items():
         table.add_row(name, *_cells(one, found.batch_size))
     _show.out.print(table)
-    allows = f"it allows {found.examples_per_s:,.0f} examples/s at most" if found.ms_disk else "no table is there"
+    allows = f"{found.examples_per_s:,.0f} examples/s at most" if found.ms_disk else "no table is there"
     lines = [
         f"memory: {in_units(found.bytes_tables)} of tables and {in_units(found.bytes_beside)} beside them, of "
         f"{in_units(found.bytes_memory)}",
         "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch",
     ]
     if run.ssd is not None:
-        lines.insert(1, f"disk: {found.device.reads_per_s:,.0f} reads/s of 4 KiB; {allows}")
+        lines.insert(
+            1,
+            f"disk: {found.device.reads_per_s:,.0f} reads/s of 4 KiB, {1e6 * found.device.processor_s:.1f} us of "
+            f"the processor each; {allows}",
+        )
     for line in lines:
         _show.out.print(line, markup=False, soft_wrap=True)
 
@@ -99,7 +103,7 @@ def _cells(one: Placed, batch_size: int) -> list[str]:
     from sparrow.analysis.smaller.budget import in_units
 
     cost = one.cost
-    bound = "memory" if cost.ms_memory >= cost.ms_disk else "disk"
+    bound = "processor" if cost.ms_processor >= cost.ms_disk else "disk"
     if one.reason and not cost.tier.is_on:
         bound += f" ({one.reason})"
     return [

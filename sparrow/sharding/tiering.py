@@ -35,11 +35,13 @@ class Device:
         reads_per_s: blocks of 4 KiB that the disk reads at random, many at a time.
         bytes_per_s: what it reads in sequence, and writes.
         memory_bytes_per_s: rows of memory, at random.
+        processor_s: what the processor does for a block of the disk.
     """
 
     reads_per_s: float = USUAL
     bytes_per_s: float = 5e8
     memory_bytes_per_s: float = 4e9
+    processor_s: float = 6e-6
 
     def __post_init__(self) -> None:
         require(
@@ -47,6 +49,7 @@ class Device:
             reads_per_s=self.reads_per_s,
             bytes_per_s=self.bytes_per_s,
             memory_bytes_per_s=self.memory_bytes_per_s,
+            processor_s=self.processor_s,
         )
 
 
@@ -70,11 +73,17 @@ def probed(folder: Path) -> Device:
             blocks.sync()
             some = torch.randperm(_PROBED, generator=torch.Generator().manual_seed(0))[: _PROBED // 2]
             # rows of a fetch ascend: parts of a random order jump about the file
+            cpu = time.process_time()
             random = _seconds(blocks, fields, [part.sort().values for part in some.split(64)])
+            cpu = time.process_time() - cpu
             in_sequence = _seconds(blocks, fields, [torch.arange(_PROBED)])
         finally:
             blocks.close()
-    return Device(reads_per_s=len(some) / random, bytes_per_s=_PROBED * layout.block / in_sequence)
+    return Device(
+        reads_per_s=len(some) / random,
+        bytes_per_s=_PROBED * layout.block / in_sequence,
+        processor_s=max(cpu / len(some), 1e-9),
+    )
 
 
 def _seconds(blocks: Blocks, fields: dict[str, torch.Tensor], parts: Sequence[torch.Tensor]) -> float:
@@ -123,7 +132,7 @@ class Cost:
         bytes: of memory.
         miss_ratio: the share of the different rows of a batch that come from the disk.
         blocks: that the disk reads and writes for each batch.
-        ms_memory: of each batch, for rows in memory.
+        ms_processor: of each batch, for rows in memory and for these blocks.
         ms_disk: of each batch, for these blocks.
     """
 
@@ -131,13 +140,13 @@ class Cost:
     bytes: int
     miss_ratio: float
     blocks: tuple[float, float]
-    ms_memory: float
+    ms_processor: float
     ms_disk: float
 
     @property
     def ms(self) -> float:
-        """Of each batch. The disk works beside the processor, but tables share either."""
-        return self.ms_memory + self.ms_disk
+        """Of each batch, if nothing overlaps. The disk works beside the processor, but tables share either."""
+        return self.ms_processor + self.ms_disk
 
 
 def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
@@ -146,13 +155,15 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     references = sum(use.references for use in uses)
     flows = [_flow(use, component) for use, component in zip(uses, components, strict=True)] if tier.is_on else []
     misses = sum(flow.misses for flow in flows)
-    in_memory = sum(map(_bytes, uses)) / device.memory_bytes_per_s + _FIND_S * references * tier.is_on
+    blocks = sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)
+    processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s + sum(blocks) * device.processor_s
+    processor += _FIND_S * references * tier.is_on
     return Cost(
         tier=tier,
         bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
         miss_ratio=misses / references if references else 0.0,
-        blocks=(sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)),
-        ms_memory=1e3 * in_memory,
+        blocks=blocks,
+        ms_processor=1e3 * processor,
         ms_disk=1e3 * sum(flow.seconds(device) for flow in flows),
     )
 
