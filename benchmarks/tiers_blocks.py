@@ -177,9 +177,36 @@ def writes(folder: Path, blocks: int, count: int, turns: int) -> None:
         print(f"  4096 B {way:<15} {median(rates)}   rows written back, one a block: a block read and one written each")
 
 
+def sequence(folder: Path, blocks: int) -> None:
+    """Prints MB/s of rows that are put and read in their order."""
+    layout = Layout(fields=FIELDS, rows=blocks * Layout(fields=FIELDS, rows=0).per_block)
+    parts = [torch.arange(first, min(first + (1 << 18), layout.rows)) for first in range(0, layout.rows, 1 << 18)]
+    into, at_U = record(torch.zeros(1 << 18, dtype=torch.int64)), torch.arange(1 << 18)
+    for way in ("io_uring", "threads"):
+        path = folder / "sequence"
+        with Blocks(path, layout, table="t", way=way) as opened:  # type: ignore[arg-type]
+            seconds = {"put": 0.0, "fetch": 0.0}
+            for rows_U in parts:
+                fields = record(rows_U)
+                begin = time.perf_counter()
+                opened.put(rows_U, fields)
+                seconds["put"] += time.perf_counter() - begin
+            begin = time.perf_counter()
+            opened.sync()
+            seconds["put"] += time.perf_counter() - begin
+            for rows_U in parts:
+                begin = time.perf_counter()
+                opened.wait(opened.fetch(rows_U, into, at_U[: len(rows_U)]))
+                seconds["fetch"] += time.perf_counter() - begin
+            megabytes = layout.blocks * layout.block / 1e6
+        path.unlink()
+        rates = ", ".join(f"{name} {megabytes / s:,.0f} MB/s" for name, s in seconds.items())
+        print(f"  4096 B {way:<15} rows in their order: {rates}")
+
+
 def run(folder: Path, quick: bool) -> None:
     """Measure and print."""
-    count, turns = (10_000, 3) if quick else (100_000, 9)
+    count, turns = (10_000, 3) if quick else (100_000, 5)
     sizes = (4096,) if quick else (512, 1024, 2048, 4096)
     blocks = 25_000 if quick else 500_000
     print(f"blocks of {FIELDS['values'].width} columns with their state, {blocks} of them in {folder}")
@@ -187,6 +214,7 @@ def run(folder: Path, quick: bool) -> None:
     for block in sizes:
         ratios = reads(folder, blocks, block, count, turns)
     writes(folder, blocks, count, turns)
+    sequence(folder, blocks // 5)
     goal = 0.85
     met = "met" if ratios["io_uring"] >= goal else "missed"
     print(f"TARGET reads/s through fetch, of a bare loop at depth 16: {ratios['io_uring']:.2f} (goal {goal}) {met}")

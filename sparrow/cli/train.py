@@ -119,6 +119,9 @@ def _tell(run: Run, results: dict[str, Any]) -> None:
     told = f"tables: {results['tables']['bytes'] / 1e6:,.1f} MB"
     if rates := results["tables"]["hit_rate"]:
         told += f"; rows of batches that were in caches: {', '.join(f'{n} {r:.1%}' for n, r in rates.items())}"
+    for name, of in results["tables"].get("ssd", {}).items():
+        told += f"\n{name}: on an SSD; {of['hits'] / max(of['used'], 1):.1%} of rows of batches were in frames; "
+        told += f"{of['bytes_read'] / 1e6:,.1f} MB read, {of['bytes_written'] / 1e6:,.1f} MB written"
     for name, ids in results["tables"]["ids"].items():
         rate, lost = ids["live"] / max(ids["looked_up"], 1), ids["evicted"] + ids["expired"]
         told += f"\n{name}: {ids['rows']:,} of {ids['capacity']:,} rows in use; {ids['admitted']:,} ids got one and "

@@ -83,11 +83,11 @@ class TableChoices:
     addressing: by default each id has the row that the log's encoding numbers, and hashes are taken modulo the rows.
     format: how a row is stored. rule: how a row learns, with its learning rate. state: how what the rule keeps of a row
     is stored, "fp32" or "bf16" (2 bytes a number, rounded stochastically). cache: fp32 copies of the rows that are used
-    most. tier: whether rows are in memory or on an SSD, see `Tier`. init_scale: rows begin uniform in +-init_scale, by default as the model has it, or else +-1/sqrt(rows). seed:
-    of the first rows, the run's by default. overrides: for some tables, see `Override`; a later one changes what an
-    earlier one made. sizes: table -> its addressing with every size written out, which a run settles and writes in its
-    run.toml; what is here counts before all else. init: table -> a Parquet file with the vectors that rows begin with,
-    see `give_vectors`.
+    most. tier: whether rows are in memory or on an SSD, see `Tier`. init_scale: rows begin uniform in +-init_scale, by
+    default as the model has it, or else +-1/sqrt(rows). seed: of the first rows, the run's by default. overrides: for
+    some tables, see `Override`; a later one changes what an earlier one made. sizes: table -> its addressing with every
+    size written out, which a run settles and writes in its run.toml; what is here counts before all else. init: table
+    -> a Parquet file with the vectors that rows begin with, see `give_vectors`.
     """
 
     addressing: Annotated[AddressingConfig | None, Family("sparrow.embeddings.addressing")] = None

@@ -98,6 +98,7 @@ class ComponentTables(nn.Module):
         self._slots_are_rows = all(store.slots_are_rows for store in stores)
         self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
         self.flights = Flights({n: store for n, store in enumerate(stores) if isinstance(store, SsdStore)})
+        self._on_ssd = bool(self.flights.stores)
         self._places = None if self._slots_are_rows else _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
         self._policies = {number: policy for number, policy in known if policy is not None}
@@ -167,7 +168,7 @@ class ComponentTables(nn.Module):
 
     def fetch(self, bags: Bags) -> None:
         """Do `prefetch` for bags of rows."""
-        if self.flights.stores and self.training and self.mode != "off":
+        if self._on_ssd and self.training and self.mode != "off":
             self.flights.fetch(bags)
 
     def begin(self, handle: ComponentHandle) -> None:
@@ -210,7 +211,8 @@ class ComponentTables(nn.Module):
     def release(self, handle: ComponentHandle) -> None:
         """Let go of the batch's rows."""
         handle.released = True
-        self.flights.give_up(handle.bags)
+        if self._on_ssd and not torch.compiler.is_compiling():
+            self.flights.give_up(handle.bags)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -330,7 +332,7 @@ class ComponentTables(nn.Module):
         is_batch = self.training and self.mode != "off"
         if is_batch:
             self.advance(bags.moment)
-        with self._frames(bags, is_batch) if self.flights.stores else _NO_FRAMES:
+        with self._frames(bags, is_batch) if self._on_ssd else _NO_FRAMES:
             slots = self._in_slots(bags, is_batch)
             return embedding_bag.lookup(self.kernel_tables, slots, impl=self.impl)
 
@@ -353,7 +355,7 @@ class ComponentTables(nn.Module):
             )
         grad_N = None
         if needs_weights:  # before the rows change
-            with self._frames(bags) if self.flights.stores else _NO_FRAMES:
+            with self._frames(bags) if self._on_ssd else _NO_FRAMES:
                 slots = self._in_slots(bags)
                 grad_N = embedding_bag.weight_gradients(self.kernel_tables, grads, slots, impl=self.impl)
         if self.mode == "fused":
@@ -404,7 +406,7 @@ class ComponentTables(nn.Module):
 
     @contextmanager
     def _frames(self, bags: Bags, is_batch: bool = False) -> Iterator[None]:
-        """Within this context rows of tables on an SSD have slots. Unless a batch of training begins, some borrow theirs."""
+        """Rows of tables on an SSD have slots in this context. Where no batch of training begins, some borrow them."""
         if is_batch:
             self.flights.begin(bags)
             yield

@@ -147,8 +147,8 @@ class RowRecords(nn.Module):
     def _begun(self, rows_U: Tensor) -> dict[str, Tensor]:
         """Returns all fields with which some rows begin."""
         values_UD = torch.empty(len(rows_U), self.dim)
-        place = {"column": self.columns[0], "rows_R": rows_U + self.first_row}
-        philox.uniform_(values_UD, self._key, self.component.init_scale, **place)
+        rows_R, column = rows_U + self.first_row, self.columns[0]
+        philox.uniform_(values_UD, self._key, self.component.init_scale, column=column, rows_R=rows_R)
         return self._first(values_UD, rows_U)
 
     def _first(self, values_UD: Tensor, rows_U: Tensor) -> dict[str, Tensor]:

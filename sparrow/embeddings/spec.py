@@ -47,9 +47,9 @@ class Cache:
 class Tier:
     """Where rows are: "memory", or "ssd" with frames in memory for some. It changes speed and memory, never values.
 
-    fraction: of the rows that have a frame at a time; or bytes: of these frames. Neither: a tenth of the rows. A quarter
-    as many stand by, for rows of batches under way whose places are taken. policy: which row gives way, the one used
-    least recently (lru) or least often (lfu, a byte a row more).
+    fraction: of the rows that have a frame at a time; by default a tenth. A quarter as many frames stand by, for rows
+    of batches under way whose places are taken. Or bytes: of all frames together. policy: which row gives way, the one
+    used least recently (lru) or least often (lfu, a byte a row more).
     """
 
     name: Literal["memory", "ssd"] = "memory"

@@ -24,7 +24,6 @@ from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
 from sparrow.trained.calibrators import KINDS
 
-
 MOST_AHEAD = 4  # steps
 
 

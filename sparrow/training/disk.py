@@ -43,7 +43,9 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
     for place, size, what, remedy in needs:
         free = shutil.disk_usage(_there(place)).free
         if size > free:
-            raise UserError(f"{place}: {what} need up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {remedy}")
+            raise UserError(
+                f"{place}: {what} need up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {remedy}"
+            )
 
 
 def _bytes_blocks(component: Component, used: float) -> int:

@@ -37,6 +37,7 @@ from sparrow.training.reuse import speed_on_ssd
 
 PROBE_ROWS = 256
 _FEWER = "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such as int8"
+_ON_SSD = ", or keep it on an SSD with few frames in memory (--ssd, --tables.tier.name ssd)"
 DENSE = "dense weights, gradients and optimizer"
 # measured on DCNv2 and DLRM of several sizes, with which the sum was within a seventh of what runs took
 _STEP = 2.2  # bytes a step needs for each byte that autograd keeps: what flows backward, and the allocator's gaps
@@ -327,7 +328,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
             continue
     table, size = needs.largest
     remedies = {
-        "tables": f"its largest table, {table!r}, takes {_gb(size)}: {_FEWER}",
+        "tables": f"its largest table, {table!r}, takes {_gb(size)}: {_FEWER}{'' if needs.device else _ON_SSD}",
         DENSE: "its weights are what is large: lower several of the model's sizes",
         "evaluation": "its valid part is what is large: prepare with a smaller one",
     }

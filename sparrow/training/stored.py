@@ -11,7 +11,7 @@ from torch import Tensor
 from sparrow.checkpoint import Checkpoint
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers import CachedStore, SsdStore
 from sparrow.training.turnover import Turnover
 
 
@@ -30,6 +30,7 @@ class Stored:
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._names = [c.name for c in components]  # the same on all ranks, in one order
         self._cached = [c for c in components if c.cache.is_on]
+        self._on_ssd = [c for c in components if c.tier.is_on]
         self._judged = False
         numbers = {c.name: number for number, c in enumerate(self._cached)}
         self._stores = [(numbers[r.component.name], r.store) for r in self._records if isinstance(r.store, CachedStore)]
@@ -66,12 +67,29 @@ class Stored:
         ] + self._turnover.crowded()
 
     def results(self) -> dict[str, Any]:
-        """Returns the bytes of all tables, the hit rate of each cache over the whole run, and `Turnover.results`."""
+        """Returns the bytes of all tables, the hit rate of each cache over the whole run, and `Turnover.results`.
+
+        Of tables on an SSD there is what this process read and wrote, see `SsdStore.counters`.
+        """
         mine = sum(record.nbytes for record in self._records)
         size = int(self._world.all_sum("bytes of tables", torch.tensor([mine])))
         counts = zip(self._cached, self._counts().tolist(), strict=True)
         rates = {one.name: hits / rows for one, (hits, rows) in counts if rows}
-        return {"bytes": size, "hit_rate": rates, "ids": self._turnover.results()}
+        found = {"bytes": size, "hit_rate": rates, "ids": self._turnover.results()}
+        return found | ({"ssd": self._moved()} if self._on_ssd else {})
+
+    def _moved(self) -> dict[str, dict[str, int]]:
+        """Returns the counters of each table on an SSD, of all ranks together."""
+        names = ("hits", "used", "left", "bytes_read", "bytes_written")
+        counts = {c.name: [0] * len(names) for c in self._on_ssd}
+        for record in self._records:
+            if isinstance(record.store, SsdStore):
+                mine = record.store.counters
+                counts[record.component.name] = [
+                    n + mine[of] for n, of in zip(counts[record.component.name], names, strict=True)
+                ]
+        total = self._world.all_sum("what an SSD did", torch.tensor(list(counts.values())))
+        return {name: dict(zip(names, of, strict=True)) for name, of in zip(counts, total.tolist(), strict=True)}
 
     def rounded(self) -> str:
         """Returns which rows of loaded caches found no frame, for a person; "" if none."""

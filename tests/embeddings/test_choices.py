@@ -44,6 +44,24 @@ rule = { name = "adam" }
     assert small.spec("x", 4, Numbering(10)).addressing == Hashed(100, 3)
 
 
+def test_a_tier_is_chosen_for_some_tables() -> None:
+    """A later override changes what it says of it; another name begins anew."""
+    overrides = (
+        Override(where="rows > 100", tier={"name": "ssd", "bytes": 5000}),
+        Override(names=("x",), tier={"policy": "lfu"}),
+        Override(names=("y",), tier={"name": "memory"}),
+    )
+    choices = TableChoices(overrides=overrides)
+    found = [
+        choices.spec(name, 4, Numbering(rows)).components[0].tier for name, rows in (("w", 9), ("w", 101), ("x", 101))
+    ]
+    assert found == [Tier(), Tier(name="ssd", bytes=5000), Tier(name="ssd", bytes=5000, policy="lfu")]
+    assert choices.of("y", 101).tier == choices.in_memory.of("x", 101).tier == Tier()
+    for settings, told in (({"fraction": 1.5}, "fraction: 1.5"), ({"fraction": 0.1, "bytes": 9}, "choose one")):
+        with pytest.raises(UserError, match=told):
+            Tier(name="ssd", **settings)  # type: ignore[arg-type]
+
+
 def test_a_table_whose_rows_are_exact_has_no_cache() -> None:
     cache, rules = Cache(fraction=0.05), [{}, {"state": "bf16"}, {"format": int8.Config()}]
     overrides = (Override(where="rows < 100", format={"name": "fp32"}),)

@@ -5,7 +5,9 @@ import gc
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from sparrow import data
 from sparrow.core import UserError
 from sparrow.core.memory import available_bytes
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import TableChoices
-from sparrow.kernels.rules import adam
+from sparrow.embeddings import Numbering, TableChoices
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import SsdStore
+from sparrow.kernels.rules import adam, rowwise_adagrad
 from sparrow.models import dcnv2, dlrm, logistic, wukong
 from sparrow.trained.build import build, tables_of
 from sparrow.trained.run import Data, Run, Sharding
@@ -47,6 +51,27 @@ def test_tables_are_counted_to_the_byte(prepared: Path, model: object, rule: obj
     assert needs.host["tables"] == held
     dense = sum(p.nbytes for p in built.parameters())
     assert 4 * dense <= needs.host["dense weights, gradients and optimizer"] <= 4 * dense + 1000
+
+
+def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_path: Path) -> None:
+    """A table of 69 GB on one host: what stays in memory is what its frames are told to take."""
+    large = TableChoices(tier=Tier(name="ssd", bytes=8_000_000_000), rule=rowwise_adagrad.Config())
+    (component,) = large.spec("t", 16, Numbering(10**9)).components
+    assert 8.0e9 < component.bytes_of(component.rows, 16) < 8.0e9 + 12 * 10**9 / 59 + 2 * (64 << 20)
+    assert replace(component, tier=Tier()).bytes_of(component.rows, 16) == 69 * 10**9
+    run = make(prepared, tables=TableChoices(tier=Tier(name="ssd", fraction=0.3)), ssd=str(tmp_path))
+    log = data.open(prepared)
+    built = build(run, log.schema)
+    held = sum(b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers())
+    beside = sum(
+        s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks + 8 * s.spare.free for s in _stores(built)
+    )
+    assert preflight.estimate(run, log).host["tables"] == held + beside
+
+
+def _stores(model: Any) -> list[SsdStore]:
+    records = [record for tables in tables_of(model) for record in tables.all_records()]
+    return [record.store for record in records if isinstance(record.store, SsdStore)]
 
 
 def test_a_step_grows_with_the_batch(prepared: Path) -> None:
@@ -257,7 +282,12 @@ def test_what_was_tried_is_given_back(prepared: Path) -> None:
 
 @pytest.mark.parametrize(
     ("part", "told"),
-    [("tables", "'item', takes 2.00 MB"), (preflight.DENSE, "lower several"), ("evaluation", "prepare with a smaller")],
+    [
+        ("tables", "'item', takes 2.00 MB"),
+        ("tables", "or keep it on an SSD with few frames in memory (--ssd, "),
+        (preflight.DENSE, "lower several"),
+        ("evaluation", "prepare with a smaller"),
+    ],
 )
 def test_the_last_remedy_is_for_what_is_largest(
     prepared: Path, monkeypatch: pytest.MonkeyPatch, part: str, told: str

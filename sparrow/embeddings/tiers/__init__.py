@@ -40,13 +40,13 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     """
     if make := chosen_store():
         return make(component, rows, dim)
-    if component.tier.is_on:
+    if component.tier.is_on and rows:
         if (folder := chosen_folder()) is None:
             remedy = "name one with --ssd, or make the tables within `on_ssd`"
             raise UserError(f"table {component.name!r}: tables.tier is ssd, and no folder is named; {remedy}")
         return SsdStore(component, rows, dim, folder)
     beneath = MemoryStore(component, rows, dim)
-    return CachedStore(component, rows, dim, beneath) if component.cache.is_on else beneath
+    return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 
 def unallocated() -> AbstractContextManager[None]:

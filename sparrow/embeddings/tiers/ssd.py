@@ -129,8 +129,8 @@ class SsdStore(nn.Module):
         rest_V = rows_V[moves.slots_N >= len(self.get_buffer("tag"))]
         if (free := self.spare.free) < len(rest_V):
             raise UserError(
-                f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames are "
-                "left beside those of the batches before; raise tables.tier.fraction or bytes, or lower "
+                f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
+                "are left beside those of the batches before; raise tables.tier.fraction or bytes, or lower "
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):
@@ -242,7 +242,8 @@ class SsdStore(nn.Module):
         """Returns the frame of each row, or -1."""
         slots_N = row_cache.slots_of(self.frames, rows_N)
         out_N = slots_N >= len(self.get_buffer("tag"))
-        slots_N[out_N] = self.spare.find(rows_N[out_N].long())
+        if out_N.any():
+            slots_N[out_N] = self.spare.find(rows_N[out_N].long())
         return slots_N
 
     def _put(self, rows_U: Tensor, frames_U: Tensor) -> None:

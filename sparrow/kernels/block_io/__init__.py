@@ -11,6 +11,7 @@ Python. "auto" takes the first that can run.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Blocks:
         map: what the file holds. All that it does not name is free. To keep the map whole when blocks are written
             after, call `keep` as well, before the first `put`.
         way: see the package.
-        bytes_queue: how many bytes of records may wait to be written.
+        bytes_queue: how many bytes of records may wait to be written. Half of them wait always, and `sync` writes them.
         is_written: False for a file that is only read.
         chance: for "reference", in which random order reads and writes end; None for their own.
 
@@ -65,7 +66,7 @@ class Blocks:
         table: str,
         map: BlockMap | None = None,
         way: Way = "auto",
-        bytes_queue: int = 64 << 20,
+        bytes_queue: int = 8 << 20,
         is_written: bool = True,
         chance: Random | None = None,
     ) -> None:
@@ -77,7 +78,13 @@ class Blocks:
         else:
             self.file = file.open_file(path, table, layout, map, is_written)
         self._is_written = is_written
-        self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        try:
+            self.way, self._store = _store(way, self.file, map, bytes_queue, chance)
+        except UserError:
+            os.close(self.file.fd)
+            if map is None:
+                path.unlink()
+            raise
         self._close = weakref.finalize(self, self._store.close)  # at the latest when the process ends
 
     def fetch(self, rows_U: Tensor, into: Mapping[str, Tensor], at_U: Tensor) -> Ticket:
@@ -126,6 +133,23 @@ class Blocks:
             UserError: when records cannot be written; they stay in the queue, and a later call tries again.
         """
         return self._store.sync()
+
+    def snapshot(self) -> tuple[BlockMap, Tensor, dict[str, Tensor]]:
+        """Returns a map of what is written, kept already, and the rows that still wait: int64 [U] and their fields.
+
+        So a checkpoint need not wait until the queue is written. Both together are all that was put.
+
+        Raises:
+            UserError: when the disk fails.
+        """
+        map, rows_U, records_UB = self._store.snapshot()
+        rows_U, order = rows_U.sort()
+        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
+        fields = {
+            name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
+            for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
+        }
+        return map, rows_U, fields
 
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.

@@ -71,6 +71,18 @@ class Store:
         ops.block_io_map(self._handle, places_K, generations_K)
         return BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
 
+    def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
+        """See `Blocks`; the records are uint8 [U, bytes]."""
+        places_K, generations_K = torch.empty(2, self._file.layout.blocks, dtype=torch.int32)
+        map = BlockMap(file=self._file.number, places_K=places_K, generations_K=generations_K)
+        told, rows_U, records_UB = ops.block_io_snapshot(self._handle, places_K, generations_K)
+        try:
+            self._raise(told)
+        except UserError:
+            self.drop(map)
+            raise
+        return map, rows_U, records_UB
+
     def keep(self, map: BlockMap) -> None:
         """See `Blocks`."""
         ops.block_io_use(self._handle, map.places_K, True)

@@ -162,6 +162,15 @@ Tensor block_io_put(int64_t handle, const Tensor& rows_U, const std::vector<Tens
   return told({});
 }
 
+Tensor synced(Open& open) {
+#if defined(__linux__)
+  const int code = fdatasync(open.store.shape().fd) ? errno : 0;
+#else
+  const int code = fcntl(open.store.shape().fd, F_FULLFSYNC) ? errno : 0;
+#endif
+  return told(code ? Error{kSync, code} : Error{});
+}
+
 Tensor block_io_sync(int64_t handle) {
   Open& open = opened(handle);
   {
@@ -169,12 +178,27 @@ Tensor block_io_sync(int64_t handle) {
     const Error error = written(open, lock, [&] { return open.store.is_empty(); });
     if (error.kind) return told(error);
   }
-#if defined(__linux__)
-  const int code = fdatasync(open.store.shape().fd) ? errno : 0;
-#else
-  const int code = fcntl(open.store.shape().fd, F_FULLFSYNC) ? errno : 0;
-#endif
-  return told(code ? Error{kSync, code} : Error{});
+  return synced(open);
+}
+
+// Returns what syncing told, the rows that wait, and their records. The map is kept.
+std::vector<Tensor> block_io_snapshot(int64_t handle, const Tensor& places_K, const Tensor& generations_K) {
+  Open& open = opened(handle);
+  int32_t* const places = data<int32_t>(places_K, ScalarType::Int, "places_K");
+  std::vector<int64_t> rows;
+  std::vector<uint8_t> records;
+  {
+    const std::lock_guard<std::mutex> guard(open.engine->mutex);
+    open.store.map(places, data<int32_t>(generations_K, ScalarType::Int, "generations_K"));
+    open.store.use(places, places_K.numel(), true);
+    open.store.waiting(&rows, &records);
+  }
+  const int64_t count = rows.size();
+  Tensor rows_U = empty({count}, ScalarType::Long);
+  Tensor records_UB = torch::stable::empty({count, open.store.record_bytes()}, ScalarType::Byte);
+  std::copy(rows.begin(), rows.end(), static_cast<int64_t*>(rows_U.data_ptr()));
+  std::copy(records.begin(), records.end(), static_cast<uint8_t*>(records_UB.data_ptr()));
+  return {synced(open), rows_U, records_UB};
 }
 
 void block_io_map(int64_t handle, const Tensor& places_K, const Tensor& generations_K) {
@@ -222,6 +246,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_wait(int handle, int ticket) -> Tensor");
   m.def("block_io_put(int handle, Tensor rows, Tensor[] fields) -> Tensor");
   m.def("block_io_sync(int handle) -> Tensor");
+  m.def("block_io_snapshot(int handle, Tensor(a!) places, Tensor(b!) generations) -> Tensor[]");
   m.def("block_io_map(int handle, Tensor(a!) places, Tensor(b!) generations) -> ()");
   m.def("block_io_use(int handle, Tensor places, bool is_kept) -> ()");
   m.def("block_io_counts(int handle) -> Tensor");
@@ -234,6 +259,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_wait", TORCH_BOX(&block_io_wait));
   m.impl("block_io_put", TORCH_BOX(&block_io_put));
   m.impl("block_io_sync", TORCH_BOX(&block_io_sync));
+  m.impl("block_io_snapshot", TORCH_BOX(&block_io_snapshot));
   m.impl("block_io_map", TORCH_BOX(&block_io_map));
   m.impl("block_io_use", TORCH_BOX(&block_io_use));
   m.impl("block_io_counts", TORCH_BOX(&block_io_counts));

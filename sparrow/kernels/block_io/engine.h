@@ -49,9 +49,9 @@ class Engine {
   }
 
  protected:
-  // Gives the next thing to do, in op. Writes have at most half of what is under way, so that reads go on.
+  // Gives the next thing to do, in op. While reads wait, writes have at most half of what is under way.
   bool next(Op* op, uint8_t* buffer) {
-    for (size_t tried = 0; 2 * writes_ < kDepth && tried < stores_.size(); ++tried) {
+    for (size_t tried = 0; (2 * writes_ < kDepth || reads_.empty()) && tried < stores_.size(); ++tried) {
       Store* store = stores_[turn_++ % stores_.size()];
       if (!store->is_due()) continue;
       if (store->next_write(op, buffer)) {

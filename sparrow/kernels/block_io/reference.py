@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass
 class Store:
-    """What `Blocks` says, for one file. Rows are checked already."""
+    """What `Blocks` says, for one file."""
 
     file: File
     map: BlockMap | None
@@ -139,6 +139,18 @@ class Store:
         """See `Blocks`."""
         while self._has_queued():
             self._advance()
+        return self._map()
+
+    def snapshot(self) -> tuple[BlockMap, Tensor, Tensor]:
+        """See `Blocks`; the records are uint8 [U, bytes]."""
+        waiting = {row: record for rows in self.written.values() for row, record in rows.items()}
+        waiting |= {row: record for rows in self.queued.values() for row, record in rows.items()}
+        records = torch.tensor([*b"".join(waiting.values())], dtype=torch.uint8)
+        map = self._map()
+        self.keep(map)
+        return map, torch.tensor([*waiting]).long(), records.view(len(waiting), self.file.layout.record_bytes)
+
+    def _map(self) -> BlockMap:
         try:
             os.fsync(self.file.fd)
         except OSError as error:

@@ -1,6 +1,6 @@
 // The blocks of one file and the records that wait to be written. reference.py beside this file is the definition.
 //
-// The engine (engine.h) does the reads and writes. It calls `next_write`, `begun`, `work` and `finish`; only `work`
+// The engine (engine.h) does the reads and writes. It calls `next_write`, `work` and `finish`; only `work`
 // runs without its lock.
 
 #pragma once
@@ -325,6 +325,11 @@ class Store {
     std::copy(places_.begin(), places_.end(), places);
     std::copy(generations_.begin(), generations_.end(), generations);
   }
+  // Gives the rows that wait and their records, each once.
+  void waiting(std::vector<int64_t>* rows, std::vector<uint8_t>* records) {
+    for (const auto& [block, chain] : queued_) add_waiting(block, chain, Waiting::kNone, rows, records);
+    for (const auto& [block, chain] : written_) add_waiting(block, chain, chain_of(queued_, block), rows, records);
+  }
   void use(const int32_t* places, int64_t count, bool is_kept) {
     for (int64_t k = 0; k < count; ++k) {
       if (places[k] == 0) continue;
@@ -370,6 +375,15 @@ class Store {
     for (const Field& field : reading.into) {
       memcpy(field.to + reading.at[u] * field.bytes, record, field.bytes);
       record += field.bytes;
+    }
+  }
+
+  void add_waiting(uint32_t block, uint32_t chain, uint32_t newer, std::vector<int64_t>* rows,
+                   std::vector<uint8_t>* records) {
+    for (uint32_t node = chain; node != Waiting::kNone; node = waiting_[node].next) {
+      if (waiting_.find(newer, waiting_[node].record) != Waiting::kNone) continue;
+      rows->push_back(block * shape_.per_block + waiting_[node].record);
+      records->insert(records->end(), waiting_.bytes(node), waiting_.bytes(node) + record_bytes());
     }
   }
 

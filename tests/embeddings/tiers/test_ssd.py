@@ -18,8 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from sparrow.core import Jagged, KeyedJagged, UserError
-from sparrow.embeddings import Addressing, Component, Direct, EmbeddingTables, Feature, Folder, Numbering, TableSpec
-from sparrow.embeddings import on_ssd, spec
+from sparrow.embeddings import (
+    Addressing,
+    Component,
+    Direct,
+    EmbeddingTables,
+    Feature,
+    Folder,
+    Numbering,
+    TableSpec,
+    on_ssd,
+    spec,
+)
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier

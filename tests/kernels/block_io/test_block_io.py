@@ -39,6 +39,7 @@ class Machine(RuleBasedStateMachine):
         self.random = Random(seed)
         self.versions: dict[int, int] = {}  # row -> version
         self.version = 0
+        self.snapshots: list[tuple[dict[str, BlockMap], dict[str, set[int]], dict[int, int]]] = []
         self.kept: list[tuple[dict[str, BlockMap], dict[int, int]]] = []
         self.open({})
 
@@ -88,6 +89,18 @@ class Machine(RuleBasedStateMachine):
             store.keep(maps[way])
         self.kept.append((maps, dict(self.versions)))
 
+    @rule()
+    def snapshot(self) -> None:
+        """It is what `sync` gives once the rows that wait are put."""
+        maps, rows = {}, {}
+        for way, store in self.stores.items():
+            maps[way], rows_U, fields = store.snapshot()
+            rows[way] = set(rows_U.tolist())
+            for u, row in enumerate(rows_U.tolist()):
+                expected = records(torch.tensor([row]), self.versions[row])
+                assert all(torch.equal(fields[name][u], values[0]) for name, values in expected.items()), way
+        self.snapshots.append((maps, rows, dict(self.versions)))
+
     @precondition(lambda self: self.kept)
     @rule(which=st.randoms(use_true_random=False))
     def drop(self, which: Random) -> None:
@@ -104,8 +117,8 @@ class Machine(RuleBasedStateMachine):
         self.versions = dict(versions)
         self.open(maps)
         for way, store in self.stores.items():
-            for kept, _ in self.kept:
-                store.keep(kept[way])
+            for kept in (*self.kept, *self.snapshots):
+                store.keep(kept[0][way])
 
     def teardown(self) -> None:
         if not hasattr(self, "stores"):
@@ -118,6 +131,14 @@ class Machine(RuleBasedStateMachine):
                 store = make(Path(self.folder.name) / way, way, map=maps[way], is_written=False)
                 check(store, versions)
                 store.close()
+        for maps, rows, versions in self.snapshots:
+            for way in self.stores:
+                with make(Path(self.folder.name) / way, way, map=maps[way], is_written=False) as store:
+                    into, never_R = read(store)
+                    for row in set(versions) - rows[way]:
+                        expected = records(torch.tensor([row]), versions[row])
+                        assert not never_R[row], way
+                        assert all(torch.equal(into[name][row], values[0]) for name, values in expected.items()), way
         self.folder.cleanup()
 
 
@@ -345,6 +366,7 @@ try:
     make(Path(sys.argv[1]) / "c", "io_uring")
 except UserError as error:
     assert "way: 'io_uring', but" in str(error)
+    assert not (Path(sys.argv[1]) / "c").exists(), "it is left behind"
 else:
     raise AssertionError
 """

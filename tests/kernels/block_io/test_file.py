@@ -17,7 +17,7 @@ import torch
 
 from sparrow.core import UserError
 from sparrow.kernels.block_io import BlockMap, Layout, file
-from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, records
+from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
 
 BLOCK, OTHER = 3, 5  # of the table
 ROWS_OF_BLOCK = "table ads, rows 18 to 23: .*rows is damaged"
@@ -59,6 +59,8 @@ def expect(path: Path, way: Any, map: BlockMap, message: str) -> None:
             blocks.wait(blocks.fetch(rows_U, into, rows_U))
         assert "\n" not in str(told.value) and "; " in str(told.value)
         assert all((tensor == 77).all() for tensor in into.values()), "a damaged row was given"
+        with pytest.raises(UserError, match=message):
+            read(blocks)  # it lies among others
         others_U = torch.cat([torch.arange(18), torch.arange(24, ROWS)])
         blocks.wait(blocks.fetch(others_U, into, others_U))
         assert all(torch.equal(into[n][others_U], values) for n, values in records(others_U, 0).items())
@@ -207,7 +209,7 @@ FULL = """
 import sys, torch, os
 from pathlib import Path
 from sparrow.core import UserError
-from tests.kernels.block_io.stores import ROWS, check, empty, make, records
+from tests.kernels.block_io.stores import ROWS, check, make, records
 folder, way = Path(sys.argv[1]), sys.argv[2]
 all_R = torch.arange(ROWS)
 blocks = make(folder / "rows", way)
