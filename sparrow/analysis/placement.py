@@ -25,7 +25,6 @@ from sparrow.embeddings.spec import Tier
 from sparrow.sharding import tiering
 from sparrow.sharding.plan import read
 from sparrow.sharding.tiering import Cost, Device, Use
-
 from sparrow.trained.run import Run
 from sparrow.training import preflight, reuse
 

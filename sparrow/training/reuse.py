@@ -13,7 +13,7 @@ from torch import Tensor
 from sparrow.core import Batch, UserError
 from sparrow.core.progress import Progress
 from sparrow.data.batches.dataset import Dataset
-from sparrow.embeddings import EmbeddingTables, TableSpec, unallocated
+from sparrow.embeddings import Component, EmbeddingTables, TableSpec, unallocated
 from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers.ssd import check
 from sparrow.sharding.curves import Trace
@@ -32,9 +32,7 @@ def silent(what: str, done: int, total: int) -> None:
     """Nobody hears."""
 
 
-def uses(
-    run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = silent
-) -> dict[str, list[Use]]:
+def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = silent) -> dict[str, list[Use]]:
     """Returns table -> how each of its components is used. The batches are those of training, on one process.
 
     Tables whose ids come and go are left out: their rows stay in memory.
@@ -60,13 +58,13 @@ def uses(
         told("reading batches", count, min(most, total))
     is_whole = count >= total and run.init_from is None
     filling = 0 if is_whole else count // 2  # the beginning of a long run fills caches, and is a small part of it
-    return {
-        spec.name: [
-            Use(component=c, curve=traces[c.name].curve(filling), lookups=lookups[c.name] / max(count, 1), is_whole=is_whole)
-            for c in spec.components
-        ]
-        for spec in specs
-    }
+
+    def use(component: Component) -> Use:
+        name = component.name
+        curve, each = traces[name].curve(filling), lookups[name] / max(count, 1)
+        return Use(component=component, curve=curve, lookups=each, is_whole=is_whole)
+
+    return {spec.name: [use(component) for component in spec.components] for spec in specs}
 
 
 def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int] | None:
