@@ -22,6 +22,7 @@ from sparrow.sharding.curves import Curve
 
 USUAL = 45_000.0  # random reads/s of an SSD that nobody measured
 _FIND_S = 1e-7  # to find the frame of a row
+_MISS_S = 14e-6  # for a row that comes and the one that leaves, as benchmarks/tiers.py --cases plan found
 _BESIDE = 24  # bytes beside a record that waits to be written
 _STEP = 1.15  # between two sizes of a cache that are tried
 _PROBED = 1 << 14  # blocks that a probe writes
@@ -157,7 +158,7 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     misses = sum(flow.misses for flow in flows)
     blocks = sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)
     processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s + sum(blocks) * device.processor_s
-    processor += _FIND_S * references * tier.is_on
+    processor += _FIND_S * references * tier.is_on + _MISS_S * misses
     return Cost(
         tier=tier,
         bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),

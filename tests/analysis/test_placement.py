@@ -78,6 +78,24 @@ def test_of_equal_tables_the_one_with_less_locality_gets_the_memory() -> None:
     assert chosen["skewed"].tier.name == "ssd"
 
 
+def test_one_table_and_none() -> None:
+    options = {"t": options_of(uses_of(1)["t0"], DEVICE, True)}
+    least = min(cost.bytes for cost in options["t"])
+    assert divide(options, least)["t"].bytes == least
+    with pytest.raises(UserError, match="budget"):
+        divide(options, least - 1)
+    assert divide({}, 0) == {}
+
+
+def test_many_tables_take_a_moment() -> None:
+    """Three hundred tables with all their sizes: no more than brute force would take for ten."""
+    made = {name: options_of(of, DEVICE, True) for name, of in uses_of(12, seed=3).items()}
+    options = {f"{name}.{n}": costs for name, costs in made.items() for n in range(25)}
+    budget = int(0.4 * sum(costs[0].bytes for costs in options.values()))
+    chosen = divide(options, budget)
+    assert 0.99 * budget < sum(cost.bytes for cost in chosen.values()) <= budget
+
+
 # -- of a run -----------------------------------------------------------------------------------------------------
 
 
