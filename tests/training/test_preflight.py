@@ -201,7 +201,7 @@ def test_an_ssd_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytes
     monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
     with pytest.raises(UserError) as refused:
         preflight.check_fits(run, log)
-    assert "SSD" not in str(refused.value)
+    assert "on an SSD fit" not in str(refused.value)
 
 
 def test_sizes_are_found_without_memory_and_without_torchs_compiler(prepared: Path) -> None:
