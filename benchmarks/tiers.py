@@ -11,6 +11,9 @@ size, and the CPU that each takes. Both take turns, since devices are noisy.
 with an id an example in it, and with four. Its frames are full of the most frequent rows, and every row was written, as
 after a long run. Frames have the share of its bytes that 8 GiB are of 1e9 rows in fp32. 1e9 rows in bf16 take 37 GB.
 
+"plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
+beside others, and the time that it predicts beside what steps took.
+
 "serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
 memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.
 """
@@ -23,10 +26,11 @@ from functools import partial
 from pathlib import Path
 
 import tiers_blocks
+import tiers_plan
 import tiers_serve
 import tiers_train
 
-CASES = {"blocks": tiers_blocks.run, "train": tiers_train.run, "serve": tiers_serve.run}
+CASES = {"blocks": tiers_blocks.run, "train": tiers_train.run, "plan": tiers_plan.run, "serve": tiers_serve.run}
 
 
 def main() -> None:

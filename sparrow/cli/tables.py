@@ -83,8 +83,8 @@ def tables(
         _show.out.print(line, markup=False, soft_wrap=True)
 
 
-def parsed(budget: str) -> int:
-    """Returns how many bytes a text says, such as "200MB" or "1_500_000".
+def parsed(budget: str, flag: str = "--budget") -> int:
+    """Returns how many bytes a text says, such as "200MB", "12GiB" or "1_500_000". flag: where it was given.
 
     Raises:
         UserError: when it says none, or less than one.
@@ -93,11 +93,11 @@ def parsed(budget: str) -> int:
     from sparrow.core.errors import UserError
 
     found = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)", budget.strip())
-    units = {unit.lower(): scale for unit, scale in UNITS.items()}
+    units = {unit.lower(): scale for unit, scale in UNITS.items()} | {"kib": 2**10, "mib": 2**20, "gib": 2**30}
     scale = units.get((found[2] or "B").lower()) if found else None
     count = int(float(found[1].replace("_", "").replace(",", "")) * scale) if found and scale else 0
     if not count:
-        raise UserError(f"--budget: {budget!r} is no number of bytes; write such as 200MB, 1.5GB or 800kB")
+        raise UserError(f"{flag}: {budget!r} is no number of bytes; write such as 200MB, 1.5GB or 800kB")
     return count
 
 

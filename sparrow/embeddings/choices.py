@@ -231,6 +231,20 @@ class TableChoices:
             sizes |= {name: _written(config) for name, config in zip(names, made, strict=True) if config != chosen}
         return replace(self, sizes=sizes)
 
+    def placed(self, tiers: Mapping[str, Tier], rows: Mapping[str, int]) -> TableChoices:
+        """Returns the choices with other tiers for some tables.
+
+        Args:
+            tiers: table -> where its rows are.
+            rows: table -> as many as the log's encoding gives it.
+        """
+        names: dict[Tier, list[str]] = {}
+        for name, tier in tiers.items():
+            if self.of(name, rows[name]).tier != tier:
+                names.setdefault(tier, []).append(name)
+        more = [Override(names=tuple(of), tier=to_dict(tier)) for tier, of in names.items()]
+        return replace(self, overrides=(*self.overrides, *more)) if more else self
+
     @property
     def in_memory(self) -> TableChoices:
         """The same choices, but no table is on an SSD."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sparrow.core.config import from_dict, read_toml
 from sparrow.core.errors import UserError, suggest
 from sparrow.embeddings import Component
+from sparrow.embeddings.spec import Tier
 from sparrow.sharding import layout
 from sparrow.sharding.layout import Layout
 
@@ -34,11 +35,13 @@ class Grid(NamedTuple):
 class PlanFile:
     """What a plan's TOML file says. layouts: of tables by name, such as `user = { ranks = [0, 1], rows = 2 }`.
 
-    default: the layout of all others, by its name, or "auto".
+    default: the layout of all others, by its name, or "auto". tiers: where rows of tables are, by name, such as
+    `user = { name = "ssd", bytes = 1_000_000 }`; the others are where the run says. One process heeds the tiers alone.
     """
 
     default: str = "auto"
     layouts: dict[str, Layout] = field(default_factory=dict)
+    tiers: dict[str, Tier] = field(default_factory=dict)
 
 
 NAMED: dict[str, Callable[[int, Grid], Layout]] = {  # of a table's number, so that tables spread
@@ -73,7 +76,7 @@ def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str,
         UserError: when `chosen` is none of these, or its file does not fit the tables or the ranks.
     """
     if chosen.endswith(".toml"):
-        file = from_dict(PlanFile, read_toml(Path(chosen)), chosen)
+        file = read(chosen)
         names = [component.name for component in components]
         for name in file.layouts:
             if name not in names:
@@ -85,6 +88,34 @@ def plan(chosen: str, components: Sequence[Component], world: Grid) -> dict[str,
         known = ["auto", *NAMED]
         raise UserError(f"sharding.plan: {chosen!r} is none of {', '.join(known)} nor a .toml{suggest(chosen, known)}")
     return {component.name: NAMED[chosen](number, world) for number, component in enumerate(components)}
+
+
+def read(chosen: str) -> PlanFile:
+    """Returns what a plan says: its TOML file, or else a layout's name for all tables.
+
+    Raises:
+        UserError: when the file cannot be read, or says what no plan can.
+    """
+    if not chosen.endswith(".toml"):
+        return PlanFile(default=chosen)
+    return from_dict(PlanFile, read_toml(Path(chosen)), chosen)
+
+
+def tiers_of(chosen: str, tables: Sequence[str]) -> dict[str, Tier]:
+    """Returns table -> where its rows are, as a plan says; of tables of which it says nothing, nothing.
+
+    Args:
+        chosen: see `plan`.
+        tables: the names of all tables.
+
+    Raises:
+        UserError: when its file cannot be read, or names a table that is not there.
+    """
+    tiers = read(chosen).tiers
+    for name in tiers:
+        if name not in tables:
+            raise UserError(f"{chosen}: tiers: no table {name!r}{suggest(name, tables)}")
+    return tiers
 
 
 def summary(plan: Mapping[str, Layout]) -> str:

@@ -26,12 +26,14 @@ from sparrow.features.schema import Schema
 from sparrow.features.transforms import Transforms
 from sparrow.layers import computing
 from sparrow.losses import binary_cross_entropy
-from sparrow.sharding.plan import Grid
+from sparrow.sharding.plan import Grid, tiers_of
+from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
 from sparrow.training.disk import check_disks
 from sparrow.training.dropout import default_shares
+from sparrow.training.reuse import speed_on_ssd
 
 PROBE_ROWS = 256
 _FEWER = "prepare with a larger min_count or fewer rows, or choose a smaller --tables.format.name, such as int8"
@@ -169,7 +171,7 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
         place = f"memory of {run.device}"
         parts = needs.device
     told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
-    remedy = _remedy(run, needs, dataset, ranks, per_host)
+    remedy = _remedy(run, needs, dataset, ranks, per_host) + _on_ssd(run, needs, dataset, ranks)
     raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
 
 
@@ -203,8 +205,11 @@ def resolved(
         say: is told what takes long, and of overrides of tables that are for none.
     """
     schema = dataset.schema
-    for line in run.tables.unused({name: table.rows or 0 for name, table in schema.encodings.items()}):
+    rows = {name: table.rows or 0 for name, table in schema.encodings.items()}
+    for line in run.tables.unused(rows):
         say(line)
+    tiers = tiers_of(run.sharding.plan, list(rows))
+    run = dataclasses.replace(run, tables=run.tables.placed(tiers, rows))
     run = run.resolved(dataset.rows("train"), schema.split.by == "time")
     if run.data.id_dropout is None:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, id_dropout=default_shares(dataset)))
@@ -333,6 +338,17 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
     }
     parts = {**needs.host, **needs.device}
     return remedies[max(remedies, key=lambda part: parts[part])]
+
+
+def _on_ssd(run: Run, needs: Needs, dataset: Dataset, ranks: int) -> str:
+    """Returns what an SSD would do, where tables are most of what the run needs; "" where it would not help."""
+    if ranks > 1 or 2 * needs.host.get("tables", 0) < needs.bytes_host:
+        return ""
+    found = speed_on_ssd(run, dataset, lambda smaller: _fits(estimate(smaller, dataset), smaller, 1))
+    if found is None:
+        return ""
+    told = f"{_gb(found[0])} of them in memory and at most {found[1]:,} examples/s at {USUAL:,.0f} reads/s"
+    return f"; or tables on an SSD fit, with {told}: `sparrow plan RUN --ssd DIR` divides the memory"
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, str, Any]]:

@@ -147,3 +147,13 @@ def test_an_error_names_the_place_that_addresses_the_table() -> None:
     assert choices.unused({"a": 9, "b": 3}) == []
     (line,) = choices.unused({"a": 5, "b": 3})
     assert line == "tables.overrides[1]: for no table; the largest is a, of 5 rows"
+
+
+def test_a_plan_places_tables_once() -> None:
+    choices = TableChoices(tier=Tier(name="ssd", fraction=0.5))
+    tiers, rows = {"a": Tier(), "b": Tier(), "c": Tier(name="ssd", bytes=999)}, {"a": 5, "b": 6, "c": 7, "d": 8}
+    placed = choices.placed(tiers, rows)
+    assert {name: placed.of(name, rows[name]).tier for name in tiers} == tiers
+    assert placed.of("d", 8).tier == choices.tier
+    assert [override.names for override in placed.overrides] == [("a", "b"), ("c",)]
+    assert placed.placed(tiers, rows) == placed

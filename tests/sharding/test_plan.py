@@ -11,9 +11,10 @@ import pytest
 
 from sparrow.core import UserError
 from sparrow.embeddings import Component, Direct, EmbeddingTables, Feature, TableSpec
+from sparrow.embeddings.spec import Tier
 from sparrow.kernels.rules import Regularization, sgd
 from sparrow.sharding import Codecs, Layout, column_wise, plan, shard
-from sparrow.sharding.plan import FAR, LARGE, NAMED
+from sparrow.sharding.plan import FAR, LARGE, NAMED, read, tiers_of
 
 WORLD: Any = SimpleNamespace(size=4, hosts=2, local_size=2, rank=0)
 SPECS = [Component(name=n, rows=r, dim=16) for n, r in [("s", 100), ("m", 40_000), ("l", 10_000_000), ("k", 50_000)]]
@@ -164,3 +165,28 @@ def test_norms_of_whole_rows_need_whole_rows() -> None:
 def test_an_unknown_plan() -> None:
     with pytest.raises(UserError, match="did you mean 'row_wise'"):
         plan("rowwise", SPECS, WORLD)
+
+
+def test_tiers_stand_beside_layouts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'default = "row_wise"\nlayouts = { s = { ranks = [0] } }\ntiers = { l = { name = "ssd", bytes = 1000 } }\n'
+    )
+    assert tiers_of(str(file), ["s", "m", "l"]) == {"l": Tier(name="ssd", bytes=1000)}
+    assert plan(str(file), SPECS, WORLD)["s"].ranks == (0,)  # whoever asks for ranks gets them
+    assert read("table_wise").default == "table_wise"
+    assert tiers_of("auto", ["s"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("tiers", "said"),
+    [
+        ('x = { name = "ssd" }', "tiers: no table 'x'"),
+        ('l = { name = "tape" }', "tape"),
+        ('l = { name = "ssd", bytes = 1, fraction = 0.5 }', "choose one"),
+    ],
+)
+def test_tiers_that_cannot_be(tmp_path: Path, tiers: str, said: str) -> None:
+    (tmp_path / "plan.toml").write_text(f"tiers = {{ {tiers} }}\n")
+    with pytest.raises(UserError, match=f"plan.toml.*{said}"):
+        tiers_of(str(tmp_path / "plan.toml"), ["l"])

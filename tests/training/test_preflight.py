@@ -224,6 +224,21 @@ def test_smaller_vectors_when_tables_are_what_is_large(prepared: Path, monkeypat
         preflight.check_fits(run, log)
 
 
+def test_an_ssd_when_tables_are_what_is_large(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = with_large_tables(prepared)
+    run = make(prepared, model=dlrm.Config(dim=16))
+    limit = preflight.estimate(run, log).bytes_host * 0.4
+    monkeypatch.setattr(preflight, "available_bytes", lambda: limit)
+    said = r"tables on an SSD fit, with ([\d.]+) GB of them in memory and at most ([\d,]+) examples/s at 45,000 reads/s"
+    with pytest.raises(UserError, match=said) as error:
+        preflight.check_fits(run, log)
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 1)
+    with pytest.raises(UserError) as refused:
+        preflight.check_fits(run, log)
+    assert "on an SSD fit" not in str(refused.value)
+
+
 def test_sizes_are_found_without_memory_and_without_torchs_compiler(prepared: Path) -> None:
     program = f"""
 import dataclasses, sys

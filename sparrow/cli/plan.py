@@ -1,0 +1,118 @@
+"""Plan which tables are in memory and which on an SSD, and what they cost there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from sparrow.cli._parse import parse
+from sparrow.cli.tables import parsed
+from sparrow.cli.train import overrides
+from sparrow.core.errors import UserError, require
+
+if TYPE_CHECKING:
+    from sparrow.analysis.placement import Placed, Placement
+    from sparrow.trained.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Plan which tables are in memory and which on an SSD. Any setting of a run can be set: --data.batch_size 4096.
+
+    The beginning of the training part says how often rows are used again. So it is known how many rows a cache of any
+    size would lack, and memory is divided so that the disk has the least to do.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run file, or a prepared log, for a run with default settings."""
+    memory: str | None = None
+    """Bytes that the training may have, such as 12GiB; by default what is free."""
+    ssd: Path | None = None
+    """A folder on an SSD. Without one all tables stay in memory."""
+    reads: float | None = None
+    """Random reads/s of 4 KiB that the SSD does; by default it is measured, which takes about a second."""
+    examples: int = 1_000_000
+    """Read at most so many of the training part."""
+    out: Path | None = None
+    """The plan file, RUN_DIR.plan.toml by default."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`sparrow plan PREPARED|RUN.toml --memory 12GiB --ssd DIR [--any.leaf value]`."""
+    known, rest = parse(Arguments, arguments, "plan", unknown=True)
+    require(least=1, examples=known.examples)
+    require(above=0, reads=known.reads)
+    from sparrow import data
+    from sparrow.analysis.placement import place
+    from sparrow.cli import _show
+    from sparrow.core.memory import available_bytes, resident_bytes
+    from sparrow.sharding.tiering import Device
+    from sparrow.trained.run import Run
+    from sparrow.training.defaults import defaults
+
+    given = overrides(rest) | ({} if known.ssd is None else {"ssd": str(known.ssd)})
+    run = Run.of(known.run, defaults(known.run, given)) if known.run.is_dir() else Run.load(known.run, given)
+    out = known.out or Path(f"{run.run_dir}.plan.toml")
+    if out.suffix != ".toml":
+        raise UserError(f"--out {out}: not a name for a plan file; end it in .toml")
+    free = available_bytes()
+    if known.memory is None and free is None:
+        raise UserError("--memory: this system does not tell how much is free; give it, such as --memory 12GiB")
+    memory = parsed(known.memory, "--memory") if known.memory else int(free or 0) + resident_bytes()
+    device = None if known.reads is None else Device(reads_per_s=known.reads)
+    with _show.progress_bar() as told:
+        found = place(run, data.open(run.data.path), memory=memory, device=device, examples=known.examples, told=told)
+    _tell(found, run)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found.save(out, run)
+    where = "" if run.ssd is None else f" --ssd {run.ssd}"
+    _show.out.print(f"{out}: `sparrow train {known.run} --sharding.plan {out}{where}` trains so", soft_wrap=True)
+
+
+def _tell(found: Placement, run: Run) -> None:
+    from sparrow.analysis.smaller.budget import in_units
+    from sparrow.cli import _show
+
+    table = _show.Table(title=f"tables of {run.run_dir}, {found.batch_size:,} examples a batch", title_justify="left")
+    for name in ("table", "rows", "bytes", "lookups", "miss, %", "tier", "in memory", "ms", "bound by"):
+        table.add_column(name, justify="left" if name in ("table", "tier", "bound by") else "right")
+    for name, one in found.tables.items():
+        table.add_row(name, *_cells(one, found.batch_size))
+    _show.out.print(table)
+    allows = f"{found.examples_per_s:,.0f} examples/s at most" if found.ms_disk else "no table is there"
+    lines = [
+        f"memory: {in_units(found.bytes_tables)} of tables and {in_units(found.bytes_beside)} beside them, of "
+        f"{in_units(found.bytes_memory)}",
+        "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch",
+    ]
+    if run.ssd is not None:
+        lines.insert(
+            1,
+            f"disk: {found.device.reads_per_s:,.0f} reads/s of 4 KiB, {1e6 * found.device.processor_s:.1f} us of "
+            f"the processor each; {allows}",
+        )
+    for line in lines:
+        _show.out.print(line, markup=False, soft_wrap=True)
+
+
+def _cells(one: Placed, batch_size: int) -> list[str]:
+    from sparrow.analysis.smaller.budget import in_units
+
+    cost = one.cost
+    bound = "processor" if cost.ms_processor >= cost.ms_disk else "disk"
+    if one.reason and not cost.tier.is_on:
+        bound += f" ({one.reason})"
+    return [
+        f"{one.rows:,}",
+        in_units(one.bytes_table),
+        f"{one.lookups / batch_size:,.2f}",
+        f"{100 * cost.miss_ratio:.2f}" if cost.tier.is_on else "",
+        cost.tier.name,
+        in_units(cost.bytes),
+        f"{cost.ms:,.3f}",
+        bound,
+    ]

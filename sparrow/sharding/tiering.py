@@ -1,0 +1,260 @@
+"""What a table costs in memory and on an SSD: bytes of memory, and time for each batch (MTrainS, arXiv 2305.01515)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from sparrow.core.errors import UserError, require
+from sparrow.embeddings import Component
+from sparrow.embeddings.spec import TAG_BYTES, Tier
+from sparrow.kernels.block_io import Blocks, Layout
+from sparrow.kernels.formats import Field
+from sparrow.kernels.row_cache import WAYS
+from sparrow.sharding.curves import Curve
+
+USUAL = 45_000.0  # random reads/s of an SSD that nobody measured
+_FIND_S = 1e-7  # to find the frame of a row
+_MISS_S = 14e-6  # for a row that comes and the one that leaves, as benchmarks/tiers.py --cases plan found
+_BESIDE = 24  # bytes beside a record that waits to be written
+_STEP = 1.15  # between two sizes of a cache that are tried
+_PROBED = 1 << 14  # blocks that a probe writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What memory and disk can do.
+
+    Args:
+        reads_per_s: blocks of 4 KiB that the disk reads at random, many at a time.
+        bytes_per_s: what it reads in sequence, and writes.
+        memory_bytes_per_s: rows of memory, at random.
+        processor_s: what the processor does for a block of the disk.
+    """
+
+    reads_per_s: float = USUAL
+    bytes_per_s: float = 5e8
+    memory_bytes_per_s: float = 4e9
+    processor_s: float = 6e-6
+
+    def __post_init__(self) -> None:
+        require(
+            above=0,
+            reads_per_s=self.reads_per_s,
+            bytes_per_s=self.bytes_per_s,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            processor_s=self.processor_s,
+        )
+
+
+def probed(folder: Path) -> Device:
+    """Returns what the disk under a folder does in about a second. 64 MiB are written there, and go away.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    layout = Layout(fields={"block": Field(width=1000, across="cut")}, rows=_PROBED)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = TemporaryDirectory(prefix=".probe-", dir=folder)
+    except OSError as error:
+        raise UserError(f"--ssd {folder}: {error.strerror or error}; name another folder") from None
+    with made as place:
+        blocks = Blocks(Path(place) / "probe.blocks", layout, table="probe")
+        try:
+            fields = {"block": torch.zeros(_PROBED, 1000)}
+            blocks.put(torch.arange(_PROBED), fields)
+            blocks.sync()
+            some = torch.randperm(_PROBED, generator=torch.Generator().manual_seed(0))[: _PROBED // 2]
+            # rows of a fetch ascend: parts of a random order jump about the file
+            cpu = time.process_time()
+            random = _seconds(blocks, fields, [part.sort().values for part in some.split(64)])
+            cpu = time.process_time() - cpu
+            in_sequence = _seconds(blocks, fields, [torch.arange(_PROBED)])
+        finally:
+            blocks.close()
+    return Device(
+        reads_per_s=len(some) / random,
+        bytes_per_s=_PROBED * layout.block / in_sequence,
+        processor_s=max(cpu / len(some), 1e-9),
+    )
+
+
+def _seconds(blocks: Blocks, fields: dict[str, torch.Tensor], parts: Sequence[torch.Tensor]) -> float:
+    """Returns how long it takes to read parts of the rows. The next part is asked for before one has come."""
+    began = time.perf_counter()
+    before = None
+    for rows_U in parts:
+        ticket = blocks.fetch(rows_U, fields, rows_U)
+        if before is not None:
+            blocks.wait(before)
+        before = ticket
+    assert before is not None
+    blocks.wait(before)
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Use:
+    """How a run uses a component.
+
+    Args:
+        component: as the run has it.
+        curve: of its rows.
+        lookups: of a batch.
+        is_whole: whether the curve is of all batches of a run that begins anew, so that it knows which rows were
+            never written.
+    """
+
+    component: Component
+    curve: Curve
+    lookups: float
+    is_whole: bool
+
+    @property
+    def references(self) -> float:
+        """Different rows of a batch."""
+        return self.curve.references / max(self.curve.batches, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a table costs in one place.
+
+    Args:
+        tier: the place.
+        bytes: of memory.
+        miss_ratio: the share of the different rows of a batch that come from the disk.
+        blocks: that the disk reads and writes for each batch.
+        ms_processor: of each batch, for rows in memory and for these blocks.
+        ms_disk: of each batch, for these blocks.
+    """
+
+    tier: Tier
+    bytes: int
+    miss_ratio: float
+    blocks: tuple[float, float]
+    ms_processor: float
+    ms_disk: float
+
+    @property
+    def ms(self) -> float:
+        """Of each batch, if nothing overlaps. The disk works beside the processor, but tables share either."""
+        return self.ms_processor + self.ms_disk
+
+
+def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
+    """Returns what a table costs. uses: of its components."""
+    components = [dataclasses.replace(use.component, tier=tier) for use in uses]
+    references = sum(use.references for use in uses)
+    flows = [_flow(use, component) for use, component in zip(uses, components, strict=True)] if tier.is_on else []
+    misses = sum(flow.misses for flow in flows)
+    blocks = sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)
+    processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s + sum(blocks) * device.processor_s
+    processor += _FIND_S * references * tier.is_on + _MISS_S * misses
+    return Cost(
+        tier=tier,
+        bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
+        miss_ratio=misses / references if references else 0.0,
+        blocks=blocks,
+        ms_processor=1e3 * processor,
+        ms_disk=1e3 * sum(flow.seconds(device) for flow in flows),
+    )
+
+
+def smallest(uses: Sequence[Use]) -> int:
+    """Returns the fewest bytes of frames with which a table can be on an SSD: all batches under way have their rows."""
+    return max(_bytes_of(use.component, min(use.curve.most, use.component.rows)) for use in uses)
+
+
+def largest(uses: Sequence[Use]) -> int:
+    """Returns the bytes of frames with which each row of a table has one."""
+    return max(_bytes_of(use.component, use.component.rows) for use in uses)
+
+
+def sizes(uses: Sequence[Use]) -> list[int]:
+    """Returns the bytes of frames that are worth trying, from `smallest` to `largest`."""
+    first, last = smallest(uses), largest(uses)
+    steps = max(math.ceil(math.log(last / first, _STEP)), 0)
+    return sorted({*(min(int(first * _STEP**n), last) for n in range(steps)), last})
+
+
+def _bytes_of(component: Component, frames: int) -> int:
+    """Returns the bytes of `Tier` for so many frames, or for a few more, and for those that stand by."""
+    sets = -(-frames // WAYS)
+    return -(-sets * WAYS * (component.bytes_row + TAG_BYTES) * 5 // 4)
+
+
+def _bytes(use: Use) -> float:
+    """Returns BW_t for a batch: bytes of rows that are looked up, and that the rule reads and writes."""
+    component = use.component
+    return use.lookups * component.bytes_values / component.rows + 2 * use.references * component.bytes_row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flow:
+    """What a batch moves between frames and disk.
+
+    Args:
+        misses: rows that come.
+        read: blocks that are read, one by one.
+        block: bytes of each.
+        written: blocks that are written, side by side.
+        again: how many of these are read before, since some of their records stay.
+    """
+
+    misses: float
+    read: float
+    block: int
+    written: float
+    again: float
+
+    def seconds(self, device: Device) -> float:
+        """Returns how long the disk takes."""
+        random = self.read + self.again
+        return max(random / device.reads_per_s, random * self.block / device.bytes_per_s) + (
+            self.written * self.block / device.bytes_per_s
+        )
+
+
+def _flow(use: Use, component: Component) -> _Flow:
+    """Returns what a batch moves of a component on an SSD.
+
+    Rows that wait to be written are at hand. Rows that leave are written together with those of the same block that
+    have left since the writer was there last. It passes over all blocks in turn, and half of the queue is full. In a
+    run that begins anew, blocks are empty at first, and an empty block is not read.
+    """
+    curve, rows = use.curve, component.rows
+    layout = Layout(fields=component.fields, rows=rows)
+    frames, _ = component.tier_frames(rows)
+    waiting = component.tier_queue(rows) / (component.bytes_row + _BESIDE) / 2
+    misses = curve.miss_ratio(frames) * use.references
+    if frames >= rows:  # a row begins in its frame and stays there
+        return _Flow(misses=misses, read=0.0, block=layout.block, written=0.0, again=0.0)
+    leave, empty, new = misses, 0.0, 0.0
+    if use.is_whole and curve.batches:
+        leave = max(misses - frames / curve.batches, 0.0)
+        full = leave * curve.batches / layout.blocks
+        empty = _share(full)  # of all blocks, on average over the run
+        new = -math.expm1(-full) * layout.blocks / curve.batches
+    read = max(curve.miss_ratio(frames + waiting) - empty * curve.cold, 0.0) * use.references
+    written = leave * _share(2 * waiting / layout.blocks)
+    return _Flow(
+        misses=misses,
+        read=layout.blocks * -math.expm1(-read / layout.blocks),  # some rows share a block
+        block=layout.block,
+        written=written,
+        again=max(written - new, 0.0),
+    )
+
+
+def _share(each: float) -> float:
+    """Returns the share of blocks among their rows, where rows come to blocks by chance and a block has `each`."""
+    return -math.expm1(-each) / each if each else 1.0

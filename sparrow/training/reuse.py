@@ -1,0 +1,143 @@
+"""How a run will use the rows of its tables, from the batches with which it begins."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sparrow.core import Batch, UserError
+from sparrow.core.progress import Progress
+from sparrow.data.batches.dataset import Dataset
+from sparrow.embeddings import Component, EmbeddingTables, TableSpec, unallocated
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers.ssd import check
+from sparrow.sharding.curves import Trace
+from sparrow.sharding.tiering import Device, Use, cost, largest, smallest
+from sparrow.trained.build import tables_of, untrained, within_memory
+from sparrow.trained.run import MOST_AHEAD, Run
+from sparrow.training.compared import side_by_side
+from sparrow.training.dropout import Dropout
+from sparrow.training.feed import Feed
+
+EXAMPLES = 1_000_000  # read by default, which takes some seconds
+FEW = 100_000  # read for a word of advice
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Nobody hears."""
+
+
+def uses(run: Run, dataset: Dataset, examples: int = EXAMPLES, told: Progress = silent) -> dict[str, list[Use]]:
+    """Returns table -> how each of its components is used. The batches are those of training, on one process.
+
+    Tables whose ids come and go are left out: their rows stay in memory.
+
+    Args:
+        run: its settings, with every choice made.
+        dataset: the prepared log.
+        examples: at most so many are read. A run that has more is judged by those with which it begins.
+        told: hears how it goes on.
+    """
+    tables = tables_for(run, dataset)
+    specs = [spec for of in tables for spec in of.specs if may_leave(spec)]
+    window = (1 + MOST_AHEAD) * run.loop.accumulate  # of these no row leaves its frame
+    traces = {part.name: Trace(window=window) for spec in specs for part in spec.components}
+    lookups = dict.fromkeys(traces, 0)
+    count, total = 0, _batches(run, dataset)
+    most = max(examples // run.data.batch_size, 1)
+    for batch in _training(run, dataset, min(most, total)):
+        for name, rows_N in _rows(tables, batch, set(traces)).items():
+            traces[name].add(rows_N)
+            lookups[name] += len(rows_N)
+        count += 1
+        told("reading batches", count, min(most, total))
+    is_whole = count >= total and run.init_from is None
+    filling = 0 if is_whole else count // 2  # the beginning of a long run fills caches, and is a small part of it
+
+    def use(component: Component) -> Use:
+        name = component.name
+        curve, each = traces[name].curve(filling), lookups[name] / max(count, 1)
+        return Use(component=component, curve=curve, lookups=each, is_whole=is_whole)
+
+    return {spec.name: [use(component) for component in spec.components] for spec in specs}
+
+
+def speed_on_ssd(run: Run, dataset: Dataset, fits: Callable[[Run], bool]) -> tuple[int, int] | None:
+    """Returns bytes of tables in memory, and examples/s, of a run that fits when its tables are on an SSD, or None.
+
+    Caches are the largest that were tried, a share of each table. What `sparrow plan` finds is at least as fast.
+
+    Args:
+        run: its settings, with every choice made.
+        dataset: the prepared log.
+        fits: whether a run with other tiers fits into memory.
+    """
+    found = {name: of for name, of in uses(run, dataset, FEW).items() if not any(map(reason, of))}
+    rows = {name: table.rows or 0 for name, table in dataset.schema.encodings.items()}
+    for share in (1 / 2, 1 / 8, 1 / 32, 0.0):
+        sizes = {name: max(smallest(of), int(share * largest(of))) for name, of in found.items()}
+        tiers = {name: Tier(name="ssd", bytes=size) for name, size in sizes.items()}
+        if found and fits(replace(run, tables=run.tables.placed(tiers, rows))):
+            costs = [cost(of, tiers[name], Device()) for name, of in found.items()]
+            seconds = sum(one.ms for one in costs) / 1e3
+            return sum(one.bytes for one in costs), int(run.data.batch_size / max(seconds, 1e-9))
+    return None
+
+
+def reason(use: Use, device: str = "cpu") -> str:
+    """Returns why a component cannot be on an SSD; "" if it can."""
+    try:
+        check(use.component, device)
+    except UserError as error:
+        return str(error).partition(", and ")[2]
+    return ""
+
+
+def tables_for(run: Run, dataset: Dataset) -> list[EmbeddingTables]:
+    """Returns the tables of a run's model. They have no memory."""
+    with torch.random.fork_rng(devices=[]), within_memory("cpu"), unallocated():
+        return tables_of(untrained(run, dataset.schema))
+
+
+def may_leave(spec: TableSpec) -> bool:
+    """Whether ids of a table have the same rows for ever, so that its rows can be elsewhere than in memory."""
+    return spec.addressing.traits.policy is None
+
+
+def _batches(run: Run, dataset: Dataset) -> int:
+    """Returns how many batches the run trains on."""
+    of_epoch = math.ceil(dataset.rows("train") / run.data.batch_size)
+    found = of_epoch * run.loop.epochs
+    return found if run.loop.max_steps is None else min(found, run.loop.max_steps * run.loop.accumulate)
+
+
+def _training(run: Run, dataset: Dataset, most: int) -> Iterator[Batch]:
+    """Yields the batches of training, at most so many."""
+    loader = dataset.loader(run.data.batch_size, "train", bool(run.data.shuffle), run.seed, run.data.dedup)
+    loader = side_by_side(loader, run, dataset, lambda text: None)
+    drop = Dropout(dataset.schema, run.data.id_dropout or {}, run.seed)
+    feed = Feed(loader, run.loop.accumulate, drop, torch.device("cpu"))
+    given = epochs = 0
+    while given < most and epochs < run.loop.epochs:
+        shares = feed.take()
+        epochs += not shares
+        for share in shares[: most - given]:
+            given += 1
+            yield share.batch
+
+
+def _rows(tables: list[EmbeddingTables], batch: Batch, names: set[str]) -> dict[str, Tensor]:
+    """Returns component -> the rows that a batch looks up, for the components of these names."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for of in tables:
+        known = {spec.name for spec in of.specs if names.issuperset(c.name for c in spec.components)}
+        for feature in of.features:
+            if feature.table in known:
+                for name, rows_N in of.rows_of(batch.ids, feature.name).items():
+                    found[name].append(rows_N[rows_N >= 0])
+    return {name: torch.cat(parts) for name, parts in found.items()}

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from sparrow import checkpoint, data
+from sparrow.analysis.placement import divide, options_of, place
+from sparrow.core import UserError
+from sparrow.embeddings import Component
+from sparrow.embeddings.spec import Tier
+from sparrow.sharding.plan import read
+from sparrow.sharding.tiering import Cost, Device, Use
+from sparrow.trained.run import Loop, Run
+from sparrow.training import train
+from tests.runs import small_run
+from tests.sharding.test_curves import curve_of, zipf_batches
+
+DEVICE = Device(reads_per_s=10_000)
+BATCH = 32
+
+
+def uses_of(tables: int, seed: int = 0) -> dict[str, list[Use]]:
+    """Tables of many sizes and skews."""
+    chance, found = Random(seed), {}
+    for n in range(tables):
+        rows, skew = chance.choice([100, 1000, 5000, 20_000]), chance.choice([0.0, 0.7, 1.0, 1.3])
+        curve = curve_of(zipf_batches(skew, rows, 30, 200, n), window=5)
+        component = Component(name=f"t{n}", rows=rows, dim=chance.choice([4, 16]))
+        found[f"t{n}"] = [Use(component=component, curve=curve, lookups=200, is_whole=False)]
+    return found
+
+
+def brute_force(options: dict[str, list[Cost]], budget: int) -> float:
+    """The least sum of times of all choices that fit."""
+    sums = [(0, 0.0)]
+    for costs in options.values():
+        sums = [(size + c.bytes, ms + c.ms) for size, ms in sums for c in costs if size + c.bytes <= budget]
+    return min(ms for _, ms in sums)
+
+
+@pytest.mark.parametrize("share", [0.22, 0.3, 0.5, 0.8, 1.0])
+def test_ten_tables_are_divided_as_by_brute_force(share: float) -> None:
+    options = {name: options_of(of, DEVICE, True) for name, of in uses_of(10).items()}
+    few = {name: [costs[0], costs[1], costs[len(costs) // 2]] for name, costs in options.items()}  # 59,049 choices
+    budget = int(share * sum(costs[0].bytes for costs in few.values()))
+    chosen = divide(few, budget)
+    assert sum(cost.bytes for cost in chosen.values()) <= budget
+    assert sum(cost.ms for cost in chosen.values()) == pytest.approx(brute_force(few, budget), rel=1e-12)
+
+
+def test_all_sizes_of_three_tables_are_divided_as_by_brute_force() -> None:
+    options = {name: options_of(of, DEVICE, True) for name, of in uses_of(3, seed=4).items()}
+    for share in (0.4, 0.6, 0.9):
+        budget = int(share * sum(costs[0].bytes for costs in options.values()))
+        chosen = divide(options, budget)
+        assert sum(cost.ms for cost in chosen.values()) == pytest.approx(brute_force(options, budget), rel=1e-12)
+
+
+def test_what_fits_stays_in_memory() -> None:
+    options = {name: options_of(of, DEVICE, True) for name, of in uses_of(10, seed=1).items()}
+    chosen = divide(options, sum(costs[0].bytes for costs in options.values()))
+    assert {cost.tier.name for cost in chosen.values()} == {"memory"}
+
+
+def test_of_equal_tables_the_one_with_less_locality_gets_the_memory() -> None:
+    """With half of the memory, disk reads of uniform ids are saved first by the whole table, those of others by few."""
+    made = {}
+    for name, skew in (("uniform", 0.0), ("skewed", 1.3)):
+        curve = curve_of(zipf_batches(skew, 20_000, 100, 2000), window=5)
+        component = Component(name=name, rows=20_000, dim=16)
+        made[name] = options_of([Use(component=component, curve=curve, lookups=2000, is_whole=False)], DEVICE, True)
+    chosen = divide(made, int(1.75 * made["uniform"][0].bytes))
+    assert chosen["uniform"].tier.name == "memory"
+    assert chosen["skewed"].tier.name == "ssd"
+
+
+def test_one_table_and_none() -> None:
+    options = {"t": options_of(uses_of(1)["t0"], DEVICE, True)}
+    least = min(cost.bytes for cost in options["t"])
+    assert divide(options, least)["t"].bytes == least
+    with pytest.raises(UserError, match="budget"):
+        divide(options, least - 1)
+    assert divide({}, 0) == {}
+
+
+def test_many_tables_take_a_moment() -> None:
+    """Three hundred tables with all their sizes: no more than brute force would take for ten."""
+    made = {name: options_of(of, DEVICE, True) for name, of in uses_of(12, seed=3).items()}
+    options = {f"{name}.{n}": costs for name, costs in made.items() for n in range(25)}
+    budget = int(0.4 * sum(costs[0].bytes for costs in options.values()))
+    chosen = divide(options, budget)
+    assert 0.99 * budget < sum(cost.bytes for cost in chosen.values()) <= budget
+
+
+# -- of a run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with tables that are worth a cache."""
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    data.generate(path, rows=4000, users=3000, items=3000, categorical=2, numeric=2, seed=5)
+    data.prepare([path], path.parent / "prepared")
+    return path.parent / "prepared"
+
+
+def run_on(wide: Path, folder: Path, *, ssd: bool = True) -> Run:
+    loop = Loop(max_steps=60, evaluate_every=30)
+    return small_run(wide, folder / "run", batch_size=BATCH, loop=loop, ssd=str(folder / "disk") if ssd else None)
+
+
+def test_enough_memory_keeps_all(wide: Path, tmp_path: Path) -> None:
+    found = place(run_on(wide, tmp_path), data.open(wide), memory=1 << 40, device=DEVICE)
+    assert {table.cost.tier for table in found.tables.values()} == {Tier()}
+    assert found.ms_disk == 0.0
+    assert 1e3 < found.examples_per_s < float("inf")
+    assert set(found.tables) == set(data.open(wide).schema.encodings)
+
+
+def test_a_run_trains_as_planned_to_the_same_bits(wide: Path, tmp_path: Path) -> None:
+    run = run_on(wide, tmp_path)
+    train(run)
+    found = place(run, data.open(wide), memory=1 << 40, device=DEVICE)
+    options = {name: options_of(table.uses, DEVICE, True) for name, table in found.tables.items()}
+    chosen = divide(options, found.bytes_tables // 2)
+    tables = {n: dataclasses.replace(table, cost=chosen[n]) for n, table in found.tables.items()}
+    assert "ssd" in {cost.tier.name for cost in chosen.values()}
+    dataclasses.replace(found, tables=tables).save(tmp_path / "half.plan.toml", run)
+    assert read(str(tmp_path / "half.plan.toml")).tiers == {name: cost.tier for name, cost in chosen.items()}
+    sharding = dataclasses.replace(run.sharding, plan=str(tmp_path / "half.plan.toml"))
+    train(dataclasses.replace(run, run_dir=str(tmp_path / "planned"), sharding=sharding))
+    saved = [checkpoint.load(tmp_path / name / "checkpoints") for name in ("run", "planned")]
+    first, second = ({name: of["sha256"] for name, of in one.files.items()} for one in saved)
+    assert first == second
+    held = Run.load(tmp_path / "planned" / "run.toml").tables
+    rows = {name: of.rows or 0 for name, of in data.open(wide).schema.encodings.items()}
+    assert {name: held.of(name, rows[name]).tier for name in chosen} == {n: cost.tier for n, cost in chosen.items()}
+
+
+def test_the_same_twice(wide: Path, tmp_path: Path) -> None:
+    run = run_on(wide, tmp_path)
+    first, second = (place(run, data.open(wide), memory=1 << 40, device=DEVICE) for _ in range(2))
+    pairs = zip(first.tables.values(), second.tables.values(), strict=True)
+    assert all(a.cost == b.cost and a.lookups == b.lookups for a, b in pairs)
+
+
+def test_layouts_of_the_runs_plan_are_kept(wide: Path, tmp_path: Path) -> None:
+    run, plan = run_on(wide, tmp_path), tmp_path / "ranks.toml"
+    plan.write_text('default = "row_wise"\nlayouts = { user = { ranks = [1, 0], rows = 2 } }\n')
+    run = dataclasses.replace(run, sharding=dataclasses.replace(run.sharding, plan=str(plan)))
+    place(run, data.open(wide), memory=1 << 40, device=DEVICE).save(tmp_path / "out.toml", run)
+    before, after = read(str(plan)), read(str(tmp_path / "out.toml"))
+    assert (after.default, after.layouts) == (before.default, before.layouts)
+    assert after.tiers["user"] == Tier()
+
+
+@pytest.mark.parametrize(("ssd", "remedy"), [(True, "give --memory [0-9]+MB"), (False, "with --ssd, or give")])
+def test_too_little_memory_is_one_line(wide: Path, tmp_path: Path, ssd: bool, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"--memory: 1 MB are too few; .*{remedy}") as error:
+        place(run_on(wide, tmp_path, ssd=ssd), data.open(wide), memory=1_000_000, device=DEVICE)
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_folder_nothing_goes_to_disk(wide: Path, tmp_path: Path) -> None:
+    found = place(run_on(wide, tmp_path, ssd=False), data.open(wide), memory=1 << 40)
+    assert {table.reason for table in found.tables.values()} == {"no folder is named with --ssd"}
+
+
+def test_tables_that_cannot_leave_memory(wide: Path, tmp_path: Path) -> None:
+    run = run_on(wide, tmp_path)
+    tables = dataclasses.replace(run.tables, state="bf16")
+    found = place(dataclasses.replace(run, tables=tables), data.open(wide), memory=1 << 40, device=DEVICE)
+    assert all("bf16" in table.reason for table in found.tables.values())
+    assert len(list(itertools.chain.from_iterable(table.uses for table in found.tables.values()))) == len(found.tables)
