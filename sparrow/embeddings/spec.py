@@ -73,7 +73,7 @@ State = Literal["fp32", "bf16"]
 STATES: dict[State, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TAG_BYTES = 8  # beside a record in a frame: its row and its last batch
 BLOCK_MAP_BYTES = 12  # of a block on an SSD: its place, its generation and who reads it
-BYTES_QUEUE = 64 << 20  # of rows that wait to be written
+BYTES_QUEUE = 8 << 20  # of rows that wait to be written
 OF_IDS = {  # what a row keeps of the id that has it; all parts of a row have the same
     "id": Field(dtype=torch.int64, across="max"),
     "time": Field(dtype=torch.int64, across="max"),
