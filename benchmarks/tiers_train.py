@@ -24,6 +24,7 @@ from sparrow.embeddings.tiers import SsdStore
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import RowFormat, bf16, fp32
+from sparrow.kernels.row_cache import WAYS
 from sparrow.kernels.rules import rowwise_adagrad
 from sparrow.losses import binary_cross_entropy
 from sparrow.models import dlrm
@@ -151,11 +152,9 @@ def fill(side: Side) -> None:
     case, (store,) = side.case, side.stores
     draw = Zipf(case.rows, case.skew, 0)
     flights = side.tables[0].components.flights
-    frames = len(store.get_buffer("tag"))
-    for last in range(frames, 0, -PIECE):  # the least frequent first, so that they leave first
-        rank_N = torch.arange(max(last - PIECE, 0), last)
-        flights._batch += 1
-        store.fetch(draw.scattered(rank_N), flights._batch, flights._batch - 1)
+    for rows_U in reversed(_fitting(store, draw)):  # the least frequent first, so that they leave first
+        flights._batch += 1  # a batch that nobody looks up
+        store.fetch(rows_U, flights._batch, flights._batch - 1)
         store.arrive()
         flights._settled = flights._batch
     for first in range(0, case.rows, PIECE):
@@ -165,11 +164,27 @@ def fill(side: Side) -> None:
         store._blocks.put(rows_U, made)
     store._blocks.sync()
     random = torch.Generator().manual_seed(2)
-    rank_N = torch.randint(frames, case.rows, (2 * BYTES_QUEUE // store.component.bytes_row,), generator=random)
+    rank_N = torch.randint(case.rows // 2, case.rows, (2 * BYTES_QUEUE // store.component.bytes_row,), generator=random)
     rows_U = draw.scattered(rank_N).unique()  # the queue is full, so each row that leaves has another written
     made = store._first(rows_U)
     made["touched"] = torch.ones_like(made["touched"])
     store._blocks.put(rows_U, made)
+
+
+def _fitting(store: SsdStore, draw: Zipf) -> list[Tensor]:
+    """Returns the most frequent rows that fill all sets of the cache and no more, in pieces."""
+    free_S = torch.full((len(store.get_buffer("tag")) // WAYS,), WAYS)
+    found = []
+    for first in range(0, store.rows, PIECE):
+        rows_N = draw.scattered(torch.arange(first, min(first + PIECE, store.rows)))
+        set_N, order_N = store.frames.sets_of(rows_N).sort(stable=True)
+        place_N = torch.arange(len(set_N)) - torch.searchsorted(set_N, set_N)  # among the piece's rows of the set
+        rows_U = rows_N[order_N[place_N < free_S[set_N]]]
+        free_S = (free_S - torch.bincount(set_N, minlength=len(free_S))).clamp(min=0)
+        found.append(rows_U)
+        if not free_S.any():
+            break
+    return found
 
 
 def same_bits(folder: Path) -> None:
