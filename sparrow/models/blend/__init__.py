@@ -1,4 +1,4 @@
-"""For logs of up to some million rows: three models of other kinds, and the weights with which they agree best."""
+"""For small logs: three models of other kinds, and the weights of their logits that are best for the valid rows."""
 
 from __future__ import annotations
 
