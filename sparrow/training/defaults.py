@@ -1,4 +1,4 @@
-"""The settings with which a log is trained where nobody says others."""
+"""The settings with which a log is trained where a person gives none."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
     if _spread(seen.values) >= 2.0**31:
         return "an integer, spread as hashes are; numeric if it is a measure"
     if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
-        return None  # mostly nought, such as gains: a measure of what seldom happens
+        return None  # mostly 0, such as gains: a measure of what seldom happens
     if is_uneven(x_N):
         return f"an integer, of which some come far more often than their neighbours; {_IF}"
     if clicks is not None and len(seen.values) == seen.rows and tells_apart(x_N, clicks):
