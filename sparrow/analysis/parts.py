@@ -22,12 +22,8 @@ from sparrow.trained.scorer import Restored
 from sparrow.training.defaults import SMALL_ROWS
 from sparrow.training.warm import WHOLE
 
-NAMES = {
-    "members": "members that share an MLP",
-    "logistic": "logistic regression",
-    "trees": "boosted trees",
-    "constant": "a constant",
-}
+NAMES = {"members": "members that share an MLP", "logistic": "logistic regression", "trees": "boosted trees"}
+NAMES |= {"constant": "a constant"}
 
 _ROWS = 4096  # that are scored at a time
 

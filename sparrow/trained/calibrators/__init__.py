@@ -152,10 +152,8 @@ def load_of_step(run_dir: Path, step: int, *, checkpoint: str, kind: KINDS) -> t
         if kind == "none" and not others:
             return (), ""
         why = f"steps {others} have one" if others else f"its run asks for one (calibrate = {kind!r})"
-        remedy = f"end the run with --resume, or fit one: {command}"
-        raise UserError(
-            f"{path}: step {step} has no calibrator, and {why}; {remedy} (or none in the place of {wanted})"
-        )
+        remedy = f"end the run with --resume, or fit one: {command} (or none in the place of {wanted})"
+        raise UserError(f"{path}: step {step} has no calibrator, and {why}; {remedy}")
     try:
         settings = read_toml(path)
     except UserError as error:
