@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,14 +93,10 @@ def check_valid(dataset: data.Dataset) -> None:
     if not dataset.rows("valid"):
         raise UserError(f"--calibrate: {dataset.path} has no valid part to fit to; {remedy}")
     for name, mean in dataset.manifest["label_mean"]["valid"].items():
-        if mean is None or mean != mean:
-            raise UserError(
-                f"--calibrate: label {name!r} is missing in all rows of the valid part of {dataset.path}; {remedy}"
-            )
-        if mean in (0, 1):
-            raise UserError(
-                f"--calibrate: label {name!r} is {mean:g} in all rows of the valid part of {dataset.path}; {remedy}"
-            )
+        is_known = mean is not None and not math.isnan(mean)
+        if not is_known or mean in (0, 1):
+            what = f"label {name!r} is {f'{mean:g}' if is_known else 'missing'} in all rows of the valid part"
+            raise UserError(f"--calibrate: {what} of {dataset.path}; {remedy}")
 
 
 def _before_and_after(

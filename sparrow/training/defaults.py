@@ -1,4 +1,4 @@
-"""The settings with which a log is trained where nobody says others."""
+"""The settings with which a log is trained where a person gives none."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def defaults(prepared: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     is_small = rows["train"] <= SMALL_ROWS and rows["valid"] and given.get("device", "cpu") == "cpu"
     small = SMALL if model == "blend" or (not model and is_small) else {}
     left_out = [name.removesuffix("name") for name in given if name.endswith(".name")]
-    left_out += [] if rows["valid"] else ["loop."]  # nothing would say when to stop
-    return {
-        **{name: value for name, value in {**small, **begun}.items() if not name.startswith(tuple(left_out))},
-        **given,
-    }
+    if not rows["valid"]:
+        left_out.append("loop.")  # nothing would say when to stop
+    kept = {name: value for name, value in {**small, **begun}.items() if not name.startswith(tuple(left_out))}
+    return {**kept, **given}
 
 
 def _begun_with(run_dir: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from sparrow.data.meaning.numbers import is_count, is_uneven, tells_apart
 from sparrow.data.meaning.requests import ids_of, label_of, noted
 from sparrow.data.meaning.times import parts_of_time, time_told
 from sparrow.data.meaning.vectors import vector_of
+from sparrow.data.shaping.structs import is_list
 from sparrow.features.ids import as_ids, as_lists, is_text, trimmed
 from sparrow.features.numeric import as_numbers
 from sparrow.features.schema import Column, Encoding, Schema
@@ -70,7 +71,7 @@ class _Seen:
 
     @property
     def is_list(self) -> bool:
-        return self.spelled is not None or _is_list(self.type)
+        return self.spelled is not None or is_list(self.type)
 
     @property
     def is_number(self) -> bool:
@@ -150,22 +151,18 @@ def _look(name: str, column: pa.ChunkedArray) -> _Seen:
         spelled = (None, None) if declared == "token_seq" else list_of(values.drop_null()) if not declared else None
     if spelled is not None:
         values = as_lists(values, name, int, None, *spelled)[0]
-    elif _is_list(kind):
+    elif is_list(kind):
         values = values.flatten()
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
     if pa.types.is_float16(values.type):
         values = values.cast(pa.float32())
     values = values.drop_null()
-    if _is_list(kind) and pa.types.is_floating(values.type):
+    if is_list(kind) and pa.types.is_floating(values.type):
         values = values[:_FEW]  # of vectors there may be many, and of each only its type is asked
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
     distinct = values.unique() if not pa.types.is_nested(values.type) else values
     return _Seen(name, words_of(stem), declared, kind, values, distinct, len(column), bare, spelled)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _labels(seen: dict[str, _Seen], label: str | None) -> dict[str, Column]:
@@ -325,7 +322,7 @@ def _feature(seen: _Seen, repair: bool, clicks: Float64s | None) -> Column:
     if pa.types.is_integer(seen.type) and not seen.declared:
         note, told = _names(seen, clicks), "an integer; categorical if it is a code"
         return Column(kind="categorical", table=name, note=note) if note else _numeric(seen, told)
-    if seen.is_id and seen.is_number and pc.all(pc.equal(seen.values, pc.round(seen.values))).as_py():
+    if seen.is_id and pc.all(pc.equal(seen.values, pc.round(seen.values))).as_py():
         return Column(kind="categorical", table=name, note="whole floats, by its name an id or code")
     if not seen.is_id and _spread(seen.values) >= 2.0**53:
         return _numeric(seen, "beyond 2^53; if these are ids they have lost digits: write them as integers or strings")
@@ -349,7 +346,7 @@ def _names(seen: _Seen, clicks: Float64s | None) -> str | None:
     if _spread(seen.values) >= 2.0**31:
         return "an integer, spread as hashes are; numeric if it is a measure"
     if 2 * np.unique(x_N, return_counts=True)[1].max() > len(x_N):
-        return None  # mostly nought, such as gains: a measure of what seldom happens
+        return None  # mostly 0, such as gains: a measure of what seldom happens
     if is_uneven(x_N):
         return f"an integer, of which some come far more often than their neighbours; {_IF}"
     if clicks is not None and len(seen.values) == seen.rows and tells_apart(x_N, clicks):
@@ -467,10 +464,10 @@ def _numeric(seen: _Seen, note: str | None) -> Column:
 
 def _pair_weights(columns: dict[str, Column], seen: dict[str, _Seen]) -> None:
     """Takes a list of numbers for the weights of a list of ids, if it is named after it and as long in every row."""
-    for name in [n for n, c in columns.items() if c.kind == "list" and c.weights is None and _is_list(seen[n].type)]:
+    for name in [n for n, c in columns.items() if c.kind == "list" and c.weights is None and is_list(seen[n].type)]:
         for other, theirs in seen.items():
             suffix = theirs.called.removeprefix(seen[name].called)
-            if not _is_list(theirs.type) or suffix not in ("_weights", "_weight", "_scores", "_score"):
+            if not is_list(theirs.type) or suffix not in ("_weights", "_weight", "_scores", "_score"):
                 continue
             lengths = [pc.list_value_length(s.bare).fill_null(0) for s in (seen[name], theirs)]
             if lengths[0].equals(lengths[1]) and columns[other].kind in ("ignore", "list", "vector"):

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparrow.core.arrays import Int64s
 from sparrow.core.errors import UserError
-from sparrow.features.ids import Int64s, as_lists
+from sparrow.features.ids import as_lists
 from sparrow.features.times import FORMATS, as_times, misfits_of, time_format
 
 NONE = (

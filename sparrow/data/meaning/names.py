@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 LABELS = (
-    *("label", "click", "clicked", "is_click", "is_clicked", "target", "y", "conversion", "converted", "purchase"),
-    *("purchased", "is_purchase", "bought", "install", "installed", "liked", "is_like", "booking", "booked", "applied"),
+    *("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted", "purchase", "purchased"),
+    *("bought", "install", "installed", "liked", "is_like", "booking", "booked", "applied"),
 )
 RATINGS = ("rating", "ratings", "stars", "score", "rate")  # the last two are often features
 GROUPS = (

@@ -39,7 +39,7 @@ def is_uneven(x_N: Int64s) -> bool:
     """Returns whether integers are names: some come far more often than their neighbours.
 
     What is measured or counted comes about as often as its neighbours, but for round numbers and those just below
-    them, of which people and shops are fond. So the values that end in 1, 3 and 6 are compared with those that end in
+    them, which people and shops prefer. So the values that end in 1, 3 and 6 are compared with those that end in
     2, 4 and 7. If a pair comes s times and its first one is as likely as in all pairs, the difference d of the two is
     m s on average, with a variance of s (1 - m^2). Of names most neighbours do not exist, and some are popular. Four
     standard errors count, and unevenness of 0.03 (the variance of half the relative difference).

@@ -305,12 +305,6 @@ def _convert(opened: _Opened, rows: Rows, wanted: Types, repairs: Repairs) -> No
 
 
 def _rows(sample: pa.Table) -> Rows:
-    batches = sample.slice(0, SAMPLE_ROWS).combine_chunks().to_batches()
-    batch = (
-        batches[0]
-        if batches
-        else pa.RecordBatch.from_pydict(
-            {n: pa.array([], t) for n, t in zip(sample.schema.names, sample.schema.types, strict=True)}
-        )
-    )
+    columns = [column.combine_chunks() for column in sample.slice(0, SAMPLE_ROWS).columns]
+    batch = pa.RecordBatch.from_arrays(columns, schema=sample.schema)
     return Rows(batch=batch, row_N=np.arange(batch.num_rows), file="the log", number=0, place=lambda row: f"row {row}")

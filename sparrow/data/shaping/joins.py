@@ -53,7 +53,7 @@ class Joined:
     held: Types
 
     def __post_init__(self) -> None:
-        on, key, name = self.join.on, self.join.key or self.join.on, self.side.name
+        on, key, name = self.join.on, self._key, self.side.name
         if on not in self.held:
             raise UserError(f"join {name}: the log has no column {on!r}{suggest(on, self.held)}")
         if key not in self.side.types:
@@ -68,10 +68,14 @@ class Joined:
                 raise UserError(f"{name}: column {made!r} is in the log too; {remedy}")
 
     @property
+    def _key(self) -> str:
+        """The side table's column of keys."""
+        return self.join.key or self.join.on
+
+    @property
     def _sources(self) -> dict[str, str]:
         """Added column -> the side table's."""
-        key = self.join.key or self.join.on
-        return {f"{self.join.prefix or ''}{name}": name for name in self.side.types if name != key}
+        return {f"{self.join.prefix or ''}{name}": name for name in self.side.types if name != self._key}
 
     def types(self) -> Types:
         """See `Step`."""
@@ -91,13 +95,13 @@ class Joined:
         if not sources:
             yield from stream
             return
-        key, on, found = self.join.key or self.join.on, self.join.on, None
+        on, found = self.join.on, None
         keys, columns = self._read({name: wanted[made] for made, name in sources.items()})
         what = f"without a match for {on} in {self.side.name}, whose columns are missing there"
         for rows in stream:
             ids = rows.batch.column(on)
             if found is None:
-                found = self._index(keys, key, as_numbers=not is_text(ids.type))
+                found = self._index(keys, as_numbers=not is_text(ids.type))
             try:
                 hash_N = hash_ids(as_ids(ids, on, rows.row))
             except UserError as error:  # it names the row
@@ -119,8 +123,7 @@ class Joined:
 
     def _read(self, wanted: Types) -> tuple[pa.Array, dict[str, pa.Array]]:
         """Returns the side table's keys and columns."""
-        key = self.join.key or self.join.on
-        kind = self.side.types[key]
+        key, kind = self._key, self.side.types[self._key]
         types = {key: pa.string() if pa.types.is_integer(kind) else kind} | wanted  # "007" is not "7"
         batches = list(self.side.batches(types))
         if not batches:
@@ -129,7 +132,7 @@ class Joined:
         arrays = {name: table[name].combine_chunks() for name in table.column_names}
         return arrays[key], {name: arrays[name] for name in wanted}
 
-    def _index(self, keys: pa.Array, key: str, *, as_numbers: bool) -> tuple[Int64s, Int64s]:
+    def _index(self, keys: pa.Array, *, as_numbers: bool) -> tuple[Int64s, Int64s]:
         """Returns the hashes of the keys in order, and where each key stands.
 
         as_numbers: the log's keys are numbers; so text of numbers means those.
@@ -140,15 +143,15 @@ class Joined:
         if as_numbers and is_text(keys.type):
             with contextlib.suppress(pa.ArrowInvalid):  # names, which match no number
                 keys = keys.cast(pa.int64())
-        hash_U = hash_ids(as_ids(keys, key, lambda i: i))
+        hash_U = hash_ids(as_ids(keys, self._key, lambda i: i))
         order_U = np.argsort(hash_U, kind="stable")
         order_U = order_U[int((hash_U == 0).sum()) :]  # missing keys, whose hash is 0, match nothing
         hashes_U = hash_U[order_U]
         if not len(order_U):
-            raise UserError(f"{self.side.name}: no row has a key {key!r}; join by another column")
+            raise UserError(f"{self.side.name}: no row has a key {self._key!r}; join by another column")
         twice = np.flatnonzero(hashes_U[1:] == hashes_U[:-1])
         if len(twice):
             row = int(order_U[twice + 1].min())
             words = f"{keys[row].as_py()!r} is there twice; leave one of the rows out, or join by another column"
-            raise self.side.located(UserError(f"key {key!r}, row {row}: {words}"), 0)
+            raise self.side.located(UserError(f"key {self._key!r}, row {row}: {words}"), 0)
         return hashes_U, order_U

@@ -1,4 +1,4 @@
-"""For logs of up to some million rows: three models of other kinds, and the weights with which they agree best."""
+"""For small logs: three models of other kinds, and the weights of their logits that are best for the valid rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparrow.models.blend.forest import WIDEST, Forest, available
 from sparrow.models.blend.logistic import Logistic
 from sparrow.models.blend.targets import TargetMeans
 
-_DOUBT = 6.0  # nats for a unit of weight: so much better than the offset alone must be what was learnt
+_DOUBT = 6.0  # nats that a unit of weight must gain over the offset alone
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -173,12 +173,7 @@ def _write(node: dict[str, Any], task: int, nodes: list[tuple[Any, ...]], sets: 
     of, threshold = -1, node["threshold"]
     if node["decision_type"] == "==":
         of, threshold = len(sets), 0.0
-        sets.append(list(_members(node["threshold"])))
+        sets.append([int(one) for one in str(node["threshold"]).split("||")])  # "3||17" is the set of 3 and 17
     left, right = (_write(node[side], task, nodes, sets) for side in ("left_child", "right_child"))
     nodes[number] = node["split_feature"], float(threshold), left, right, of, task, 0.0
     return number
-
-
-def _members(told: str | int) -> Iterator[int]:
-    """Yields the ids of a set, which LightGBM writes as "3||17"."""
-    yield from (int(one) for one in str(told).split("||"))

@@ -13,17 +13,8 @@ from torch.nn import functional as F
 from sparrow.core import Batch, KeyedJagged, UserError
 from sparrow.losses import binary_cross_entropy
 
-PENALTIES = (
-    3000.0,
-    1000.0,
-    300.0,
-    100.0,
-    30.0,
-    10.0,
-    3.0,
-    1.0,
-    0.3,
-)  # of half the sum of squares, beside the sum of losses
+# of half the sum of squares, beside the sum of losses
+PENALTIES = (3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3)
 
 Places = tuple[Tensor, Tensor]
 """Of each number, which range it is in and how far it is through it, [B, C] each; see `PiecewiseLinear.places`."""

@@ -52,10 +52,8 @@ class TargetMeans(nn.Module):
         labels_NT, tasks = batch.labels_BT, batch.labels_BT.shape[1]
         weights_N1 = (torch.ones(len(ids_NS)) if batch.weights_B is None else batch.weights_B)[:, None]
         known_NT = ~labels_NT.isnan() * weights_N1
-        values_NV, row_NS = (
-            torch.cat([labels_NT.nan_to_num() * weights_N1, known_NT, weights_N1], 1),
-            self._places(ids_NS),
-        )
+        values_NV = torch.cat([labels_NT.nan_to_num() * weights_N1, known_NT, weights_N1], 1)
+        row_NS = self._places(ids_NS)
         sums_V, all_RV = values_NV.sum(0), self._sums(row_NS, values_NV)
         prior_T = sums_V[:tasks] / sums_V[tasks:-1].clamp(min=1e-12)
         self.mean_RT, self.count_R = _means(all_RV, prior_T), all_RV[:, -1].clone()

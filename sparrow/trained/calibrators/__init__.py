@@ -145,16 +145,15 @@ def load_of_step(run_dir: Path, step: int, *, checkpoint: str, kind: KINDS) -> t
     """
     path = _file(run_dir, step)
     wanted = "KIND" if kind == "none" else kind
-    again = f"fit it again: sparrow calibrate {run_dir} {wanted} --checkpoint {step}"
+    command = f"sparrow calibrate {run_dir} {wanted} --checkpoint {step}"
+    again = f"fit it again: {command}"
     if not path.exists():
         others = sorted(int(one.stem[5:]) for one in path.parent.glob("step-*.toml") if one.stem[5:].isdigit())
         if kind == "none" and not others:
             return (), ""
         why = f"steps {others} have one" if others else f"its run asks for one (calibrate = {kind!r})"
-        remedy = f"end the run with --resume, or fit one: sparrow calibrate {run_dir} {wanted} --checkpoint {step}"
-        raise UserError(
-            f"{path}: step {step} has no calibrator, and {why}; {remedy} (or none in the place of {wanted})"
-        )
+        remedy = f"end the run with --resume, or fit one: {command} (or none in the place of {wanted})"
+        raise UserError(f"{path}: step {step} has no calibrator, and {why}; {remedy}")
     try:
         settings = read_toml(path)
     except UserError as error:
