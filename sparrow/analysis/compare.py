@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +139,20 @@ def compare(
 class _Scored:
     """Scores with their name and the log that their rows are in. run: None for those of another system.
 
-    through: what `Restored.through` says of the part.
+    whole: all rows of the part. through: what `Restored.through` says of the part.
     """
 
     path: str
-    rows: Rows
+    whole: Rows
     dataset: Dataset
     label: str
     run: Run | None = None
     through: str = ""
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows that have the label."""
+        return self.whole.known()
 
 
 def _of_run(
@@ -156,10 +162,9 @@ def _of_run(
     dataset = data.open(found.run.data.path)
     check_schema(found.schema, dataset.schema, dataset.path)
     number, told = label_number(found.schema, label), progress or (lambda what, done, total: None)
-    rows = score_part(found, dataset, split, told, number).known()
     return _Scored(
         path=path,
-        rows=rows,
+        whole=score_part(found, dataset, split, told, number),
         dataset=dataset,
         label=found.schema.labels[number],
         run=found.run,
@@ -170,10 +175,10 @@ def _of_run(
 def _of_others(name: str, first: _Scored, split: str) -> _Scored:
     """Another system's scores of the rows of the first run."""
     if Path(name).is_file():
-        scores_N = file_scores(Path(name), first.rows, split, first.label)
+        scores_N = file_scores(Path(name), first.whole, split, first.label)
     else:
         scores_N = column_scores(first.dataset, split, name, first.label)
-    return _Scored(path=name, rows=first.rows.by(scores_N), dataset=first.dataset, label=first.label)
+    return _Scored(path=name, whole=first.whole.by(scores_N), dataset=first.dataset, label=first.label)
 
 
 def _check_same(one: _Scored, other: _Scored, split: str) -> None:

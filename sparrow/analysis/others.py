@@ -67,8 +67,9 @@ def file_scores(path: Path, rows: Rows, split: str, label: str) -> Tensor:
     bad = np.flatnonzero(~((scores_N >= 0) & (scores_N <= 1)))
     if len(bad):
         raise UserError(f"{path}, row {bad[0]}: score {scores_N[bad[0]]:g}; scores are probabilities in 0..1")
-    if labels_N is not None and not np.array_equal(labels_N, rows.labels_N.numpy()):
-        row = int(np.flatnonzero(labels_N != rows.labels_N.numpy())[0])
+    if labels_N is not None and not np.array_equal(labels_N, rows.labels_N.numpy(), equal_nan=True):
+        own_N = rows.labels_N.numpy()
+        row = int(np.flatnonzero((labels_N != own_N) & ~(np.isnan(labels_N) & np.isnan(own_N)))[0])
         remedy = "put its rows in the prepared log's order"
         raise UserError(f"{path}, row {row}: {label} is not that of row {row} of {split}; {remedy}")
     return torch.from_numpy(scores_N.astype(np.float32))

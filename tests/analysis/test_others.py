@@ -29,6 +29,15 @@ def test_a_file_of_scores(tmp_path: Path) -> None:
             assert file_scores(tmp_path / name, ROWS, "test", "label").tolist() == SCORES
 
 
+def test_rows_that_lack_the_label_have_scores_too(tmp_path: Path) -> None:
+    rows = Rows(scores_N=ROWS.scores_N, labels_N=torch.tensor([0.0, torch.nan, 1.0]), weights_N=None, sessions_N=None)
+    pq.write_table(pa.table({"score": SCORES, "label": [0, None, 1]}), tmp_path / "s.parquet")
+    assert file_scores(tmp_path / "s.parquet", rows, "test", "label").tolist() == SCORES
+    pq.write_table(pa.table({"score": SCORES, "label": [0, None, 0]}), tmp_path / "s.parquet")
+    with pytest.raises(UserError, match="row 2: label is not"):
+        file_scores(tmp_path / "s.parquet", rows, "test", "label")
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
