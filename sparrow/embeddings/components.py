@@ -311,6 +311,11 @@ class ComponentTables(nn.Module):
         for record in self.all_records():
             yield from record.chunks(max_bytes)
 
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns every row record as a checkpoint has it, see `RowRecords.saved`."""
+        for record in self.all_records():
+            yield from record.saved()
+
     def changed(self) -> None:
         """Call it after rows were written from outside, so that a backward through older rows is noticed."""
         self.door.version += 1

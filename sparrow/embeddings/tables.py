@@ -253,6 +253,10 @@ class EmbeddingTables(nn.Module):
         """Returns the row records that this process has to save, in chunks of at most about `max_bytes`."""
         return self.components.chunks(max_bytes)
 
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns what `chunks` does, but blocks of files on an SSD in their place, if they have names."""
+        return self.components.saved()
+
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the table rows and dimensions of the chunk.
 

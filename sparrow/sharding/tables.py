@@ -297,6 +297,12 @@ class ShardedTables(nn.Module):
         if self.world.rank == 0:
             yield from self.copies.chunks(max_bytes)
 
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns what `chunks` does, as a checkpoint has it, see `RowRecords.saved`."""
+        yield from self.local.saved()
+        if self.world.rank == 0:
+            yield from self.copies.saved()
+
     def changed(self) -> None:
         """Do what `ComponentTables.changed` does."""
         self.local.changed()

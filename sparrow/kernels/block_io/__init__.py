@@ -41,7 +41,8 @@ class Ticket:
 class Blocks:
     """The records of one table, in one file.
 
-    Not for several threads at once. Whoever opens it to write is alone; others may open it to read beside readers.
+    Not for several threads at once. One process at most opens it to write. Others may read what a kept map names: a
+    block that was written again since is found by its checksum, number and generation.
 
     Args:
         path: the file. Without a map it is made, and must not exist. With one it must.
@@ -144,18 +145,18 @@ class Blocks:
         """
         map, rows_U, records_UB = self._store.snapshot()
         rows_U, order = rows_U.sort()
-        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
-        fields = {
-            name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
-            for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
-        }
-        return map, rows_U, fields
+        return map, rows_U, self.layout.unpacked(records_UB[order])
 
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.
 
-        At once: before the next `put`, or its blocks may have changed.
+        At once: before the next `put`, or its blocks may have changed. So maps that an earlier process kept are told
+        as soon as the file is opened.
+
+        Raises:
+            UserError: when it is a map of another file, or the file lacks blocks that it names.
         """
+        file.check(self.file, map)
         self._store.keep(map)
 
     def drop(self, map: BlockMap) -> None:
