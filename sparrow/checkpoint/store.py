@@ -298,7 +298,7 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
         found, sound = FORMATS[0], False
     if found not in FORMATS:
         remedy = "use the Sparrow that wrote it, or train again"
-        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS}; {remedy}")
+        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}")
     if not sound:
         raise UserError(
             f"{path / 'manifest.json'}: damaged checkpoint (not a whole manifest); delete the folder {path.name} to "

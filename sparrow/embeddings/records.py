@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from sparrow.embeddings.spec import Component
 from sparrow.embeddings.tiers import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
+from sparrow.kernels.block_io import BlockMap
 from sparrow.kernels.embedding_bag import Table
 from sparrow.kernels.rounding import noise, state_to_bf16
 
@@ -254,17 +256,26 @@ class RowRecords(nn.Module):
         else:
             yield from self.chunks(max_bytes)
 
-    def goes_on(self, saved: Saved) -> bool:
-        """Returns whether the file of a checkpoint's blocks can become that of these rows.
+    def go_on(self, saved: Saved, kept: Callable[[Path], Mapping[int, BlockMap]]) -> bool:
+        """Go on with the file of a checkpoint's blocks, if it can become that of these rows. Returns whether it did.
 
-        So it is if it lies where their own would, and if rows that are nowhere begin alike.
+        So it can if it lies where their own would, and if rows that are nowhere begin alike.
+
+        Args:
+            saved: what the checkpoint has.
+            kept: the file -> all maps of it that are to stay whole, by step.
+
+        Raises:
+            UserError: when the file is missing, cut, another one or in use.
         """
         store, mine, its = self.store, self.component, saved.component
         if not (isinstance(store, SsdStore) and store.has_name and store.folder == saved.path.parent):
             return False
         begins = [(of.name, of.fields, of.format, of.init_scale, of.init_mean) for of in (mine, its)]
-        place = (self.seed, *self.place[1:])
-        return begins[0] == begins[1] and place == (saved.seed, saved.rows, saved.columns)
+        if begins[0] != begins[1] or (self.seed, *self.place[1:]) != (saved.seed, saved.rows, saved.columns):
+            return False
+        store.go_on(saved, kept(saved.path))
+        return True
 
     def chunks(self, max_bytes: int, wanted: Sequence[tuple[int, int]] | None = None) -> Iterator[Chunk]:
         """Returns every row record, in chunks of at most about `max_bytes`.

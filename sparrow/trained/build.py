@@ -150,8 +150,7 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     missing = {record.name: record.rows * record.dim for record in records}
     for part in saved.on_ssd():
         for record in records:
-            if record.goes_on(part):
-                record.store.go_on(part, saved.maps_beside(part.path))  # type: ignore[attr-defined]
+            if record.go_on(part, saved.maps_beside):
                 del missing[record.name]
     left = [record for record in records if record.name in missing]
     for chunk in saved.chunks([record.place for record in left]):

@@ -233,8 +233,10 @@ class SsdStore(nn.Module):
         return {**self._blocks.counters, "hits": self.hits, "used": self.used, "left": self.left}
 
     def close(self) -> None:
-        """Let go of the file. Nothing is read or written after that."""
-        self._blocks.close()
+        """Let go of the file. Nothing of it is read or written after that."""
+        if self._opened:
+            self._opened.close()
+        self.has_name = False
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -243,7 +245,9 @@ class SsdStore(nn.Module):
 
         The file is made with the first row that is written, or by `go_on`.
         """
-        assert self._opened is None
+        assert self.left == 0
+        self.close()
+        self._opened = None
         self.folder, self.has_name = made_folder(folder), True
 
     def save(self, *, seed: int, rows: tuple[int, int], columns: tuple[int, int]) -> Saved:

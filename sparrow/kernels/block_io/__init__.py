@@ -25,6 +25,7 @@ from torch import Tensor
 from sparrow.core.errors import UserError
 from sparrow.kernels import resolve
 from sparrow.kernels.block_io import file, reference
+from sparrow.kernels.block_io.file import remove
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
 CPU = torch.device("cpu")
@@ -211,4 +212,4 @@ def _store(
     return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
-__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way"]
+__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "remove"]

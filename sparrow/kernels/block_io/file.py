@@ -122,7 +122,8 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
     try:
         fd, is_direct = _descriptor(path, flags, layout.block)
     except FileNotFoundError:
-        raise UserError(f"table {table}: {path} is missing; bring it back to there, or go back to a checkpoint that is whole") from None
+        remedy = "bring it back to there, or go back to a checkpoint that is whole"
+        raise UserError(f"table {table}: {path} is missing; {remedy}") from None
     except OSError as error:
         raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
     if is_written and not _locked(fd):
