@@ -1,12 +1,13 @@
 """What a checkpoint writes and reads of tables on an SSD: a map of blocks, and the rows that are newer, in two files.
 
-The rows are one file, written from its beginning to its end: their numbers, then their records (safetensors).
+The rows are one file (safetensors), written from its beginning to its end: their numbers, then field after field.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,11 @@ from sparrow.embeddings import Component, RowRecords, stored_in
 from sparrow.embeddings.tiers import Saved, SavedStore
 from sparrow.kernels.block_io import BlockMap
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 64 << 20
+ROW = "row"  # of the newer rows: their numbers; no field has this name
+_CODES = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"} | {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"
+}  # fmt: skip
 
 
 def name_of(saved: Saved) -> str:
@@ -48,19 +53,20 @@ def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -
         newer: the file of the rows that are newer.
     """
     blocks = entry["blocks"]
-    with safe_open(newer, "pt") as file:
-        rows_U = file.get_tensor("row")
 
-    def records(first: int, last: int) -> torch.Tensor:
+    def field(name: str, first: int, last: int) -> torch.Tensor:
         with safe_open(newer, "pt") as file:
-            found: torch.Tensor = file.get_slice("record")[first:last]
+            found: torch.Tensor = file.get_slice(name)[first:last]
         return found
+
+    with safe_open(newer, "pt") as file:
+        rows_U = file.get_tensor(ROW)
 
     return Saved(
         path=Path(blocks["path"]),
         map=BlockMap(file=blocks["file"], places_K=tensors["places"], generations_K=tensors["generations"]),
         rows_U=rows_U,
-        records=records,
+        field=field,
         component=from_dict(Component, blocks["component"]),
         seed=blocks["seed"],
         rows=tuple(entry["rows"]),
@@ -87,36 +93,36 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
     Raises:
         OSError: when it cannot be written.
     """
-    count, width = len(saved.rows_U), saved.records(0, 0).shape[1]
-    ends = [0, 8 * count, (8 + width) * count]
-    kinds = {"row": ("I64", [count]), "record": ("U8", [count, width])}
-    header = json.dumps(
-        {
-            name: {"dtype": kind, "shape": shape, "data_offsets": ends[n : n + 2]}
-            for n, (name, (kind, shape)) in enumerate(kinds.items())
-        }
-    ).encode()
-    header = header.ljust(-(-len(header) // 8) * 8)
-    digest, step = hashlib.sha256(), max(1, PIECE_BYTES // width)
+    count, step = len(saved.rows_U), max(1, PIECE_BYTES // saved.layout.record_bytes)
+    kinds = {ROW: (torch.int64, [count])}
+    kinds |= {name: (of.dtype, list(of.shape(count))) for name, of in saved.layout.fields.items()}
+    header, end = {}, 0
+    for name, (dtype, shape) in kinds.items():
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    head = head.ljust(-(-len(head) // 8) * 8)
 
-    def pieces() -> Iterator[Any]:
-        yield len(header).to_bytes(8, "little") + header
-        for rows_V in saved.rows_U.split(PIECE_BYTES // 8):
-            yield rows_V.numpy().data
-        for first in range(0, count, step):
-            yield saved.records(first, min(first + step, count)).numpy().data
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield len(head).to_bytes(8, "little") + head
+        for name in kinds:
+            for first in range(0, count, step):
+                last = min(first + step, count)
+                piece = saved.rows_U[first:last] if name == ROW else saved.field(name, first, last)
+                yield piece.contiguous().view(torch.uint8).numpy().data.cast("B")
 
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
-        hashed = beside.submit(lambda: None)
-        for piece in pieces():
-            hashed.result()
-            hashed = beside.submit(digest.update, piece)  # it takes as long as to write
-            _write_all(file.fileno(), memoryview(piece).cast("B") if len(piece) else b"")
-        hashed.result()
+    digest, under_way = hashlib.sha256(), []
+    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as hashes, ThreadPoolExecutor(1) as writes:
+        for piece in pieces():  # a piece is gathered while the one before is hashed and written
+            for done in under_way:
+                done.result()
+            under_way = [hashes.submit(digest.update, piece), writes.submit(_write_all, file.fileno(), piece)]
+        for done in under_way:
+            done.result()
         os.fsync(file.fileno())
-    return {"bytes": 8 + len(header) + ends[-1], "sha256": digest.hexdigest()}
+    return {"bytes": 8 + len(head) + end, "sha256": digest.hexdigest()}
 
 
-def _write_all(fd: int, data: memoryview | bytes) -> None:
+def _write_all(fd: int, data: bytes | memoryview) -> None:
     while len(data):
         data = data[os.write(fd, data) :]

@@ -26,7 +26,7 @@ class Saved:
         path: the file of its blocks.
         map: which block is where.
         rows_U: int64 [U], ascending: the rows, counted in the part, that frames and queue hold.
-        records: (first, last) -> the records of those of them, uint8 [last - first, bytes].
+        field: (name, first, last) -> a field of those of them, [last - first, ...].
         component: whose rows these are.
         seed: of the first values, which rows have that are nowhere.
         rows: the first row of the part and the one after its last.
@@ -36,11 +36,21 @@ class Saved:
     path: Path
     map: BlockMap
     rows_U: Tensor
-    records: Callable[[int, int], Tensor]
+    field: Callable[[str, int, int], Tensor]
     component: Component
     seed: int
     rows: tuple[int, int]
     columns: tuple[int, int]
+
+    @property
+    def layout(self) -> Layout:
+        """How its rows lie in blocks."""
+        fields = self.component.fields_of(self.columns[1] - self.columns[0])
+        return Layout(fields=fields, rows=self.rows[1] - self.rows[0])
+
+    def fields(self, first: int, last: int) -> dict[str, Tensor]:
+        """Returns all fields of some of the newer rows."""
+        return {name: self.field(name, first, last) for name in self.layout.fields}
 
 
 class SavedStore(nn.Module):
@@ -60,21 +70,20 @@ class SavedStore(nn.Module):
         super().__init__()
         self.first: First | None = None  # whoever made the store says it
         self._saved = saved
-        layout = Layout(fields=saved.component.fields_of(saved.columns[1] - saved.columns[0]), rows=_count(saved.rows))
-        self._blocks = Blocks(saved.path, layout, table=saved.component.name, map=saved.map, is_written=False)
+        self._blocks = Blocks(saved.path, saved.layout, table=saved.component.name, map=saved.map, is_written=False)
 
     def read(self, at: At) -> dict[str, Tensor]:
         """Returns what `RowStore.read` says, of a slice."""
         assert isinstance(at, slice) and self.first is not None
-        rows_U, layout = torch.arange(at.start, at.stop), self._blocks.layout
-        made = {name: torch.empty(of.shape(len(rows_U)), dtype=of.dtype) for name, of in layout.fields.items()}
+        rows_U, fields = torch.arange(at.start, at.stop), self._blocks.layout.fields
+        made = {name: torch.empty(of.shape(len(rows_U)), dtype=of.dtype) for name, of in fields.items()}
         never_U = self._blocks.wait(self._blocks.fetch(rows_U, made, rows_U - at.start))
         low, high = torch.searchsorted(self._saved.rows_U, torch.tensor([at.start, at.stop])).tolist()
         newer_V = self._saved.rows_U[low:high] - at.start
         never_U[newer_V] = False
         if never_U.any():
             put_into(made, never_U.nonzero()[:, 0], self.first(rows_U[never_U]))
-        put_into(made, newer_V, layout.unpacked(self._saved.records(low, high)))
+        put_into(made, newer_V, self._saved.fields(low, high))
         return made
 
     def close(self) -> None:
@@ -109,7 +118,3 @@ def put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tens
     """Write fields [U, ...] into some rows of others."""
     for name, of in held.items():
         of[at_U] = fields[name].to(of.dtype)
-
-
-def _count(rows: tuple[int, int]) -> int:
-    return rows[1] - rows[0]

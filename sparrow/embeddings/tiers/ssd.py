@@ -253,8 +253,8 @@ class SsdStore(nn.Module):
     def save(self, *, seed: int, rows: tuple[int, int], columns: tuple[int, int]) -> Saved:
         """Returns what a checkpoint needs of all rows as they are now. Its blocks are kept, see `keep_only`.
 
-        The blocks are on the disk. The records are those of frames, and of rows that wait to be written.
-        `Saved.records` reads them until the next batch.
+        The blocks are on the disk. The newer rows are those of frames, and those that wait to be written.
+        `Saved.field` reads them until the next batch.
 
         Raises:
             UserError: when the disk fails.
@@ -262,25 +262,24 @@ class SsdStore(nn.Module):
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
         self._maps.append(map)
-        in_Q = self._frames_of(rows_Q) >= 0  # the frame is newer
-        tag = self.get_buffer("tag")
-        frames_F = (tag >= 0).nonzero()[:, 0]
-        frames_H = torch.cat([frames_F, self.spare.find(self.spare.rows_H)])
-        waiting_Q = (~in_Q).nonzero()[:, 0]
+        waiting_Q = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
+        tag, held = self.get_buffer("tag"), self._held
+        frames_F, frames = (tag >= 0).nonzero()[:, 0], len(held["touched"])
         rows_U, order_U = torch.cat([tag[frames_F].long(), self.spare.rows_H, rows_Q[waiting_Q]]).sort()
+        at_U = torch.cat([frames_F, self.spare.find(self.spare.rows_H), frames + waiting_Q])[order_U]
 
-        def records(first: int, last: int) -> Tensor:
-            from_V = order_U[first:last]
-            is_frame_V = from_V < len(frames_H)
-            held_V = frames_H[from_V.clamp(max=max(len(frames_H) - 1, 0))] if len(frames_H) else from_V
-            fields = {name: of[held_V] for name, of in self._held.items()}
-            if not is_frame_V.all():
-                put = waiting_Q[from_V[~is_frame_V] - len(frames_H)]
-                put_into(fields, (~is_frame_V).nonzero()[:, 0], {name: of[put] for name, of in fields_Q.items()})
-            return self._layout.packed(fields)
+        where_W = (at_U >= frames).nonzero()[:, 0]  # rows that wait, among all
+        from_W = at_U[where_W] - frames
+        at_U[where_W] = 0
+
+        def field(name: str, first: int, last: int) -> Tensor:
+            found = held[name].index_select(0, at_U[first:last])
+            low, high = torch.searchsorted(where_W, torch.tensor([first, last])).tolist()
+            found[where_W[low:high] - first] = fields_Q[name][from_W[low:high]]
+            return found
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=rows_U, records=records, component=self.component,
+            path=self._blocks.file.path, map=map, rows_U=rows_U, field=field, component=self.component,
             seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
@@ -301,7 +300,7 @@ class SsdStore(nn.Module):
             self._kept[step] = map
         for first in range(0, len(saved.rows_U), PIECE):
             rows_V = saved.rows_U[first : first + PIECE]
-            fields = self._layout.unpacked(saved.records(first, first + len(rows_V)))
+            fields = saved.fields(first, first + len(rows_V))
             slots_V = row_cache.admit(self.frames, rows_V, -self.window, -self.window - 1).slots_N  # if one is free
             fits_V = slots_V < len(self.get_buffer("tag"))
             put_into(self._held, slots_V[fits_V], {name: of[fits_V] for name, of in fields.items()})

@@ -146,7 +146,12 @@ class Blocks:
         """
         map, rows_U, records_UB = self._store.snapshot()
         rows_U, order = rows_U.sort()
-        return map, rows_U, self.layout.unpacked(records_UB[order])
+        parts = records_UB[order].split([field.bytes_row for field in self.layout.fields.values()], 1)
+        fields = {
+            name: part.flatten().clone().view(field.dtype).view(field.shape(len(rows_U)))
+            for (name, field), part in zip(self.layout.fields.items(), parts, strict=True)
+        }
+        return map, rows_U, fields
 
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.

@@ -69,23 +69,6 @@ class Layout:
         """K, the number of blocks of the table."""
         return -(-self.rows // self.per_block)
 
-    def packed(self, fields: Mapping[str, Tensor]) -> Tensor:
-        """Returns the records of some rows, uint8 [U, bytes], from their fields [U, ...]."""
-        parts = [fields[name].contiguous().view(len(fields[name]), field.width or 1) for name, field in self._named]
-        return torch.cat([part.view(torch.uint8) for part in parts], 1)
-
-    def unpacked(self, records_UB: Tensor) -> dict[str, Tensor]:
-        """Returns the fields [U, ...] of some records."""
-        parts = records_UB.split([field.bytes_row for _, field in self._named], 1)
-        return {
-            name: part.flatten().clone().view(field.dtype).view(field.shape(len(records_UB)))
-            for (name, field), part in zip(self._named, parts, strict=True)
-        }
-
-    @property
-    def _named(self) -> list[tuple[str, Field]]:
-        return list(self.fields.items())
-
     @staticmethod
     def start_of(records: int) -> int:
         """Where the records of a block begin if there are so many."""
