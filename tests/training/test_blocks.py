@@ -111,17 +111,22 @@ def test_kept_checkpoints_share_one_file(wide: Path, tmp_path: Path, in_memory: 
         assert len(part.rows_U) <= frames + spare + waiting
 
 
-def test_a_run_goes_on_with_its_file_and_writes_nothing_again(
+def test_a_run_goes_on_with_its_file(
     wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]
 ) -> None:
-    trainer(wide, tmp_path, loop__max_steps=23).fit()
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
     before, size = files(tmp_path), {path: path.stat().st_size for path in files(tmp_path)}
-    again = trainer(wide, tmp_path, loop__max_steps=23, resume=True)
+    again = trainer(wide, tmp_path, loop__max_steps=25, resume=True)
     with again.blocks.opened():
         again._load(last(tmp_path))
-        stores = [record.store for tables in again.tables for record in tables.all_records()]
-        assert all(isinstance(of, SsdStore) and of.counters["blocks_written"] == 0 for of in stores)
-        assert sum(int((of.frames.tags_F >= 0).sum()) for of in stores if isinstance(of, SsdStore)) > 50
+        stores = {r.component.name: r.store for tables in again.tables for r in tables.all_records()}
+        held = 0
+        for part in last(tmp_path).on_ssd():  # frames that stood by, and rows that waited, may have no frame now
+            of = stores[part.component.name]
+            assert isinstance(of, SsdStore)
+            held += (mine := int((of.frames.tags_F >= 0).sum()))
+            assert of.counters["blocks_written"] <= len(part.rows_U) - mine
+        assert held > 300
     for steps in (31, 60):
         trainer(wide, tmp_path, loop__max_steps=steps, resume=True).fit()
         check(tmp_path, in_memory)
@@ -140,7 +145,7 @@ def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int
         "copy": {},
         "memory": {"tables__tier__name": "memory"},
     }[change]
-    trainer(wide, place, loop__max_steps=23).fit()
+    trainer(wide, place, loop__max_steps=25).fit()
     before = files(place)
     if change == "copy":
         (tmp_path / "copied").mkdir()
@@ -149,16 +154,15 @@ def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int
         options = {"ssd": str(tmp_path / "disk")}
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
-    assert (files(tmp_path) == before) == (change == "frames")
-    assert (before <= files(tmp_path)) == (change in ("frames", "copy"))
-    if change == "copy":
-        check(tmp_path, in_memory)
-    else:
-        assert files(tmp_path) == needed(tmp_path)
+    used = {Path(path) for path in last(place).block_files}
+    assert used == before if change == "frames" else not used & before
+    assert len(used) == 5 * (change != "memory")
+    check(tmp_path, in_memory)
+    assert files(tmp_path) == needed(tmp_path) | needed(place)
 
 
 def test_what_an_overwritten_run_had_is_removed(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
-    trainer(wide, tmp_path, loop__max_steps=23, seed=3).fit()
+    trainer(wide, tmp_path, loop__max_steps=25, seed=3).fit()
     before = files(tmp_path)
     trainer(wide, tmp_path, overwrite=True).fit()
     check(tmp_path, in_memory)
@@ -167,7 +171,7 @@ def test_what_an_overwritten_run_had_is_removed(wide: Path, tmp_path: Path, in_m
 
 def damage(change: Callable[[Path], Any]) -> Callable[[Path, checkpoint.Checkpoint], None]:
     def do(place: Path, saved: checkpoint.Checkpoint) -> None:
-        change(next(Path(path) for path in saved.block_files if Path(path).name.startswith("user")))
+        change(max(saved.on_ssd(), key=lambda part: int((part.map.places_K > 0).sum())).path)
 
     return do
 
@@ -185,17 +189,17 @@ def newer(place: Path, saved: checkpoint.Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (damage(os.unlink), r"^table user: .*\.blocks is missing; bring it back to there, or go back"),
-        (damage(lambda path: os.truncate(path, 4096)), r"^table user: .*\.blocks is cut: .*; bring back the whole file"),
-        (damage(lambda path: path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])), "user: .* is no file of blocks"),
+        (damage(os.unlink), r"^table \w+: .*\.blocks is missing; bring it back to there, or go back"),
+        (damage(lambda path: os.truncate(path, 4096)), r"^table \w+: .*\.blocks is cut: .*; bring back the whole file"),
+        (damage(lambda path: path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])), ": .* is no file of blocks"),
         (damage(lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\1" * (path.stat().st_size - 4096))),
-         r"^table user, rows \d+ to \d+: .*\.blocks is damaged \(the checksum of block"),
+         r"^table \w+, rows \d+ to \d+: .*\.blocks is damaged \(the checksum of block"),
         (other_run, r"^table \w+: .*\.blocks is of another run; bring back the one of this checkpoint"),
         (newer, r"newer-\w+-0+-0+\.safetensors: damaged checkpoint \(its checksum differs\); delete the folder step-"),
     ],
 )  # fmt: skip
 def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str) -> None:
-    trainer(wide, tmp_path, loop__max_steps=23).fit()
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
     how(tmp_path, last(tmp_path))
     with pytest.raises(UserError, match=told) as error:
         list(last(tmp_path).chunks())
@@ -207,7 +211,7 @@ def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str)
 
 
 def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:
-    first = trainer(wide, tmp_path, loop__max_steps=23)
+    first = trainer(wide, tmp_path, loop__max_steps=25)
     first.fit()
     second = trainer(wide, tmp_path, resume=True)
     with second.blocks.opened():
