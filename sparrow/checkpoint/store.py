@@ -75,7 +75,9 @@ class Checkpoint:
                 ):
                     continue
                 if "blocks" in entry:
-                    ranges = [(0, rows[1])] if wanted is None else [of for name, of, _ in wanted if name == entry["table"]]
+                    ranges = (
+                        [(0, rows[1])] if wanted is None else [of for name, of, _ in wanted if name == entry["table"]]
+                    )
                     yield from blocks.chunks(self._saved(file), ranges)
                     continue
                 fields = self._read(file)
@@ -298,7 +300,9 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
         found, sound = FORMATS[0], False
     if found not in FORMATS:
         remedy = "use the Sparrow that wrote it, or train again"
-        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}")
+        raise UserError(
+            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}"
+        )
     if not sound:
         raise UserError(
             f"{path / 'manifest.json'}: damaged checkpoint (not a whole manifest); delete the folder {path.name} to "

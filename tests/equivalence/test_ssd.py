@@ -209,7 +209,9 @@ def test_what_a_run_has_learnt_is_read_by_all(wide: Path, log_of_wide: Path, tmp
     ends = [fit(World(), str(wide), str(tmp_path / f"next{n}"), changes)[0] for n, changes in enumerate(begun)]
     assert ends[0] == ends[1] == ends[2]
     (tmp_path / "disk").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"table \w+: .*disk/ssd-\w+/\w+\.\w+\.blocks is missing; bring it back to there, or"):
+    with pytest.raises(
+        UserError, match=r"table \w+: .*disk/ssd-\w+/\w+\.\w+\.blocks is missing; bring it back to there, or"
+    ):
         restore(place)
     (tmp_path / "elsewhere").rename(tmp_path / "disk")
     assert torch.equal(restore(place).scores(batch), want)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -46,7 +45,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(prepared: Path, place: Path, **options: Any) -> Trainer:
     """A run in place/run, on an SSD unless its tier says otherwise."""
     how = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
-    chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {n.replace("__", "."): v for n, v in options.items()}
+    chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {
+        n.replace("__", "."): v for n, v in options.items()
+    }
     return Trainer(run_of(str(prepared), str(place / "run"), **SETTINGS | chosen), **how)
 
 
@@ -57,7 +58,11 @@ def rows_of(saved: checkpoint.Checkpoint) -> dict[str, str]:
         for name, tensor in chunk.fields.items():
             digest = found.setdefault(f"{chunk.table} {name}", sha256())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    parts = {name: entry["sha256"] for name, entry in saved.files.items() if name.split(".")[0] in ("dense", "optimizer", "random")}
+    parts = {
+        name: entry["sha256"]
+        for name, entry in saved.files.items()
+        if name.split(".")[0] in ("dense", "optimizer", "random")
+    }
     return parts | {of: digest.hexdigest() for of, digest in found.items()}
 
 
@@ -117,9 +122,7 @@ def test_kept_checkpoints_share_one_file(wide: Path, tmp_path: Path, in_memory: 
         assert len(part.rows_U) <= frames + spare + waiting
 
 
-def test_a_run_goes_on_with_its_file(
-    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]
-) -> None:
+def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
     trainer(wide, tmp_path, loop__max_steps=25).fit()
     before = files(tmp_path)
     again = trainer(wide, tmp_path, loop__max_steps=25, resume=True)
@@ -142,7 +145,7 @@ def test_a_run_goes_on_with_its_file(
 
 @pytest.mark.parametrize("change", ["folder", "seed", "frames", "copy", "memory"])
 def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str) -> None:
-    """From a file that it cannot go on with it reads; then it has one of its own, and the old one goes with its last use."""
+    """From a file that it cannot go on with it reads. The old one goes with the last checkpoint that needs it."""
     place = tmp_path
     options = {
         "folder": {"ssd": str(tmp_path / "disk" / "other")},
@@ -167,7 +170,7 @@ def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int
     assert files(tmp_path) == needed(tmp_path) | needed(place)
 
 
-def test_what_an_overwritten_run_had_is_removed(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+def test_files_of_an_overwritten_run_go(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
     trainer(wide, tmp_path, loop__max_steps=25, seed=3).fit()
     before = files(tmp_path)
     trainer(wide, tmp_path, overwrite=True).fit()
@@ -233,7 +236,7 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
 
 
 def count_down(left: int) -> None:
-    """From now on, kill this process within the call of a number, of those that change a disk or what blocks are kept."""
+    """From now on, kill this process within or after a call of a number, of those that change a disk or what is kept."""
     calls = [
         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
         (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),

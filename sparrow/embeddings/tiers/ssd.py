@@ -23,6 +23,7 @@ from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket
 from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.kernels.row_cache import Frames
+
 PIECE = 1 << 18  # rows of a checkpoint that are read at a time
 SUFFIX = ".blocks"  # of the names of files
 
