@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,8 @@ def write_rows(path: Path, saved: Saved) -> dict[str, Any]:
                 piece = saved.rows_U[first:last] if name == ROW else saved.field(name, first, last)
                 yield piece.contiguous().view(torch.uint8).numpy().data.cast("B")
 
-    digest, under_way = hashlib.sha256(), []
+    digest = hashlib.sha256()
+    under_way: list[Future[None]] = []
     with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as hashes, ThreadPoolExecutor(1) as writes:
         for piece in pieces():  # a piece is gathered while the one before is hashed and written
             for done in under_way:

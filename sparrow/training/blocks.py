@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +21,16 @@ from sparrow.trained.run import Run
 from sparrow.training.rundir import RunDir
 
 NOTE = ".ssd.json"
+
+
+def forget(run_dir: Path) -> None:
+    """Remove the files of a run whose directory is about to be removed."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for folder in json.loads((run_dir / NOTE).read_text(encoding="utf-8"))["folders"]:
+            for path in Path(folder).glob(f"*{SUFFIX}"):
+                remove(path)
+            with suppress(OSError):
+                Path(folder).rmdir()
 
 
 class BlockFiles:
@@ -96,14 +106,16 @@ class BlockFiles:
     def _clean(self) -> None:
         """Remove files that no checkpoint needs."""
         needed = said(self._world, "files of checkpoints", self._needed)
-        for folder in self._folders if needed is not None else ():
+        if needed is None:
+            return
+        for folder in self._folders:
             for path in folder.glob(f"*{SUFFIX}"):
                 if str(path) not in needed:
                     remove(path)
 
     def _needed(self) -> list[str] | None:
         """Returns the files that checkpoints need; None if one cannot be read, and nobody knows."""
-        found = []
+        found: list[str] = []
         for step in checkpoint.steps(self._dir.checkpoints):
             try:
                 found += checkpoint.load(self._dir.checkpoints, step).block_files

@@ -18,7 +18,7 @@ SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> None:
     """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
 
-    Blocks that nobody learnt from are never written. Checkpoints share blocks with each other. At worst they share none.
+    Blocks that nobody learnt from are never written. Checkpoints share blocks. At worst they share none.
     A checkpoint in the run directory has a map of them, and the rows in frames; of tables in memory it has all rows.
 
     Args:

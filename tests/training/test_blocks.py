@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -103,7 +104,7 @@ def check(place: Path, want: dict[int, dict[str, str]]) -> None:
 
 
 def check_sizes(place: Path) -> None:
-    """That places are used again: of what is kept (the last two, the best, a new one), and of what is written beside."""
+    """That places are used again: of three or four checkpoints that are kept, and of what is written beside."""
     for part in last(place).on_ssd():
         assert part.path.stat().st_size <= 4096 * (1 + 16 + 5 * part.layout.blocks)
 
@@ -147,20 +148,21 @@ def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict
 def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str) -> None:
     """From a file that it cannot go on with it reads. The old one goes with the last checkpoint that needs it."""
     place = tmp_path
-    options = {
+    choices: dict[str, dict[str, Any]] = {
         "folder": {"ssd": str(tmp_path / "disk" / "other")},
         "seed": {"tables__seed": 7},
         "frames": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
         "copy": {},
         "memory": {"tables__tier__name": "memory"},
-    }[change]
+    }
+    options = choices[change]
     trainer(wide, place, loop__max_steps=25).fit()
     before = files(place)
     if change == "copy":
         (tmp_path / "copied").mkdir()
         shutil.copytree(place / "run", tmp_path / "copied" / "run")
         place = tmp_path / "copied"
-        options = {"ssd": str(tmp_path / "disk")}
+        options["ssd"] = str(tmp_path / "disk")
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
     used = {Path(path) for path in last(place).block_files}
@@ -176,6 +178,14 @@ def test_files_of_an_overwritten_run_go(wide: Path, tmp_path: Path, in_memory: d
     trainer(wide, tmp_path, overwrite=True).fit()
     check(tmp_path, in_memory)
     assert files(tmp_path) == needed(tmp_path) and not before & files(tmp_path)
+
+
+def test_files_of_a_run_that_is_given_up_go(wide: Path, tmp_path: Path) -> None:
+    trainer(wide, tmp_path, loop__max_steps=10).fit()
+    assert files(tmp_path)
+    of_run.forget(tmp_path / "run")
+    of_run.forget(tmp_path / "none")
+    assert not list((tmp_path / "disk").iterdir())
 
 
 def damage(change: Callable[[Path], Any]) -> Callable[[Path, checkpoint.Checkpoint], None]:
@@ -219,6 +229,26 @@ def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str)
         trainer(wide, tmp_path, resume=True).fit()
 
 
+def test_a_full_disk_ends_training_in_one_line_and_it_goes_on_once_there_is_room(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        told = (
+            r"^table \w+.*: cannot write .*\.blocks: File too large; raise the limit for files .*rows wait in memory$"
+        )
+        with pytest.raises(UserError, match=told):
+            trainer(wide, tmp_path).fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert 0 < last(tmp_path).step < 60
+    check(tmp_path, in_memory)
+    trainer(wide, tmp_path, resume=True).fit()
+    check(tmp_path, in_memory)
+    assert last(tmp_path).step == 60 and files(tmp_path) == needed(tmp_path)
+
+
 def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:
     first = trainer(wide, tmp_path, loop__max_steps=25)
     first.fit()
@@ -236,7 +266,7 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
 
 
 def count_down(left: int) -> None:
-    """From now on, kill this process within or after a call of a number, of those that change a disk or what is kept."""
+    """Kill this process before or after one of the calls that change a disk, or what is kept."""
     calls = [
         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
         (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),

@@ -314,14 +314,12 @@ class SsdStore(nn.Module):
             steps: all checkpoints.
             step: the one.
         """
-        *given_up, last = self._maps or [None]
-        self._maps = []
-        doomed = [self._kept.pop(of) for of in list(self._kept) if of not in steps or (last and of == step)]
-        for map in (*given_up, *doomed):
-            assert map is not None
+        written, self._maps = self._maps, []
+        doomed = [self._kept.pop(of) for of in list(self._kept) if of not in steps or (written and of == step)]
+        for map in (*written[:-1], *doomed):
             self._blocks.drop(map)
-        if last:
-            self._kept[step] = last
+        if written:
+            self._kept[step] = written[-1]
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
