@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -227,26 +226,6 @@ def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str)
         restore(tmp_path / "run", which="last")
     with pytest.raises(UserError, match=told):
         trainer(wide, tmp_path, resume=True).fit()
-
-
-def test_a_full_disk_ends_training_in_one_line_and_it_goes_on_once_there_is_room(
-    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]
-) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        told = (
-            r"^table \w+.*: cannot write .*\.blocks: File too large; raise the limit for files .*rows wait in memory$"
-        )
-        with pytest.raises(UserError, match=told):
-            trainer(wide, tmp_path).fit()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert 0 < last(tmp_path).step < 60
-    check(tmp_path, in_memory)
-    trainer(wide, tmp_path, resume=True).fit()
-    check(tmp_path, in_memory)
-    assert last(tmp_path).step == 60 and files(tmp_path) == needed(tmp_path)
 
 
 def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:
