@@ -6,20 +6,24 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sparrow.checkpoint import blocks
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
+from sparrow.embeddings.tiers import Saved
+from sparrow.kernels.block_io import BlockMap
 
-FORMAT = 3
+FORMATS = (3, 4)  # 4: tables on an SSD are maps of blocks
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 _STEP = re.compile(r"step-(\d+)")
@@ -70,9 +74,41 @@ class Checkpoint:
                     name == entry["table"] and _meet(rows, mine) and _meet(columns, of) for name, mine, of in wanted
                 ):
                     continue
+                if "blocks" in entry:
+                    ranges = (
+                        [(0, rows[1])] if wanted is None else [of for name, of, _ in wanted if name == entry["table"]]
+                    )
+                    yield from blocks.chunks(self._saved(file), ranges)
+                    continue
                 fields = self._read(file)
                 place = {"table": entry["table"], "rows": tuple(rows), "columns": tuple(columns)}
                 yield Chunk(**place, fields=fields, is_cache=entry["is_cache"])
+
+    def on_ssd(self) -> Iterator[Saved]:
+        """Yields the parts of tables of which it has a map of blocks.
+
+        Raises:
+            UserError: when a file is damaged.
+        """
+        yield from (self._saved(file) for file, entry in self.files.items() if "blocks" in entry)
+
+    @property
+    def block_files(self) -> dict[str, str]:
+        """The files on an SSD that it needs beside its own: path -> the name of its map of the file."""
+        return {entry["blocks"]["path"]: file for file, entry in self.files.items() if "blocks" in entry}
+
+    def maps_beside(self, path: Path) -> dict[int, BlockMap]:
+        """Returns the maps of a file of blocks in this checkpoint and in all others of its run, by step.
+
+        Those of a damaged checkpoint are left out.
+        """
+        found = {}
+        for step in steps(self.path.parent):
+            with suppress(UserError):
+                other = load(self.path.parent, step)
+                if file := other.block_files.get(str(path)):
+                    found[step] = other._saved(file).map
+        return found
 
     def check(self, identity: Mapping[str, Any], remedies: Mapping[str, str] | None = None) -> None:
         """Check that this is a checkpoint of a model.
@@ -92,6 +128,23 @@ class Checkpoint:
             )
 
     def _read(self, file: str) -> dict[str, Tensor]:
+        with self._whole(file) as opened:
+            return safetensors.torch.load(opened.read())
+
+    def _saved(self, file: str) -> Saved:
+        """Returns a part of a table on an SSD. Its rows are read when they are asked for."""
+        entry = self.files[file]
+        with self._whole(entry["newer"]):
+            return blocks.read(entry, self._read(file), self.path / entry["newer"])
+
+    @contextmanager
+    def _whole(self, file: str) -> Iterator[BinaryIO]:
+        """Gives a file whose size and checksum are those of the manifest.
+
+        Raises:
+            UserError: when they are not, or when what follows cannot read it.
+        """
+
         def damaged(why: str) -> UserError:
             return UserError(
                 f"{self.path / file}: damaged checkpoint ({why}); delete the folder {self.path.name} to fall back to "
@@ -101,15 +154,16 @@ class Checkpoint:
         if file not in self.files:
             raise damaged("not in the manifest")
         try:
-            data = (self.path / file).read_bytes()
+            with open(self.path / file, "rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                if size != self.files[file]["bytes"]:
+                    raise damaged(f"{size} bytes where {self.files[file]['bytes']} were written")
+                if hashlib.file_digest(opened, "sha256").hexdigest() != self.files[file]["sha256"]:
+                    raise damaged("its checksum differs")
+                opened.seek(0)
+                yield opened
         except FileNotFoundError:
             raise damaged("the file is missing") from None
-        if len(data) != self.files[file]["bytes"]:
-            raise damaged(f"{len(data)} bytes where {self.files[file]['bytes']} were written")
-        if hashlib.sha256(data).hexdigest() != self.files[file]["sha256"]:
-            raise damaged("its checksum differs")
-        try:
-            return safetensors.torch.load(data)
         except SafetensorError as error:
             raise damaged(str(error)) from None
 
@@ -134,7 +188,7 @@ def save(
     identity: Mapping[str, Any],
     state: Mapping[str, Any],
     parts: Mapping[str, Mapping[str, Tensor]],
-    chunks: Iterable[Chunk],
+    chunks: Iterable[Chunk | Saved],
     keep: int = 3,
     team: Team | None = None,
 ) -> Path:
@@ -150,7 +204,7 @@ def save(
         identity: what makes two models the same, as plain data; `Checkpoint.check` compares it.
         state: plain data (JSON).
         parts: name -> tensors by name, such as {"dense": model.state_dict()}; only rank 0's are written.
-        chunks: the rows of tables that this rank writes.
+        chunks: the rows of tables that this rank writes; of tables on an SSD their blocks, which are kept elsewhere.
         keep: how many of the last checkpoints stay.
         team: the ranks that write it together, where there are many.
 
@@ -173,6 +227,9 @@ def save(
         for name, tensors in parts.items() if rank == 0 else ():
             files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
         for chunk in chunks:
+            if isinstance(chunk, Saved):
+                files |= _write_saved(writing, chunk)
+                continue
             kind = "cache" if chunk.is_cache else "table"
             file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
             place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
@@ -188,7 +245,8 @@ def save(
             return final
         for other in range(1, ranks):
             files |= _files_of(other, writing)
-        manifest = {"format": FORMAT, "step": step, "identity": identity, "state": state, "files": files}
+        known = FORMATS[any("blocks" in entry for entry in files.values())]
+        manifest = {"format": known, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         sync(writing)
         os.rename(writing, final)
@@ -239,10 +297,12 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such checkpoint; there are {steps(directory)}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        found, sound = FORMAT, False
-    if found != FORMAT:
+        found, sound = FORMATS[0], False
+    if found not in FORMATS:
         remedy = "use the Sparrow that wrote it, or train again"
-        raise UserError(f"{path}: checkpoint format {found}, this Sparrow reads {FORMAT}; {remedy}")
+        raise UserError(
+            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}"
+        )
     if not sound:
         raise UserError(
             f"{path / 'manifest.json'}: damaged checkpoint (not a whole manifest); delete the folder {path.name} to "
@@ -289,6 +349,7 @@ def remove(directory: Path, step: int) -> None:
     """Delete a checkpoint. It is renamed first, so that a kill in the middle does not leave half of one."""
     doomed = directory / f".deleting-{step:09d}"
     os.rename(directory / f"step-{step:09d}", doomed)
+    sync(directory)  # before blocks that it alone has are free
     shutil.rmtree(doomed)
 
 
@@ -310,6 +371,14 @@ def _prune(directory: Path, keep: int) -> None:
     for step in steps(directory)[: -max(keep, 1)]:
         if step != best:
             remove(directory, step)
+
+
+def _write_saved(writing: Path, saved: Saved) -> dict[str, dict[str, Any]]:
+    """Write what there is of a table on an SSD."""
+    map, newer = (f"{kind}-{blocks.name_of(saved)}" for kind in ("blocks", "newer"))
+    tensors = {"places": saved.map.places_K, "generations": saved.map.generations_K}
+    entry = {**blocks.entry_of(saved), "newer": newer, "is_cache": False}
+    return {map: {**entry, **_write(writing / map, tensors)}, newer: blocks.write_rows(writing / newer, saved)}
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, SsdStore
+from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, Saved, SsdStore
 from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER
@@ -310,6 +310,11 @@ class ComponentTables(nn.Module):
         """Returns every row record, in chunks of at most about `max_bytes`. The tensors are views."""
         for record in self.all_records():
             yield from record.chunks(max_bytes)
+
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns every row record as a checkpoint has it, see `RowRecords.saved`."""
+        for record in self.all_records():
+            yield from record.saved()
 
     def changed(self) -> None:
         """Call it after rows were written from outside, so that a backward through older rows is noticed."""

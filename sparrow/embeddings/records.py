@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import At, CachedStore, RowStore, SsdStore, new_store
+from sparrow.embeddings.tiers import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
+from sparrow.kernels.block_io import BlockMap
 from sparrow.kernels.embedding_bag import Table
 from sparrow.numerics.rounding import noise, state_to_bf16
 
@@ -61,12 +63,13 @@ class RowRecords(nn.Module):
         self.columns = columns or (0, component.dim)
         self.dim = self.columns[1] - self.columns[0]
         self.store: RowStore = new_store(component, self.rows, self.dim)
+        self.seed = seed
         self._key = philox.key_of(seed, component.name)
         self.rounded = 0  # rows of loaded caches that found no frame here
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
-        if isinstance(self.store, SsdStore):
+        if isinstance(self.store, (SsdStore, SavedStore)):
             self.store.first = self._begun
         if self.store.is_allocated:
             self._fill()
@@ -246,14 +249,44 @@ class RowRecords(nn.Module):
             place=(self.first_row, self.columns[0]),
         )
 
-    def chunks(self, max_bytes: int) -> Iterator[Chunk]:
+    def saved(self, max_bytes: int = 64 << 20) -> Iterator[Chunk | Saved]:
+        """Returns every row record as a checkpoint has it: blocks of a file that has a name, or else `chunks`."""
+        if isinstance(self.store, SsdStore) and self.store.has_name:
+            yield self.store.save(seed=self.seed, rows=self.place[1], columns=self.columns)
+        else:
+            yield from self.chunks(max_bytes)
+
+    def go_on(self, saved: Saved, kept: Callable[[Path], Mapping[int, BlockMap]]) -> bool:
+        """Go on with the file of a checkpoint's blocks, if it can become that of these rows. Returns whether it did.
+
+        So it can if it lies where their own would, and if rows that are nowhere begin alike.
+
+        Args:
+            saved: what the checkpoint has.
+            kept: the file -> all maps of it that are to stay whole, by step.
+
+        Raises:
+            UserError: when the file is missing, cut, another one or in use.
+        """
+        store, mine, its = self.store, self.component, saved.component
+        if not (isinstance(store, SsdStore) and store.has_name and store.folder == saved.path.parent):
+            return False
+        begins = [(of.name, of.fields, of.format, of.init_scale, of.init_mean) for of in (mine, its)]
+        if begins[0] != begins[1] or (self.seed, *self.place[1:]) != (saved.seed, saved.rows, saved.columns):
+            return False
+        store.go_on(saved, kept(saved.path))
+        return True
+
+    def chunks(self, max_bytes: int, wanted: Sequence[tuple[int, int]] | None = None) -> Iterator[Chunk]:
         """Returns every row record, in chunks of at most about `max_bytes`.
 
-        The tensors are views where the store has some.
+        The tensors are views where the store has some. wanted: only chunks that overlap one of these ranges of rows.
         """
         row_bytes = sum(field.bytes_row for field in self.component.fields_of(self.dim).values())
         for first, last in self._ranges(max_bytes // row_bytes):
             place = (self.first_row + first, self.first_row + last)
+            if wanted is not None and not any(max(place[0], of[0]) < min(place[1], of[1]) for of in wanted):
+                continue
             fields = self.store.read(slice(first, last))
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
         if not isinstance(self.store, CachedStore):

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
+from sparrow.core.config import Family
 from sparrow.core.errors import UserError, require
 from sparrow.embeddings.addressing import Addressing
 from sparrow.kernels.block_io import Layout
@@ -104,8 +105,8 @@ class Component:
     name: str
     rows: int
     dim: int
-    format: RowFormat = field(default_factory=fp32.Config)
-    rule: RowRule = field(default_factory=rowwise_adagrad.Config)
+    format: Annotated[RowFormat, Family("sparrow.kernels.formats")] = field(default_factory=fp32.Config)
+    rule: Annotated[RowRule, Family("sparrow.kernels.rules")] = field(default_factory=rowwise_adagrad.Config)
     state: State = "fp32"
     cache: Cache = Cache()
     tier: Tier = Tier()

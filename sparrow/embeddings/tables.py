@@ -18,6 +18,7 @@ from sparrow.embeddings.columns import Columns
 from sparrow.embeddings.components import ComponentTables, Mode, Passed
 from sparrow.embeddings.records import RowGradients, RowRecords
 from sparrow.embeddings.spec import Feature, TableSpec
+from sparrow.embeddings.tiers import Saved
 from sparrow.kernels import Impl, embedding_bag
 from sparrow.kernels.expand import expand, sum_rows
 from sparrow.kernels.philox import key_of
@@ -252,6 +253,10 @@ class EmbeddingTables(nn.Module):
     def chunks(self, max_bytes: int = 64 << 20) -> Iterator[Chunk]:
         """Returns the row records that this process has to save, in chunks of at most about `max_bytes`."""
         return self.components.chunks(max_bytes)
+
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns what `chunks` does, but blocks of files on an SSD in their place, if they have names."""
+        return self.components.saved()
 
     def load_chunk(self, chunk: Chunk) -> None:
         """Overwrite the table rows and dimensions of the chunk.

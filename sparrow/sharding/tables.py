@@ -15,6 +15,7 @@ from sparrow.core.errors import suggest
 from sparrow.distributed import Pending, World
 from sparrow.embeddings import EmbeddingTables, RowGradients, RowRecords
 from sparrow.embeddings.components import ComponentHandle, ComponentTables, Mode, Passed
+from sparrow.embeddings.tiers import Saved
 from sparrow.kernels import Impl
 from sparrow.kernels.expand import expand
 from sparrow.sharding import copies
@@ -296,6 +297,12 @@ class ShardedTables(nn.Module):
         yield from self.local.chunks(max_bytes)
         if self.world.rank == 0:
             yield from self.copies.chunks(max_bytes)
+
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns what `chunks` does, as a checkpoint has it, see `RowRecords.saved`."""
+        yield from self.local.saved()
+        if self.world.rank == 0:
+            yield from self.copies.saved()
 
     def changed(self) -> None:
         """Do what `ComponentTables.changed` does."""

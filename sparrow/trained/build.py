@@ -148,8 +148,13 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
     model.load_state_dict(saved.part("dense"))
     records = [record for tables in tables_of(model) for record in tables.all_records()]
     missing = {record.name: record.rows * record.dim for record in records}
-    for chunk in saved.chunks([record.place for record in records]):
+    for part in saved.on_ssd():
         for record in records:
+            if record.go_on(part, saved.maps_beside):
+                del missing[record.name]
+    left = [record for record in records if record.name in missing]
+    for chunk in saved.chunks([record.place for record in left]):
+        for record in left:
             if record.component.name == chunk.table:
                 missing[record.name] -= record.load_chunk(chunk)
     for name, numbers in missing.items():

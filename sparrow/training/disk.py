@@ -18,7 +18,8 @@ SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> None:
     """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
 
-    Blocks that nobody learnt from are never written. Every checkpoint has all rows.
+    Blocks that nobody learnt from are never written. Checkpoints share blocks. At worst they share none.
+    A checkpoint in the run directory has a map of them, and the rows in frames; of tables in memory it has all rows.
 
     Args:
         run: its settings.
@@ -36,9 +37,11 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
         raise UserError(f"checkpoint.background: it copies tables in memory, and some are on an SSD; {remedy}")
     batch = dataset.first(min(256, run.data.batch_size))
     used = batch.ids.values_N.numel() / max(batch.batch_size, 1) * dataset.rows("train")
-    blocks = sum(_bytes_blocks(component, used) for component in on_ssd)
-    kept = (run.checkpoint.keep + 2) * sum(component.rows * component.bytes_row for component in components)
-    needs = [(Path(run.ssd), blocks, "rows of tables on an SSD", "name another folder with --ssd")]
+    kept = run.checkpoint.keep + 2  # the best too, and the one that is written
+    blocks = (1 + kept) * sum(_bytes_blocks(component, used) for component in on_ssd)
+    kept *= sum(_bytes_saved(component) for component in components)
+    remedy = "lower checkpoint.keep, or name another folder with --ssd"
+    needs = [(Path(run.ssd), blocks, "rows of tables on an SSD, and their checkpoints,", remedy)]
     needs.append((Path(run.run_dir), kept, "checkpoints", "lower checkpoint.keep, or name another --run_dir"))
     for place, size, what, remedy in needs:
         free = shutil.disk_usage(_there(place)).free
@@ -52,6 +55,15 @@ def _bytes_blocks(component: Component, used: float) -> int:
     """Returns the bytes of the blocks of a component of which rows may learn. used: lookups of the training part."""
     layout = Layout(fields=component.fields, rows=component.rows)
     return int(SPARE_BLOCKS * layout.block * min(layout.blocks, used))
+
+
+def _bytes_saved(component: Component) -> int:
+    """Returns the bytes of a component in a checkpoint's folder."""
+    if not component.tier.is_on:
+        return component.rows * component.bytes_row
+    layout = Layout(fields=component.fields, rows=component.rows)
+    newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
+    return 8 * layout.blocks + newer + component.tier_queue(component.rows)
 
 
 def _there(path: Path) -> Path:

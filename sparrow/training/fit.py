@@ -22,6 +22,7 @@ from sparrow.features.schema import Schema, Split
 from sparrow.metrics import evaluate
 from sparrow.trained.run import Run
 from sparrow.trained.scorer import Restored, restore
+from sparrow.training.blocks import forget
 from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
 
@@ -123,10 +124,15 @@ def fit(
         fitted = Fitted(run_dir=directory, results=results, notes=made.notes, _model=restore(directory))
     finally:
         if run_dir is None and fitted is None:
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
     if run_dir is None:
-        weakref.finalize(fitted, shutil.rmtree, directory, ignore_errors=True)
+        weakref.finalize(fitted, _remove, directory)
     return fitted
+
+
+def _remove(directory: Path) -> None:
+    forget(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def as_table(frame: Any) -> pa.Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import signal
 import threading
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparrow import checkpoint, data, kernels
-from sparrow.core import Chunk, UserError
+from sparrow.core import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
@@ -28,6 +27,7 @@ from sparrow.trained.build import identity, load_optimizer, load_weights, scorin
 from sparrow.trained.labels import of_first, together
 from sparrow.trained.run import Run
 from sparrow.training.ahead import Ahead
+from sparrow.training.blocks import BlockFiles
 from sparrow.training.calibrated import calibrated
 from sparrow.training.compared import side_by_side
 from sparrow.training.dropout import Dropout
@@ -145,6 +145,7 @@ class Trainer:
         self.take_step = Step(run, self.model, self.tables, self.optimizer, self.profiler, ranks)
         self.saver = Saver(ranks.world)
         self.stored = Stored(ranks.world, self.tables)
+        self.blocks = BlockFiles(ranks.world, run, self.dir, self.tables)
         self.fitted = fitted(self.tables, run, self.dataset.fingerprint, self._say)
 
     def _read(self) -> None:
@@ -181,6 +182,7 @@ class Trainer:
         with ExitStack() as held:
             token = said(self.ranks.world, "run_dir", lambda: held.enter_context(self.dir.locked()))
             self.dir.check_shared(token, self.ranks.world)
+            held.enter_context(self.blocks.opened())
             if self.saved:
                 self._load(self.saved)
                 self._say(f"continuing from step {self.step} of {self.total_steps}")
@@ -416,11 +418,10 @@ class Trainer:
             "random": random_state(self.device),
             "progressive": self.seen.state() | self.stored.state(),
         }
-        chunks: Iterable[Chunk] = itertools.chain.from_iterable(tables.chunks() for tables in self.tables)
+        chunks: Iterable[Any] = self.blocks.saved()
         is_new = self.kept != self.step
         self.kept = self.step  # asked of memory: ranks may see the folder differently
-        background = self.run.checkpoint.background
-        step, world = self.step, self.ranks.world
+        step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
             chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
@@ -442,6 +443,7 @@ class Trainer:
                 checkpoint.mark_best(self.dir.checkpoints, step)
 
         self.saver.save(work, background)
+        self.blocks.keep(step)
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         load_weights(self.model, saved)

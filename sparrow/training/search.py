@@ -14,6 +14,7 @@ from sparrow.core.errors import UserError, require
 from sparrow.core.files import to_json, write_text
 from sparrow.core.workplace import workplace
 from sparrow.trained.run import Run
+from sparrow.training.blocks import forget
 from sparrow.training.defaults import defaults
 from sparrow.training.loop import Listener, train
 from sparrow.training.rundir import RunDir
@@ -128,7 +129,10 @@ def search(
         made = work / str(best)
         dataclasses.replace(Run.load(made / "run.toml"), run_dir=str(place)).save(made / "run.toml")
         write_text(made / "results.json", to_json(results, indent=1))
+        forget(place)
         kept.take(made)
+        for other in work.iterdir():
+            forget(other)
     return results
 
 

@@ -13,6 +13,7 @@ from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.embeddings.tiers.flights import Flights
 from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
+from sparrow.embeddings.tiers.saved import Saved, SavedStore
 from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.embeddings.tiers.store import (
     At,
@@ -64,6 +65,8 @@ __all__ = [
     "MappedStore",
     "MemoryStore",
     "RowStore",
+    "Saved",
+    "SavedStore",
     "SsdStore",
     "new_store",
     "on_ssd",

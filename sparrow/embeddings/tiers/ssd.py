@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from sparrow.core import UserError
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
+from sparrow.embeddings.tiers.saved import First, Saved, put_into
 from sparrow.embeddings.tiers.spare import Spare
 from sparrow.embeddings.tiers.store import At, Folder, chosen_device, level_of
 from sparrow.kernels import row_cache
-from sparrow.kernels.block_io import Blocks, Layout, Ticket
+from sparrow.kernels.block_io import BlockMap, Blocks, Layout, Ticket
 from sparrow.kernels.embedding_bag import Rows, Table
 from sparrow.kernels.row_cache import Frames
 
-First = Callable[[Tensor], dict[str, Tensor]]
-"""Rows int64 [U] -> the fields with which they begin."""
+PIECE = 1 << 18  # rows of a checkpoint that are read at a time
+SUFFIX = ".blocks"  # of the names of files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +81,11 @@ class SsdStore(nn.Module):
         counted = rows if component.tier.policy == "lfu" else 0
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
         self.spare = Spare(first=count, frames=spare)
-        self._blocks = _opened(component, rows, dim, folder.path)
+        self.folder, self.has_name = made_folder(folder.path), False
+        self._layout = Layout(fields=self._fields, rows=rows)
+        self._opened: Blocks | None = None
+        self._maps: list[BlockMap] = []  # kept for a checkpoint that is being written
+        self._kept: dict[int, BlockMap] = {}  # and for those that are, by step
         self._readings: deque[_Reading] = deque()
         self._borrowed: dict[str, Tensor] = {}  # rows that a lookup without learning has read
         self.hits = self.used = self.left = 0  # different rows of batches: in frames before, all; and rows that left
@@ -142,7 +147,7 @@ class SsdStore(nn.Module):
             reading = self._readings.popleft()
             never_U = self._blocks.wait(reading.ticket)
             if never_U.any():
-                _put_into(self._held, reading.frames_U[never_U], self._first(reading.rows_U[never_U]))
+                put_into(self._held, reading.frames_U[never_U], self._first(reading.rows_U[never_U]))
 
     def admit(self, rows_N: Tensor, table: Table) -> Tensor:
         """Returns what `pinned` does. The batch was fetched."""
@@ -191,8 +196,8 @@ class SsdStore(nn.Module):
         held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
         never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
         if never_V.any():
-            _put_into(made, out_V[never_V], self._first(rows_V[never_V]))
-        _put_into(made, held_V, {name: of[frames_U[held_V]] for name, of in self._held.items()})
+            put_into(made, out_V[never_V], self._first(rows_V[never_V]))
+        put_into(made, held_V, {name: of[frames_U[held_V]] for name, of in self._held.items()})
         return made
 
     @torch.no_grad()
@@ -214,7 +219,7 @@ class SsdStore(nn.Module):
         self.arrive()
         frames_U = self._frames_of(rows_U)
         is_in_U = frames_U >= 0
-        _put_into(self._held, frames_U[is_in_U], {name: of[is_in_U] for name, of in new.items()})
+        put_into(self._held, frames_U[is_in_U], {name: of[is_in_U] for name, of in new.items()})
         puts_U = ~is_in_U
         if (asks_U := asks_U & puts_U).any():
             old, same = self.read(rows_U[asks_U]), {name: of[asks_U] for name, of in new.items()}
@@ -229,10 +234,108 @@ class SsdStore(nn.Module):
         return {**self._blocks.counters, "hits": self.hits, "used": self.used, "left": self.left}
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._blocks.close()
+        """Let go of the file. Nothing of it is read or written after that."""
+        if self._opened:
+            self._opened.close()
+        self.has_name = False
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def name_file(self, folder: Path) -> None:
+        """Have the file under a name in a folder, so that a checkpoint can be of its blocks. Nothing was written yet.
+
+        The file is made with the first row that is written, or by `go_on`.
+        """
+        assert self.left == 0
+        self.close()
+        self._opened = None
+        self.folder, self.has_name = made_folder(folder), True
+
+    def save(self, *, seed: int, rows: tuple[int, int], columns: tuple[int, int]) -> Saved:
+        """Returns what a checkpoint needs of all rows as they are now. Its blocks are kept, see `keep_only`.
+
+        The blocks are on the disk. The newer rows are those of frames, and those that wait to be written.
+        `Saved.field` reads them until the next batch.
+
+        Raises:
+            UserError: when the disk fails.
+        """
+        self.arrive()
+        map, rows_Q, fields_Q = self._blocks.snapshot()
+        self._maps.append(map)
+        waiting_Q = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
+        tag, held = self.get_buffer("tag"), self._held
+        frames_F, frames = (tag >= 0).nonzero()[:, 0], len(held["touched"])
+        rows_U, order_U = torch.cat([tag[frames_F].long(), self.spare.rows_H, rows_Q[waiting_Q]]).sort()
+        at_U = torch.cat([frames_F, self.spare.find(self.spare.rows_H), frames + waiting_Q])[order_U]
+
+        where_W = (at_U >= frames).nonzero()[:, 0]  # rows that wait, among all
+        from_W = at_U[where_W] - frames
+        at_U[where_W] = 0
+
+        def field(name: str, first: int, last: int) -> Tensor:
+            found = held[name].index_select(0, at_U[first:last])
+            low, high = torch.searchsorted(where_W, torch.tensor([first, last])).tolist()
+            found[where_W[low:high] - first] = fields_Q[name][from_W[low:high]]
+            return found
+
+        return Saved(
+            path=self._blocks.file.path, map=map, rows_U=rows_U, field=field, component=self.component,
+            seed=seed, rows=rows, columns=columns,
+        )  # fmt: skip
+
+    def go_on(self, saved: Saved, kept: Mapping[int, BlockMap]) -> None:
+        """Go on with the rows of a checkpoint and with its file. Nothing but what has no frame here is written again.
+
+        Args:
+            saved: what it has. The file is in this store's folder.
+            kept: the maps of all checkpoints that have blocks of this file, this one's too, by step.
+
+        Raises:
+            UserError: when the file is missing, cut, another one or in use.
+        """
+        assert self._opened is None and self.has_name
+        self._opened = self._open(saved.path, saved.map)
+        for step, map in kept.items():
+            self._opened.keep(map)
+            self._kept[step] = map
+        for first in range(0, len(saved.rows_U), PIECE):
+            rows_V = saved.rows_U[first : first + PIECE]
+            fields = saved.fields(first, first + len(rows_V))
+            slots_V = row_cache.admit(self.frames, rows_V, -self.window, -self.window - 1).slots_N  # if one is free
+            fits_V = slots_V < len(self.get_buffer("tag"))
+            put_into(self._held, slots_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
+            self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+
+    def keep_only(self, steps: Container[int], step: int) -> None:
+        """Hear which checkpoints there are, and that the blocks which `save` kept last are of one of them.
+
+        Args:
+            steps: all checkpoints.
+            step: the one.
+        """
+        written, self._maps = self._maps, []
+        doomed = [self._kept.pop(of) for of in list(self._kept) if of not in steps or (written and of == step)]
+        for map in (*written[:-1], *doomed):
+            self._blocks.drop(map)
+        if written:
+            self._kept[step] = written[-1]
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _blocks(self) -> Blocks:
+        """The file. Without a name it goes away with the process, however this ends."""
+        if self._opened is None:
+            path = self.folder / f"{quote(self.component.name, safe='')}.{secrets.token_hex(8)}{SUFFIX}"
+            self._opened = self._open(path, None)
+            if not self.has_name:
+                os.unlink(path)
+        return self._opened
+
+    def _open(self, path: Path, map: BlockMap | None) -> Blocks:
+        queue = self.component.tier_queue(self.rows)
+        return Blocks(path, self._layout, table=self.component.name, map=map, bytes_queue=queue)
 
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
         assert self.first is not None
@@ -279,18 +382,18 @@ def check(component: Component, device: str) -> None:
             raise UserError(f"table {component.name!r}: tables.tier is ssd, and {reason}")
 
 
-def _opened(component: Component, rows: int, dim: int, folder: Path) -> Blocks:
-    """Returns new blocks. Their file has no name, so that it goes away with the process, however this ends."""
-    path = folder / f"{quote(component.name, safe='')}.{secrets.token_hex(8)}.blocks"
+def made_folder(path: Path) -> Path:
+    """Returns a folder for files of rows, made if it was not there.
+
+    Raises:
+        UserError: when it cannot be made.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         remedy = "name another folder with --ssd"
-        raise UserError(f"ssd: cannot make {folder} ({error.strerror or error}); {remedy}") from None
-    layout = Layout(fields=component.fields_of(dim), rows=rows)
-    blocks = Blocks(path, layout, table=component.name, bytes_queue=component.tier_queue(rows))
-    os.unlink(path)
-    return blocks
+        raise UserError(f"ssd: cannot make {path} ({error.strerror or error}); {remedy}") from None
+    return path
 
 
 def _rows_of(at: At, rows: int) -> Tensor:
@@ -302,11 +405,6 @@ def _ascending(rows_U: Tensor, which_U: Tensor) -> tuple[Tensor, Tensor]:
     at_V = which_U.nonzero()[:, 0]
     rows_V, order_V = rows_U[at_V].sort()
     return at_V[order_V], rows_V
-
-
-def _put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tensor]) -> None:
-    for name, of in held.items():
-        of[at_U] = fields[name].to(of.dtype)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:

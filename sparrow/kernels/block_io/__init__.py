@@ -25,6 +25,7 @@ from torch import Tensor
 from sparrow.core.errors import UserError
 from sparrow.kernels import resolve
 from sparrow.kernels.block_io import file, reference
+from sparrow.kernels.block_io.file import remove
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
 CPU = torch.device("cpu")
@@ -41,7 +42,8 @@ class Ticket:
 class Blocks:
     """The records of one table, in one file.
 
-    Not for several threads at once. Whoever opens it to write is alone; others may open it to read beside readers.
+    Not for several threads at once. One process at most opens it to write. Others may read what a kept map names: a
+    block that was written again since is found by its checksum, number and generation.
 
     Args:
         path: the file. Without a map it is made, and must not exist. With one it must.
@@ -154,8 +156,13 @@ class Blocks:
     def keep(self, map: BlockMap) -> None:
         """Never overwrite what a map names. It is a map of `sync` or of this file's opening, and is told at once.
 
-        At once: before the next `put`, or its blocks may have changed.
+        At once: before the next `put`, or its blocks may have changed. So maps that an earlier process kept are told
+        as soon as the file is opened.
+
+        Raises:
+            UserError: when it is a map of another file, or the file lacks blocks that it names.
         """
+        file.check(self.file, map)
         self._store.keep(map)
 
     def drop(self, map: BlockMap) -> None:
@@ -210,4 +217,4 @@ def _store(
     return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
-__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way"]
+__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "remove"]

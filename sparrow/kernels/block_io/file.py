@@ -10,6 +10,7 @@ import secrets
 import struct
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def open_file(path: Path, table: str, layout: Layout, map: BlockMap, is_written:
     """
     opened = _opened(path, table, layout, map.file, is_written)
     try:
-        _check(opened, map)
+        check(opened, map)
     except UserError:
         os.close(opened.fd)
         raise
@@ -121,17 +122,26 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
     try:
         fd, is_direct = _descriptor(path, flags, layout.block)
     except FileNotFoundError:
-        raise UserError(f"table {table}: {path} is missing; bring it back beside its checkpoint") from None
+        remedy = "bring it back to there, or go back to a checkpoint that is whole"
+        raise UserError(f"table {table}: {path} is missing; {remedy}") from None
     except OSError as error:
         raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
-    if not _locked(fd, fcntl.LOCK_EX if is_written else fcntl.LOCK_SH):
+    if is_written and not _locked(fd):
         os.close(fd)
         raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
     return File(path=path, table=table, layout=layout, number=number, fd=fd, is_direct=is_direct)
 
 
-def _locked(fd: int, lock: int) -> bool:
-    """Returns whether the file has the lock now.
+def remove(path: Path) -> None:
+    """Remove a file of blocks, unless a process has it open to write."""
+    with suppress(OSError), open(path, "rb+") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if opened.read(len(MAGIC)) == MAGIC:
+            path.unlink()
+
+
+def _locked(fd: int) -> bool:
+    """Returns whether the file has the lock of its writer now.
 
     Linux ends what a killed process began on io_uring a little later, and has the lock until then. So nothing is
     written behind the back of who comes next.
@@ -139,7 +149,7 @@ def _locked(fd: int, lock: int) -> bool:
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            fcntl.flock(fd, lock | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
             if time.monotonic() > end:
@@ -170,7 +180,12 @@ def _descriptor(path: Path, flags: int, block: int) -> tuple[int, bool]:
     return fd, False
 
 
-def _check(file: File, map: BlockMap) -> None:
+def check(file: File, map: BlockMap) -> None:
+    """Check that a map is of a file, and that the file is as long as the map says.
+
+    Raises:
+        UserError: names what differs.
+    """
     layout = file.layout
     with open(file.path, "rb") as opened:
         head = opened.read(HEAD.size)

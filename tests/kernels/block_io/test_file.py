@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sparrow.core import UserError
-from sparrow.kernels.block_io import BlockMap, Layout, file
+from sparrow.kernels.block_io import BlockMap, Layout, file, remove
 from tests.kernels.block_io.stores import FIELDS, LAYOUT, ROWS, WAYS, check, empty, make, read, records
 
 BLOCK, OTHER = 3, 5  # of the table
@@ -261,16 +261,36 @@ def test_a_full_disk(tmp_path: Path, way: Any) -> None:
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    """Readers are not, while what they read is kept."""
     path, refused = tmp_path / "rows", "table ads: .*rows is in use by another process; end it, or name another folder"
     map = written(path, "reference")
-    with make(path, "auto", map=map):
-        for is_written in (True, False):
-            with pytest.raises(UserError, match=refused):
-                make(path, "auto", map=map, is_written=is_written)
-    with make(path, "auto", map=map, is_written=False), make(path, "auto", map=map, is_written=False) as second:
-        check(second, dict.fromkeys(range(ROWS), 0))
+    with make(path, "auto", map=map) as first, make(path, "auto", map=map, is_written=False) as reader:
         with pytest.raises(UserError, match=refused):
             make(path, "auto", map=map)
+        first.keep(map)
+        for version in range(1, 4):
+            first.put(torch.arange(ROWS), records(torch.arange(ROWS), version))
+            first.sync()
+            check(reader, dict.fromkeys(range(ROWS), 0))
+        first.drop(map)
+        for version in range(4, 7):
+            first.put(torch.arange(ROWS), records(torch.arange(ROWS), version))
+            first.sync()
+        with pytest.raises(UserError, match="is damaged"):
+            read(reader)
+
+
+def test_a_file_is_removed_unless_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    map = written(path, "reference")
+    with make(path, "auto", map=map):
+        remove(path)
+        assert path.exists()
+    remove(path)
+    remove(path)
+    (tmp_path / "other").write_text("mine")
+    remove(tmp_path / "other")
+    assert [found.name for found in tmp_path.iterdir()] == ["other"]
 
 
 def test_files_that_do_not_fit_their_map(tmp_path: Path) -> None:
@@ -283,7 +303,7 @@ def test_files_that_do_not_fit_their_map(tmp_path: Path) -> None:
         assert "\n" not in str(told.value)
 
     refused("rows exists already; name another folder", of=None)
-    refused("nothing is missing; bring it back beside its checkpoint", tmp_path / "nothing")
+    refused("nothing is missing; bring it back to there, or go back to a checkpoint", tmp_path / "nothing")
     refused("cannot open", tmp_path)
     refused("cannot make .*: No such file or directory", tmp_path / "no" / "rows", of=None)
     refused("rows is of another run; bring back", of=other)

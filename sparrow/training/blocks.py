@@ -1,0 +1,124 @@
+"""Where a run has the rows of its tables on an SSD, and which of its checkpoints need them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+
+from sparrow import checkpoint
+from sparrow.core import Chunk, UserError
+from sparrow.core.files import write_text
+from sparrow.distributed import World, said
+from sparrow.embeddings import EmbeddingTables
+from sparrow.embeddings.tiers import Saved, SsdStore
+from sparrow.embeddings.tiers.ssd import SUFFIX
+from sparrow.kernels.block_io import remove
+from sparrow.trained.run import Run
+from sparrow.training.rundir import RunDir
+
+NOTE = ".ssd.json"
+
+
+def forget(run_dir: Path) -> None:
+    """Remove the files of a run whose directory is about to be removed."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for folder in json.loads((run_dir / NOTE).read_text(encoding="utf-8"))["folders"]:
+            for path in Path(folder).glob(f"*{SUFFIX}"):
+                remove(path)
+            with suppress(OSError):
+                Path(folder).rmdir()
+
+
+class BlockFiles:
+    """The files of blocks of a run. They lie in a folder of `run.ssd` that is the run's alone.
+
+    A file is removed when no checkpoint needs it and no process has it open.
+
+    Args:
+        world: the ranks. Each may have another `run.ssd`.
+        run: its settings.
+        dir: the run's directory, where a note says which folders it has.
+        tables: the model's.
+    """
+
+    def __init__(self, world: World, run: Run, dir: RunDir, tables: Sequence[EmbeddingTables]) -> None:
+        self._world, self._dir, self._tables = world, dir, tables
+        components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
+        self._ssd = run.ssd if any(component.tier.is_on for component in components) else None
+        stores = [record.store for of_features in tables for record in of_features.all_records()]
+        self._stores = [store for store in stores if isinstance(store, SsdStore)]
+        self._is_on = False
+        self._folders: list[Path] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Have files with names until training ends. What a run that was killed left over is removed first."""
+        name, folders = said(self._world, "ssd", self._known)
+        mine = [] if self._ssd is None else [Path(self._ssd).resolve() / name]
+        self._is_on = bool(folders)
+        self._folders = list(dict.fromkeys([*map(Path, folders), *mine]))
+        if self._is_on:
+            self._clean()
+            self._world.barrier("ssd")
+        for store in self._stores:
+            store.name_file(mine[0])
+        try:
+            yield
+        finally:
+            for store in self._stores:
+                store.close()
+
+    def saved(self) -> Iterator[Chunk | Saved]:
+        """Returns what this rank has to save of the tables."""
+        return chain.from_iterable(tables.saved() for tables in self._tables)
+
+    def keep(self, step: int) -> None:
+        """Keep the blocks of the checkpoint that was written last, and free those of checkpoints that are gone."""
+        if self._is_on:
+            steps = said(self._world, "checkpoints", lambda: checkpoint.steps(self._dir.checkpoints))
+            for store in self._stores:
+                store.keep_only(steps, step)
+            self._clean()
+
+    def _known(self) -> tuple[str, list[str]]:
+        """Returns the name of the run's folders, and those that it has on this host.
+
+        A copy of a run directory gets another name. One that was moved keeps its own.
+        """
+        note, here = self._dir.path / NOTE, str(self._dir.path.resolve())
+        name, folders = f"{self._dir.path.resolve().name}-{secrets.token_hex(8)}", []
+        try:
+            found = json.loads(note.read_text(encoding="utf-8"))
+            if found["run_dir"] == here or not (Path(found["run_dir"]) / NOTE).exists():
+                name, folders = str(found["name"]), [str(folder) for folder in found["folders"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # there is none, or it cannot be read
+        mine = [] if self._ssd is None else [str(Path(self._ssd).resolve() / name)]
+        folders = list(dict.fromkeys(folders + mine))
+        if folders:
+            write_text(note, json.dumps({"run_dir": here, "name": name, "folders": folders}))
+        return name, folders
+
+    def _clean(self) -> None:
+        """Remove files that no checkpoint needs."""
+        needed = said(self._world, "files of checkpoints", self._needed)
+        if needed is None:
+            return
+        for folder in self._folders:
+            for path in folder.glob(f"*{SUFFIX}"):
+                if str(path) not in needed:
+                    remove(path)
+
+    def _needed(self) -> list[str] | None:
+        """Returns the files that checkpoints need; None if one cannot be read, and nobody knows."""
+        found: list[str] = []
+        for step in checkpoint.steps(self._dir.checkpoints):
+            try:
+                found += checkpoint.load(self._dir.checkpoints, step).block_files
+            except UserError:
+                return None
+        return found

@@ -1,0 +1,305 @@
+"""Checkpoints of tables on an SSD: maps of blocks that they share, whatever comes between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from sparrow import checkpoint, data
+from sparrow.checkpoint import store
+from sparrow.core import UserError
+from sparrow.embeddings.tiers import SsdStore
+from sparrow.trained.scorer import restore
+from sparrow.training import blocks as of_run
+from sparrow.training.loop import Trainer
+from tests.runs import run_of
+
+SETTINGS: dict[str, Any] = {
+    "data.batch_size": 16, "model.dim": 8, "model.deep": [16], "data.id_dropout": {}, "loop.max_steps": 60,
+    "loop.evaluate_every": 12, "checkpoint.every": 5, "checkpoint.keep": 2, "schedule.decay": "constant",
+    "threads": 1, "log.tensorboard": False, "tables.tier.fraction": 0.2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with more ids than frames."""
+    path = tmp_path_factory.mktemp("wide") / "log.parquet"
+    data.generate(path, rows=3000, users=900, items=1500, categorical=2, numeric=2, seed=5)
+    data.prepare([path], path.parent / "prepared")
+    return path.parent / "prepared"
+
+
+def trainer(prepared: Path, place: Path, **options: Any) -> Trainer:
+    """A run in place/run, on an SSD unless its tier says otherwise."""
+    how = {name: options.pop(name) for name in ("resume", "overwrite") if name in options}
+    chosen = {"tables.tier.name": "ssd", "ssd": str(place / "disk")} | {
+        n.replace("__", "."): v for n, v in options.items()
+    }
+    return Trainer(run_of(str(prepared), str(place / "run"), **SETTINGS | chosen), **how)
+
+
+def rows_of(saved: checkpoint.Checkpoint) -> dict[str, str]:
+    """What a checkpoint has of each field of each table, and of all else."""
+    found: dict[str, Any] = {}
+    for chunk in saved.chunks():
+        for name, tensor in chunk.fields.items():
+            digest = found.setdefault(f"{chunk.table} {name}", sha256())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    parts = {
+        name: entry["sha256"]
+        for name, entry in saved.files.items()
+        if name.split(".")[0] in ("dense", "optimizer", "random")
+    }
+    return parts | {of: digest.hexdigest() for of, digest in found.items()}
+
+
+def last(place: Path) -> checkpoint.Checkpoint:
+    """Its last checkpoint."""
+    return checkpoint.load(place / "run" / "checkpoints")
+
+
+def files(place: Path) -> set[Path]:
+    """The files of blocks that there are."""
+    return set((place / "disk").rglob("*.blocks"))
+
+
+def needed(place: Path) -> set[Path]:
+    """Those that checkpoints need."""
+    found = place / "run" / "checkpoints"
+    return {Path(path) for step in checkpoint.steps(found) for path in checkpoint.load(found, step).block_files}
+
+
+@pytest.fixture(scope="module")
+def in_memory(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str]]:
+    """The rows of each checkpoint of the run with all in memory, by step."""
+    place, found = tmp_path_factory.mktemp("memory"), {}
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr(store, "_prune", lambda directory, keep: None)
+        trainer(wide, place, tables__tier__name="memory").fit()
+    for step in checkpoint.steps(place / "run" / "checkpoints"):
+        found[step] = rows_of(checkpoint.load(place / "run" / "checkpoints", step))
+    return found
+
+
+def check(place: Path, want: dict[int, dict[str, str]]) -> None:
+    """That all its checkpoints are whole."""
+    found = place / "run" / "checkpoints"
+    for step in checkpoint.steps(found):
+        assert rows_of(checkpoint.load(found, step)) == want[step], step
+
+
+def check_sizes(place: Path) -> None:
+    """That places are used again: of three or four checkpoints that are kept, and of what is written beside."""
+    for part in last(place).on_ssd():
+        assert part.path.stat().st_size <= 4096 * (1 + 16 + 5 * part.layout.blocks)
+
+
+def test_kept_checkpoints_share_one_file(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    """Each has the rows of its step, though most blocks were written again since; nothing but frames is copied."""
+    trainer(wide, tmp_path).fit()
+    check(tmp_path, in_memory)
+    assert len(checkpoint.steps(tmp_path / "run" / "checkpoints")) == 3  # the best and the last two
+    assert files(tmp_path) == needed(tmp_path) and len(files(tmp_path)) == 5
+    saved = last(tmp_path)
+    assert not [name for name in saved.files if name.startswith("table-")]
+    for part in saved.on_ssd():
+        frames, spare = part.component.tier_frames(part.component.rows)
+        waiting = part.component.tier_queue(part.component.rows) // part.component.bytes_row
+        assert len(part.rows_U) <= frames + spare + waiting
+
+
+def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    before = files(tmp_path)
+    again = trainer(wide, tmp_path, loop__max_steps=25, resume=True)
+    with again.blocks.opened():
+        again._load(last(tmp_path))
+        stores = {r.component.name: r.store for tables in again.tables for r in tables.all_records()}
+        held = 0
+        for part in last(tmp_path).on_ssd():  # frames that stood by, and rows that waited, may have no frame now
+            of = stores[part.component.name]
+            assert isinstance(of, SsdStore)
+            held += (mine := int((of.frames.tags_F >= 0).sum()))
+            assert of.counters["blocks_written"] <= len(part.rows_U) - mine
+        assert held > 200
+    for steps in (35, 60):
+        trainer(wide, tmp_path, loop__max_steps=steps, resume=True).fit()
+        check(tmp_path, in_memory)
+        assert files(tmp_path) == before == needed(tmp_path)
+    check_sizes(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["folder", "seed", "frames", "copy", "memory"])
+def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str) -> None:
+    """From a file that it cannot go on with it reads. The old one goes with the last checkpoint that needs it."""
+    place = tmp_path
+    choices: dict[str, dict[str, Any]] = {
+        "folder": {"ssd": str(tmp_path / "disk" / "other")},
+        "seed": {"tables__seed": 7},
+        "frames": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
+        "copy": {},
+        "memory": {"tables__tier__name": "memory"},
+    }
+    options = choices[change]
+    trainer(wide, place, loop__max_steps=25).fit()
+    before = files(place)
+    if change == "copy":
+        (tmp_path / "copied").mkdir()
+        shutil.copytree(place / "run", tmp_path / "copied" / "run")
+        place = tmp_path / "copied"
+        options["ssd"] = str(tmp_path / "disk")
+    trainer(wide, place, resume=True, **options).fit()
+    check(place, in_memory)
+    used = {Path(path) for path in last(place).block_files}
+    assert used == before if change == "frames" else not used & before
+    assert len(used) == 5 * (change != "memory")
+    check(tmp_path, in_memory)
+    assert files(tmp_path) == needed(tmp_path) | needed(place)
+
+
+def test_files_of_an_overwritten_run_go(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    trainer(wide, tmp_path, loop__max_steps=25, seed=3).fit()
+    before = files(tmp_path)
+    trainer(wide, tmp_path, overwrite=True).fit()
+    check(tmp_path, in_memory)
+    assert files(tmp_path) == needed(tmp_path) and not before & files(tmp_path)
+
+
+def test_files_of_a_run_that_is_given_up_go(wide: Path, tmp_path: Path) -> None:
+    trainer(wide, tmp_path, loop__max_steps=10).fit()
+    assert files(tmp_path)
+    of_run.forget(tmp_path / "run")
+    of_run.forget(tmp_path / "none")
+    assert not list((tmp_path / "disk").iterdir())
+
+
+def damage(change: Callable[[Path], Any]) -> Callable[[Path, checkpoint.Checkpoint], None]:
+    def do(place: Path, saved: checkpoint.Checkpoint) -> None:
+        change(max(saved.on_ssd(), key=lambda part: int((part.map.places_K > 0).sum())).path)
+
+    return do
+
+
+def other_run(place: Path, saved: checkpoint.Checkpoint) -> None:
+    one, two = sorted(saved.block_files)[:2]
+    shutil.copy(one, two)
+
+
+def newer(place: Path, saved: checkpoint.Checkpoint) -> None:
+    path = next(saved.path / name for name in saved.files if name.startswith("newer"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (damage(os.unlink), r"^table \w+: .*\.blocks is missing; bring it back to there, or go back"),
+        (damage(lambda path: os.truncate(path, 4096)), r"^table \w+: .*\.blocks is cut: .*; bring back the whole file"),
+        (damage(lambda path: path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])), ": .* is no file of blocks"),
+        (damage(lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\1" * (path.stat().st_size - 4096))),
+         r"^table \w+, rows \d+ to \d+: .*\.blocks is damaged \(the checksum of block"),
+        (other_run, r"^table \w+: .*\.blocks is of another run; bring back the one of this checkpoint"),
+        (newer, r"newer-\w+-0+-0+\.safetensors: damaged checkpoint \(its checksum differs\); delete the folder step-"),
+    ],
+)  # fmt: skip
+def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str) -> None:
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    how(tmp_path, last(tmp_path))
+    with pytest.raises(UserError, match=told) as error:
+        list(last(tmp_path).chunks())
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=told):
+        restore(tmp_path / "run", which="last")
+    with pytest.raises(UserError, match=told):
+        trainer(wide, tmp_path, resume=True).fit()
+
+
+def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:
+    first = trainer(wide, tmp_path, loop__max_steps=25)
+    first.fit()
+    second = trainer(wide, tmp_path, resume=True)
+    with second.blocks.opened():
+        second._load(last(tmp_path))
+        assert rows_of(last(tmp_path))
+        third = trainer(wide, tmp_path, resume=True)
+        told = r"table \w+: .*\.blocks is in use by another process; end it"
+        with pytest.raises(UserError, match=told), third.blocks.opened():
+            third._load(last(tmp_path))
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+def count_down(left: int) -> None:
+    """Kill this process before or after one of the calls that change a disk, or what is kept."""
+    calls = [
+        (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
+        (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),
+        (SsdStore, "go_on"), (store.blocks, "write_rows"), (store.blocks, "_write_all"),
+    ]  # fmt: skip
+
+    def counted(call: Any) -> Any:
+        def counts(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 2
+            if left in (0, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = call(*arguments, **named)
+            if left == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return counts
+
+    for owner, name in calls:
+        setattr(owner, name, counted(getattr(owner, name)))
+
+
+def killed(prepared: str, place: str, left: int) -> None:
+    """The process of `kill`: trains, from the last checkpoint if there is one, until it is killed."""
+    is_begun = checkpoint.latest(Path(place) / "run" / "checkpoints") is not None
+    if left:
+        count_down(left)
+    trainer(Path(prepared), Path(place), resume=is_begun).fit()
+
+
+def kill(prepared: Path, place: Path, want: dict[int, dict[str, str]], points: list[int]) -> None:
+    """Train with a kill at each of some points. After each, all checkpoints that there are must be whole."""
+    code = "import sys; from tests.training.test_blocks import killed; killed(*sys.argv[1:3], int(sys.argv[3]))"
+    for left in [*points, 0]:
+        command = [sys.executable, "-c", code, str(prepared), str(place), str(left)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode in ((-signal.SIGKILL, 0) if left else (0,)), ended.stderr
+        check(place, want)
+        assert needed(place) <= files(place)
+    assert last(place).step == 60 and rows_of(last(place)) == want[60]
+    assert files(place) == needed(place)
+    results = json.loads((place / "run" / "results.json").read_text())
+    assert results["step"] == 60
+    check_sizes(place)
+
+
+@pytest.mark.multi
+def test_kill(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    kill(wide, tmp_path, in_memory, [140, 95])
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_kill_at_many_points(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    random = Random(3)
+    kill(wide, tmp_path, in_memory, [random.randrange(1, 300) for _ in range(20)])
