@@ -608,7 +608,8 @@ def rows_of_new() -> int:
 def test_an_interrupt_that_a_finaliser_swallows_comes_again() -> None:
     """It came while an object was freed: Python prints it and would go on."""
     program = (
-        "import sys, time; from sparrow import cli; sys.unraisablehook = cli._again\n"
+        "import signal, sys, time; from sparrow import cli; sys.unraisablehook = cli._again\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "class Freed:\n    def __del__(self): raise KeyboardInterrupt\n"
         "try:\n    Freed(); time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(130)"
     )
