@@ -38,9 +38,9 @@ def counters(run: Run, folder: Path, share: float) -> dict[str, tuple[float, flo
     made = {}
     for record in (record for tables in trainer.tables for record in tables.all_records()):
         if record.component.tier.is_on:
-            count, curve = record.store.counters, found[record.name][0].curve
+            store, curve = record.store, found[record.name][0].curve
             expected = 1 - curve.miss_ratio(record.component.tier_frames(record.rows)[0])
-            made[record.name] = (count["hits"] / count["used"], expected, count["used"], curve.references)
+            made[record.name] = (store.hits / store.used, expected, store.used, curve.references)
     return made
 
 
