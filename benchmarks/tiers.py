@@ -2,14 +2,18 @@
 
     python benchmarks/tiers.py --dir DIR --cases blocks           # some minutes; 2.1 GB in DIR
     python benchmarks/tiers.py --dir DIR --cases train --rows 400_000_000    # a quarter of an hour; 15 GB in DIR
+    python benchmarks/tiers.py --dir DIR --cases rocksdb          # some minutes; 6 GB in DIR; needs rocksdict
     python benchmarks/tiers.py --dir DIR --quick                  # some minutes, the same checks on small tables
 
 "blocks" is the block store alone: reads/s through `fetch` beside a bare io_uring loop over the same blocks, by block
 size, and the CPU that each takes. Both take turns, since devices are noisy.
 
+"rocksdb" is the block store beside RocksDB: rows/s read and written, CPU of a row, bytes written for each of a row.
+
 "train" is the demo's DLRM with one large table on the SSD, beside the same model with a tenth of its rows in memory:
-with an id an example in it, and with four. Its frames are full of the most frequent rows, and every row was written, as
-after a long run. Frames have the share of its bytes that 8 GiB are of 1e9 rows in fp32. 1e9 rows in bf16 take 37 GB.
+with an id an example in it, with four, with 26, and with ids that are all as frequent. Its frames, 8 GiB for 1e9 rows,
+are full of the most frequent rows, and every row was written, as after a long run. Then with few frames, and with
+frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 
 "plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
 beside others, and the time that it predicts beside what steps took.
@@ -27,10 +31,17 @@ from pathlib import Path
 
 import tiers_blocks
 import tiers_plan
+import tiers_rocksdb
 import tiers_serve
 import tiers_train
 
-CASES = {"blocks": tiers_blocks.run, "train": tiers_train.run, "plan": tiers_plan.run, "serve": tiers_serve.run}
+CASES = {
+    "blocks": tiers_blocks.run,
+    "rocksdb": tiers_rocksdb.run,
+    "train": tiers_train.run,
+    "plan": tiers_plan.run,
+    "serve": tiers_serve.run,
+}
 
 
 def main() -> None:

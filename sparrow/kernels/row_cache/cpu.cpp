@@ -97,11 +97,22 @@ struct Cache {
   }
 };
 
+// Calls for what the set of a row that comes soon holds. Frames are gigabytes, so each is a wait for memory else.
+constexpr int64_t kSoon = 12;
+template <class Row>
+INLINE void fetch_set(const Cache& cache, const Row* rows, int64_t n, int64_t end, const int32_t* of) {
+  if (n + kSoon >= end) return;
+  const int32_t* const at = of + cache.set_of(rows[n + kSoon]) * kWays;
+  __builtin_prefetch(at);
+  __builtin_prefetch(at + kWays / 2);
+}
+
 // Where the rows [begin, end) are. again: it is asked only for those that were out.
 template <class Row>
 FOR_PROCESSORS void slots(const Cache& cache, const Row* rows, int64_t begin, int64_t end, bool again, int64_t* to) {
   for (int64_t n = begin; n < end; ++n) {
     if (again && to[n] < cache.frames) continue;
+    if (!again) fetch_set(cache, rows, n, end, cache.tags);
     const int64_t frame = cache.find(rows[n], cache.set_of(rows[n]));
     to[n] = frame < 0 ? cache.frames + rows[n] : frame;
   }
@@ -154,6 +165,7 @@ FOR_PROCESSORS int64_t stamp(const Cache& cache, const Use& use, const Row* rows
                              int64_t end, std::vector<uint64_t>& missing) {
   int64_t hits = 0;
   for (int64_t n = begin; n < end; ++n) {
+    if (n + kSoon < end && slots[n + kSoon] < cache.frames) __builtin_prefetch(use.stamps + slots[n + kSoon], 1);
     if (slots[n] >= cache.frames) {
       missing.push_back(static_cast<uint64_t>(cache.set_of(rows[n])) << 32 | static_cast<uint32_t>(rows[n]));
       continue;
@@ -218,40 +230,58 @@ struct Set {
 // For each row that enters the frame, the row, and the row that was there.
 using Moves = std::array<std::vector<int64_t>, 3>;
 
-// Lets the missing rows of some sets in, each set's in ascending order. Returns how many different ones there are.
-FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vector<std::vector<uint64_t>>& missing,
-                             uint64_t first, uint64_t last, Moves& moves) {
-  std::vector<int64_t> ends(last - first + 1);
+// Returns the missing rows of some sets behind the numbers of their sets, ascending, once each. They are brought into
+// as many parts of the sets as there are rows at most, and each part is sorted: so the time does not grow with the
+// sets.
+std::vector<uint64_t> ascending(const std::vector<std::vector<uint64_t>>& missing, uint64_t first, uint64_t last) {
   const auto each = [&](const auto& f) {
     for (const auto& part : missing)
       for (uint64_t key : part)
-        if (key >> 32 >= first && key >> 32 < last) f((key >> 32) - first, key);
+        if (key >> 32 >= first && key >> 32 < last) f(key);
   };
-  each([&](uint64_t set, uint64_t) { ++ends[set + 1]; });
-  for (size_t set = 1; set < ends.size(); ++set) ends[set] += ends[set - 1];
-  std::vector<uint32_t> rows(ends.back());
-  for (auto& numbers : moves) numbers.reserve(rows.size());
+  uint64_t count = 0;
+  each([&](uint64_t) { ++count; });
+  if (!count) return {};
+  int shift = 32;
+  while ((last - first) >> (shift - 32) > count) ++shift;
+  const auto part_of = [&](uint64_t key) { return (key - (first << 32)) >> shift; };
+  std::vector<int64_t> ends((last - first - 1 >> (shift - 32)) + 2);
+  each([&](uint64_t key) { ++ends[part_of(key) + 1]; });
+  for (size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
+  std::vector<uint64_t> keys(count);
   std::vector<int64_t> at(ends);
-  each([&](uint64_t set, uint64_t key) { rows[at[set]++] = static_cast<uint32_t>(key); });
-  int64_t unique = 0;
-  for (uint64_t set = first; set < last; ++set) {
-    const auto begin = rows.begin() + ends[set - first], end = rows.begin() + ends[set - first + 1];
-    std::sort(begin, end);
-    const auto stop = std::unique(begin, end);
-    unique += stop - begin;
-    for (auto row = begin; row < stop; ++row) use.count(*row);
-    if (begin == stop) continue;
+  each([&](uint64_t key) { keys[at[part_of(key)]++] = key; });
+  for (size_t part = 1; part < ends.size(); ++part) std::sort(keys.begin() + ends[part - 1], keys.begin() + ends[part]);
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  return keys;
+}
+
+// Lets the missing rows of some sets in, each set's in ascending order. Returns how many different ones there are.
+FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vector<std::vector<uint64_t>>& missing,
+                             uint64_t first, uint64_t last, Moves& moves) {
+  const std::vector<uint64_t> keys = ascending(missing, first, last);
+  for (auto& numbers : moves) numbers.reserve(keys.size());
+  for (size_t n = 0; n < keys.size();) {
+    const int64_t set = static_cast<int64_t>(keys[n] >> 32);
+    if (n + 4 < keys.size()) {  // its successors' ways, which are four lines
+      const int64_t soon = static_cast<int64_t>(keys[n + 4] >> 32) * kWays;
+      __builtin_prefetch(use.stamps + soon);
+      __builtin_prefetch(use.stamps + soon + kWays / 2);
+    }
     Set ways(cache, use, set * kWays);
-    for (auto row = begin; row < stop; ++row) {
-      const int64_t way = ways.way_for(use, *row);
+    const size_t begin = n;
+    for (; n < keys.size() && static_cast<int64_t>(keys[n] >> 32) == set; ++n)
+      use.count(static_cast<uint32_t>(keys[n]));
+    for (size_t m = begin; m < n; ++m) {
+      const int64_t row = static_cast<uint32_t>(keys[m]), way = ways.way_for(use, row);
       if (way < 0) continue;
       moves[0].push_back(set * kWays + way);
-      moves[1].push_back(*row);
+      moves[1].push_back(row);
       moves[2].push_back(ways.tags[way]);
-      ways.enter(use, way, *row);
+      ways.enter(use, way, row);
     }
   }
-  return unique;
+  return static_cast<int64_t>(keys.size());
 }
 
 std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor counts_R, const Tensor& rows_N, int64_t rows,
