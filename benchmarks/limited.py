@@ -15,7 +15,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 @contextmanager
 def group(kind: str, **limits: str) -> Iterator[Path]:
-    """A control group that goes away at the end. limits: file -> contents, "_" for "."."""
+    """A control group that goes away at the end. limits: file -> contents, "__" for "."."""
     path = Path(tempfile.mkdtemp(prefix="sparrow-", dir=ROOT / kind))
     try:
         for name, value in limits.items():

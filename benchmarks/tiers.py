@@ -15,6 +15,10 @@ with an id an example in it, with four, with 26, and with ids that are all as fr
 are full of the most frequent rows, and every row was written, as after a long run. Then with few frames, and with
 frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 
+"mapped" is "train" beside the same table as a mapped file, with the same memory (as root, with cgroup v1).
+
+"throttled" is "train" on a device with few reads a second, for each depth of looking ahead (as root, with cgroup v1).
+
 "plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
 beside others, and the time that it predicts beside what steps took.
 
@@ -30,15 +34,19 @@ from functools import partial
 from pathlib import Path
 
 import tiers_blocks
+import tiers_mapped
 import tiers_plan
 import tiers_rocksdb
 import tiers_serve
+import tiers_throttled
 import tiers_train
 
 CASES = {
     "blocks": tiers_blocks.run,
     "rocksdb": tiers_rocksdb.run,
     "train": tiers_train.run,
+    "mapped": tiers_mapped.run,
+    "throttled": tiers_throttled.run,
     "plan": tiers_plan.run,
     "serve": tiers_serve.run,
 }
@@ -49,10 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, help="a folder on the device to be measured")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train"')
+    parser.add_argument("--rows", type=int, default=1_000_000_000, help='of the large table of "train" and "mapped"')
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    cases = {**CASES, "train": partial(tiers_train.run, rows=options.rows)}
+    sized = {name: partial(CASES[name], rows=options.rows) for name in ("train", "mapped")}
+    cases = {**CASES, **sized}
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for case in options.cases:
             cases[case](Path(folder), options.quick)

@@ -142,7 +142,7 @@ def others(uses: dict[str, list[Use]], device: Device, budget: int) -> Iterator[
 
 
 def step_ms(costs: dict[str, Cost], alone: float, uses: dict[str, list[Use]], device: Device) -> float:
-    """The predicted time of a step. alone: of the processor, with all tables in memory."""
+    """The predicted time of a step. alone: with all tables in memory."""
     more = sum(one.ms_processor - cost(uses[n], Tier(), device).ms_processor for n, one in costs.items())
     return max(alone + more, sum(one.ms_disk for one in costs.values()))
 
@@ -166,10 +166,10 @@ def run(folder: Path, quick: bool) -> None:
             each, counted[name] = measured(of, tiers, steps, filling, folder)
             seconds[name] += each
     took = {n: [1e3 * statistics.median(k) for k in zip(*each, strict=True)] for n, each in seconds.items()}
-    alone = took["all in memory"][1]
+    alone = took["all in memory"][0]
     print(
         f"disk: {device.reads_per_s:,.0f} reads/s, {device.bytes_per_s / 1e6:,.0f} MB/s, {1e6 * device.processor_s:.1f}"
-        f" us of processor; {budget / 1e6:.1f} MB"
+        f" us of processor for a block, {1e6 * device.miss_s:.1f} for a row that was out; {budget / 1e6:.1f} MB"
     )
     for name, costs in placements.items():
         size, predicted = sum(one.bytes for one in costs.values()) / 1e6, step_ms(costs, alone, uses, device)

@@ -112,12 +112,14 @@ class Side:
         self.stores = [store for store in stores if isinstance(store, SsdStore)]
         self.ahead: deque[Batch] = deque()
         self.made: deque[Batch] = deque()
+        self.streams = 0
         self.turn_to(case)
 
     def turn_to(self, case: Case) -> None:
-        """Go on with the stream of another case."""
+        """Go on with a new stream of another case."""
         self.case, self.depth = case, case.ahead if self.stores else 0
-        self.stream = stream(case, self.rows)
+        self.streams += 1
+        self.stream = stream(case, self.rows, self.streams)
         self.made.clear()
 
     def steps(self, count: int) -> tuple[float, list[Tensor]]:
@@ -139,7 +141,7 @@ class Side:
         return time.perf_counter() - start, logits
 
 
-def stream(case: Case, rows: int, seed: int = 1) -> Iterator[Batch]:
+def stream(case: Case, rows: int, seed: int) -> Iterator[Batch]:
     """Yields batches. Ids of the large table are taken modulo `rows`."""
     draw, random = Zipf(case.rows, case.skew, seed), torch.Generator().manual_seed(seed)
     keys = (*(f"c{i}" for i in range(SMALL_TABLES)), "large")
@@ -304,9 +306,7 @@ def run(folder: Path, quick: bool, rows: int) -> None:
         return measure(folder, quick, rows)
     limit = int((12 * 2**30 + 37e8) * rows / 1e9) + 2**30 * (rows < 500_000_000)
     with group("memory", memory__limit_in_bytes=str(limit)) as within:
-        print(
-            f"in a group with {limit / 2**30:.1f} GiB of memory, of which the other side's rows are {3.7 * rows / 1e9:.1f} GB"
-        )
+        print(f"in a group with {limit / 2**30:.1f} GiB; the other side's rows are {3.7 * rows / 1e9:.1f} GB of them")
         limited([within], measure, folder, quick, rows)
 
 

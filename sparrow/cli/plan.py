@@ -78,7 +78,7 @@ def _tell(found: Placement, run: Run) -> None:
     from sparrow.cli import _show
 
     table = _show.Table(title=f"tables of {run.run_dir}, {found.batch_size:,} examples a batch", title_justify="left")
-    for name in ("table", "rows", "bytes", "lookups", "miss, %", "tier", "in memory", "ms", "bound by"):
+    for name in ("table", "rows", "bytes", "lookups", "miss, %", "tier", "in memory", "ms", "at most/s", "bound by"):
         table.add_column(name, justify="left" if name in ("table", "tier", "bound by") else "right")
     for name, one in found.tables.items():
         table.add_row(name, *_cells(one, found.batch_size))
@@ -87,7 +87,8 @@ def _tell(found: Placement, run: Run) -> None:
     lines = [
         f"memory: {in_units(found.bytes_tables)} of tables and {in_units(found.bytes_beside)} beside them, of "
         f"{in_units(found.bytes_memory)}",
-        "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch",
+        "lookups: of an example; miss: of the different rows of a batch; ms: predicted, of a batch; at most/s: examples "
+        "that what bounds the table allows",
     ]
     if run.ssd is not None:
         lines.insert(
@@ -104,6 +105,7 @@ def _cells(one: Placed, batch_size: int) -> list[str]:
 
     cost = one.cost
     bound = "processor" if cost.ms_processor >= cost.ms_disk else "disk"
+    slower = max(cost.ms_processor, cost.ms_disk)
     if one.reason and not cost.tier.is_on:
         bound += f" ({one.reason})"
     return [
@@ -114,5 +116,6 @@ def _cells(one: Placed, batch_size: int) -> list[str]:
         cost.tier.name,
         in_units(cost.bytes),
         f"{cost.ms:,.3f}",
+        f"{batch_size / slower * 1e3:,.0f}" if slower else "",
         bound,
     ]

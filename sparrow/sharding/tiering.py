@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from sparrow.core.errors import UserError, require
-from sparrow.embeddings import Component
+from sparrow.embeddings import Component, Direct, Folder, TableSpec
 from sparrow.embeddings.spec import TAG_BYTES, Tier
+from sparrow.embeddings.tiers import SsdStore
 from sparrow.kernels.block_io import Blocks, Layout
 from sparrow.kernels.formats import Field
 from sparrow.kernels.row_cache import WAYS
@@ -22,10 +23,10 @@ from sparrow.sharding.curves import Curve
 
 USUAL = 45_000.0  # random reads/s of an SSD that nobody measured
 _FIND_S = 1e-7  # to find the frame of a row
-_MISS_S = 14e-6  # for a row that comes and the one that leaves, as benchmarks/tiers.py --cases plan found
 _BESIDE = 24  # bytes beside a record that waits to be written
 _STEP = 1.15  # between two sizes of a cache that are tried
 _PROBED = 1 << 14  # blocks that a probe writes
+_BATCHES = 40  # that fill the frames of a probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,15 @@ class Device:
         reads_per_s: blocks of 4 KiB that the disk reads at random, many at a time.
         bytes_per_s: what it reads in sequence, and writes.
         memory_bytes_per_s: rows of memory, at random.
-        processor_s: what the processor does for a block of the disk.
+        processor_s: what a thread that reads and writes does for a block of the disk.
+        miss_s: what training itself does for a row that comes and the one that leaves.
     """
 
     reads_per_s: float = USUAL
     bytes_per_s: float = 5e8
     memory_bytes_per_s: float = 4e9
     processor_s: float = 6e-6
+    miss_s: float = 3e-6
 
     def __post_init__(self) -> None:
         require(
@@ -51,11 +54,12 @@ class Device:
             bytes_per_s=self.bytes_per_s,
             memory_bytes_per_s=self.memory_bytes_per_s,
             processor_s=self.processor_s,
+            miss_s=self.miss_s,
         )
 
 
 def probed(folder: Path) -> Device:
-    """Returns what the disk under a folder does in about a second. 64 MiB are written there, and go away.
+    """Returns what the disk under a folder does, in about two seconds. 96 MiB are written there, and go away.
 
     Raises:
         UserError: when the folder cannot be written.
@@ -80,11 +84,36 @@ def probed(folder: Path) -> Device:
             in_sequence = _seconds(blocks, fields, [torch.arange(_PROBED)])
         finally:
             blocks.close()
+        miss_s = _miss_s(Path(place))
     return Device(
         reads_per_s=len(some) / random,
         bytes_per_s=_PROBED * layout.block / in_sequence,
         processor_s=max(cpu / len(some), 1e-9),
+        miss_s=miss_s,
     )
+
+
+def _miss_s(folder: Path) -> float:
+    """Returns what training does for a row that is out: of a table with frames for a tenth, after they are full."""
+    spec = TableSpec(name="probe", dim=16, addressing=Direct(_PROBED * 32), tier=Tier(name="ssd", fraction=0.1))
+    (component,) = spec.components
+    store = SsdStore(component, component.rows, component.dim, Folder(path=folder))
+    random, took, misses = torch.Generator().manual_seed(0), 0.0, 0
+    try:
+        every = {name: torch.ones(of.shape(1), dtype=of.dtype) for name, of in component.fields.items()}
+        store.write(slice(None), every)
+        for batch in range(1, 2 * _BATCHES):
+            rows_N = torch.randint(component.rows, (component.rows // 10 // _BATCHES,), generator=random)
+            before, began = store.counters, time.thread_time()
+            store.fetch(rows_N, batch, batch - 1)
+            spent = time.thread_time() - began
+            store.arrive()
+            if batch > _BATCHES:  # frames are full
+                took += spent
+                misses += store.counters["used"] - before["used"] - store.counters["hits"] + before["hits"]
+    finally:
+        store.close()
+    return took / misses
 
 
 def _seconds(blocks: Blocks, fields: dict[str, torch.Tensor], parts: Sequence[torch.Tensor]) -> float:
@@ -133,8 +162,8 @@ class Cost:
         bytes: of memory.
         miss_ratio: the share of the different rows of a batch that come from the disk.
         blocks: that the disk reads and writes for each batch.
-        ms_processor: of each batch, for rows in memory and for these blocks.
-        ms_disk: of each batch, for these blocks.
+        ms_processor: of each batch, of training itself.
+        ms_disk: of each batch, for these blocks, of the disk or of the thread that reads and writes.
     """
 
     tier: Tier
@@ -157,15 +186,16 @@ def cost(uses: Sequence[Use], tier: Tier, device: Device) -> Cost:
     flows = [_flow(use, component) for use, component in zip(uses, components, strict=True)] if tier.is_on else []
     misses = sum(flow.misses for flow in flows)
     blocks = sum(flow.read + flow.again for flow in flows), sum(flow.written for flow in flows)
-    processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s + sum(blocks) * device.processor_s
-    processor += _FIND_S * references * tier.is_on + _MISS_S * misses
+    processor = sum(map(_bytes, uses)) / device.memory_bytes_per_s
+    processor += _FIND_S * references * tier.is_on + device.miss_s * misses
+    disk = max(sum(flow.seconds(device) for flow in flows), sum(blocks) * device.processor_s)
     return Cost(
         tier=tier,
         bytes=sum(component.bytes_of(component.rows, component.dim) for component in components),
         miss_ratio=misses / references if references else 0.0,
         blocks=blocks,
         ms_processor=1e3 * processor,
-        ms_disk=1e3 * sum(flow.seconds(device) for flow in flows),
+        ms_disk=1e3 * disk,
     )
 
 

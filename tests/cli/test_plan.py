@@ -27,7 +27,7 @@ def test_planned_and_trained(setting: Path, tmp_path: Path, capsys: pytest.Captu
     given = ["--ssd", str(tmp_path / "disk"), "--memory", "64GiB", "--reads", "20000", "--out", str(plan)]
     assert main(["plan", str(setting), *given]) == 0
     said = capsys.readouterr().out
-    for text in ("user", "item", "lookups", "miss, %", "bound by", "20,000 reads/s", "no table is there"):
+    for text in ("user", "item", "lookups", "miss, %", "at most/s", "bound by", "20,000 reads/s", "no table is there"):
         assert text in said
     assert f"sparrow train {setting} --sharding.plan {plan} --ssd {tmp_path / 'disk'}" in " ".join(said.split())
     assert {tier.name for tier in read(str(plan)).tiers.values()} == {"memory"}
