@@ -20,6 +20,7 @@ from torch import Tensor
 from sparrow.core import Batch, KeyedJagged
 from sparrow.embeddings import EmbeddingTables, Folder, TableChoices, on_ssd
 from sparrow.embeddings.choices import Override
+from sparrow.embeddings.spec import TAG_BYTES
 from sparrow.embeddings.tiers import SsdStore
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels.block_io import BlockMap, Blocks
@@ -258,8 +259,8 @@ def same_bits(folder: Path) -> None:
     print("20 steps of each format: the same bits as in memory, with rows that left")
 
 
-def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> float:
-    """Returns the median of the ratios of examples/s over in memory, of turns that follow each other."""
+def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> tuple[float, tuple[float, float]]:
+    """Returns examples/s over those in memory, the median of turns that follow each other; and both."""
     print(f"\n{mine.case}", flush=True)
     (store,) = mine.stores
     begun = mine.settle()
@@ -270,10 +271,11 @@ def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> float:
     examples = turns * TURN * BATCH
     misses, left = (told["used"] - told["hits"]) / examples, told["left"] / examples
     low, middle, high = statistics.quantiles([in_memory / own for own, in_memory in taken], n=4)
-    rates = [TURN * BATCH / statistics.median(side) for side in zip(*taken, strict=True)]
+    rates = TURN * BATCH / statistics.median(t[0] for t in taken), TURN * BATCH / statistics.median(t[1] for t in taken)
+    allows = reads_per_s / max(misses + 2 * left, 1e-12)
     print(
-        f"after {begun:,} examples: examples/s {rates[0]:,.0f}, in memory {rates[1]:,.0f}: ratio {middle:.2f} ({low:.2f} to {high:.2f}); "
-        f"the device allows {reads_per_s / max(misses + 2 * left, 1e-12):,.0f}"
+        f"after {begun:,} examples: examples/s {rates[0]:,.0f}, in memory {rates[1]:,.0f}: "
+        f"ratio {middle:.2f} ({low:.2f} to {high:.2f}); the device allows {allows:,.0f}"
     )
     rest = ", ".join(f"{name} {value:,}" for name, value in told.items() if name not in ("hits", "used", "left"))
     print(
@@ -282,7 +284,7 @@ def compare(mine: Side, memory: Side, turns: int, reads_per_s: float) -> float:
         flush=True,
     )
     assert told["blocks_written"] or not mine.case.steady, "a run that writes nothing counts for nothing"
-    return middle
+    return middle, rates
 
 
 def probed(folder: Path, blocks: int = 100_000) -> float:
@@ -308,6 +310,25 @@ def skew_of_traces(rows: int) -> float:
         unique = (width_E * -torch.expm1(-ids * weight_E / (width_E * weight_E).sum())).sum().item()
         low, high = (skew, high) if unique / ids > share else (low, skew)
     return round(low, 2)
+
+
+def machines(case: Case, per_s: tuple[float, float], reads_per_s: float) -> None:
+    """Print how many machines tables of several memories need, computed. per_s: measured on the SSD, and in memory.
+
+    They are to train as many examples/s as one machine does in memory. In memory as many machines are needed as hold
+    the table. On SSDs a machine trains as measured here, or as the device allows with the misses of the larger table.
+    """
+    bytes_row = 2 * DIM + 5  # in bf16, with its state and its bit
+    frames = case.frames * 4 / 5 / (bytes_row + TAG_BYTES)
+    for memories in (1, 4, 16):
+        rows = memories * 12 * 2**30 / bytes_row * case.rows / 1e9
+        power = 1 - case.skew
+        out = max(0.0, 1 - ((frames + 1) ** power - 1) / ((rows + 1) ** power - 1))
+        each = min(per_s[0], reads_per_s / max(3 * case.lookups * out, 1e-12)) if memories > 1 else per_s[1]
+        print(
+            f"computed: a table of {memories} memories needs {memories} machines in memory and "
+            f"{math.ceil(per_s[1] / each)} with SSDs (published: 4 to 8 times fewer)"
+        )
 
 
 def resident() -> float:
@@ -344,10 +365,13 @@ def measure(folder: Path, quick: bool, rows: int) -> None:
     one = Case(rows=rows, frames=full, lookups=1, skew=1.05, format=bf16.Config(rounding="nearest"))
     disk = filled_file(replace(one, frames=2 << 20), folder)
     memory = Side(one, None)
+    memory.steps(4)  # so that what steps need beside tables is there
     before = resident()
     mine = Side(one, folder)
     store = disk.under(mine)
     mine.steps(4)
+    for held in store._held.values():
+        held[-store.spare.free :].zero_()  # memory that nobody has touched yet
     ours, kernels = store.component.tier_bytes(rows, DIM), resident() - before
     print(f"frames, map and queue have {ours:,} bytes by our count, {kernels:,.0f} more by the kernel's: ", end="")
     print(f"{ours / kernels:.3f}", flush=True)
@@ -359,7 +383,10 @@ def measure(folder: Path, quick: bool, rows: int) -> None:
         ("uniform", replace(one, skew=0.0), None),
     ):
         mine.turn_to(case), memory.turn_to(case)
-        ratios[name] = (compare(mine, memory, turns, rate), goal)
+        ratio, per_s = compare(mine, memory, turns, rate)
+        ratios[name] = (ratio, goal)
+        if case is one:
+            machines(one, per_s, rate)
     store.close()
     del mine, store
     for name, case, goal in (
@@ -369,7 +396,7 @@ def measure(folder: Path, quick: bool, rows: int) -> None:
         mine = Side(replace(case, warm=False), folder)
         memory.turn_to(case)
         store = disk.under(mine)
-        ratios[name] = (compare(mine, memory, turns, rate), goal)
+        ratios[name] = (compare(mine, memory, turns, rate)[0], goal)
         store.close()
     for name, (ratio, goal) in ratios.items():
         told = f"(goal {goal}) {'met' if ratio >= goal else 'missed'}" if goal else "(no goal)"
