@@ -114,8 +114,9 @@ def _per_row(work: Callable[[], object], count: int) -> tuple[Rate, float]:
 
 def run(folder: Path, quick: bool) -> None:
     """Print rows/s, CPU of a row, and bytes written of both. What is read is checked."""
-    rows, turns = (1_000_000, 2) if quick else (20_000_000, 5)
-    layout, random = Layout(fields=FIELDS, rows=rows), torch.Generator().manual_seed(0)
+    blocks, turns = (20_000, 2) if quick else (400_000, 5)
+    rows, random = blocks * Layout(fields=FIELDS, rows=0).per_block, torch.Generator().manual_seed(0)
+    layout = Layout(fields=FIELDS, rows=rows)
     begun = time.perf_counter()
     with Blocks(folder / "blocks", layout, table="t") as ours:
         for first in range(0, rows, 1 << 18):
