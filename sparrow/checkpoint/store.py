@@ -16,14 +16,15 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sparrow.checkpoint import blocks
+from sparrow.checkpoint import blocks, pieces
 from sparrow.core import Chunk, UserError
 from sparrow.core.config import differences
 from sparrow.core.files import PATIENCE_S, comes_into_view, sync, write_text
 from sparrow.embeddings.tiers import Saved
 from sparrow.kernels.block_io import BlockMap
 
-FORMATS = (3, 4)  # 4: tables on an SSD are maps of blocks
+FORMATS = (3, 4, 5)
+"""4: tables on an SSD are maps of blocks. 5: their newer rows are in the order of frames, with another checksum."""
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
 _STEP = re.compile(r"step-(\d+)")
@@ -107,7 +108,7 @@ class Checkpoint:
             with suppress(UserError):
                 other = load(self.path.parent, step)
                 if file := other.block_files.get(str(path)):
-                    found[step] = other._saved(file).map
+                    found[step] = blocks.map_of(other.files[file], other._read(file))
         return found
 
     def check(self, identity: Mapping[str, Any], remedies: Mapping[str, str] | None = None) -> None:
@@ -158,7 +159,7 @@ class Checkpoint:
                 size = os.fstat(opened.fileno()).st_size
                 if size != self.files[file]["bytes"]:
                     raise damaged(f"{size} bytes where {self.files[file]['bytes']} were written")
-                if hashlib.file_digest(opened, "sha256").hexdigest() != self.files[file]["sha256"]:
+                if not _is_whole(opened, self.files[file]):
                     raise damaged("its checksum differs")
                 opened.seek(0)
                 yield opened
@@ -245,7 +246,7 @@ def save(
             return final
         for other in range(1, ranks):
             files |= _files_of(other, writing)
-        known = FORMATS[any("blocks" in entry for entry in files.values())]
+        known = FORMATS[-1 if any("blocks" in entry for entry in files.values()) else 0]
         manifest = {"format": known, "step": step, "identity": identity, "state": state, "files": files}
         _write_bytes(writing / "manifest.json", json.dumps({**manifest, "sha256": _seal(manifest)}, indent=1).encode())
         sync(writing)
@@ -301,7 +302,7 @@ def load(directory: Path, step: int | None = None) -> Checkpoint:
     if found not in FORMATS:
         remedy = "use the Sparrow that wrote it, or train again"
         raise UserError(
-            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} and {FORMATS[1]}; {remedy}"
+            f"{path}: checkpoint format {found}, this Sparrow reads {FORMATS[0]} to {FORMATS[-1]}; {remedy}"
         )
     if not sound:
         raise UserError(
@@ -392,6 +393,13 @@ def _write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _is_whole(opened: BinaryIO, entry: Mapping[str, Any]) -> bool:
+    """Returns whether the checksum of a file is that of the manifest."""
+    if "mixed_sum" in entry:
+        return pieces.sum_of(opened) == entry["mixed_sum"]
+    return bool(hashlib.file_digest(opened, "sha256").hexdigest() == entry["sha256"])
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sparrow import checkpoint, data
-from sparrow.checkpoint import store
+from sparrow.checkpoint import pieces, store
 from sparrow.core import UserError
 from sparrow.embeddings.tiers import SsdStore
 from sparrow.trained.scorer import restore
@@ -249,7 +249,7 @@ def count_down(left: int) -> None:
     calls = [
         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
         (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),
-        (SsdStore, "go_on"), (store.blocks, "write_rows"), (store.blocks, "_write_all"),
+        (SsdStore, "go_on"), (store.blocks, "write_rows"), (pieces, "_write_all"),
     ]  # fmt: skip
 
     def counted(call: Any) -> Any:

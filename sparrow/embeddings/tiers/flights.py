@@ -58,6 +58,8 @@ class Flights:
     def settle(self) -> None:
         """Hear that all batches that were looked up have learnt, or never will."""
         self._settled = min(self._ahead.values(), default=self._batch + 1) - 1
+        for store in self.stores.values():
+            store.settled = self._settled
 
     def land(self) -> None:
         """Wait for all rows that are under way."""

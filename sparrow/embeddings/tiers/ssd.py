@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections import deque
@@ -26,6 +27,7 @@ from sparrow.kernels.row_cache import Frames
 
 PIECE = 1 << 18  # rows of a checkpoint that are read at a time
 SUFFIX = ".blocks"  # of the names of files
+NEVER = -(2**31)  # before all batches
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +72,7 @@ class SsdStore(nn.Module):
         self.rows = rows
         self.dim = dim
         self.window = folder.window
+        self.settled = 0  # the last batch so that it and all before it have learnt; of before checkpoints alone
         self.first: First | None = None  # whoever made the store says it
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
@@ -263,29 +266,31 @@ class SsdStore(nn.Module):
         self.arrive()
         map, rows_Q, fields_Q = self._blocks.snapshot()
         self._maps.append(map)
-        waiting_Q = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
-        tag, held = self.get_buffer("tag"), self._held
-        frames_F, frames = (tag >= 0).nonzero()[:, 0], len(held["touched"])
-        rows_U, order_U = torch.cat([tag[frames_F].long(), self.spare.rows_H, rows_Q[waiting_Q]]).sort()
-        at_U = torch.cat([frames_F, self.spare.find(self.spare.rows_H), frames + waiting_Q])[order_U]
-
-        where_W = (at_U >= frames).nonzero()[:, 0]  # rows that wait, among all
-        from_W = at_U[where_W] - frames
-        at_U[where_W] = 0
+        waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
+        fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
+        tag, stamp, held = self.get_buffer("tag"), self.get_buffer("stamp"), self._held
+        frames_C = (tag >= 0).nonzero()[:, 0]
+        rows_S, frames_S, batches_S = self.spare.held
+        at_H = torch.cat([frames_C, frames_S])  # ascending, since those that stand by are the last
 
         def field(name: str, first: int, last: int) -> Tensor:
-            found = held[name].index_select(0, at_U[first:last])
-            low, high = torch.searchsorted(where_W, torch.tensor([first, last])).tolist()
-            found[where_W[low:high] - first] = fields_Q[name][from_W[low:high]]
-            return found
+            parts = [held[name][:0]]
+            if first < len(at_H):
+                parts.append(_taken(held[name], at_H[first:last]))
+            if last > len(at_H):
+                parts.append(fields_W[name][max(first - len(at_H), 0) : last - len(at_H)])
+            return parts[1] if len(parts) == 2 else torch.cat(parts)
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=rows_U, field=field, component=self.component,
-            seed=seed, rows=rows, columns=columns,
+            path=self._blocks.file.path, map=map, rows_U=torch.cat([tag[frames_C], rows_S.int(), rows_Q[waiting_W].int()]),
+            ages_H=self.settled - torch.cat([stamp[frames_C], batches_S.int()]), cached=len(frames_C),
+            field=field, component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
     def go_on(self, saved: Saved, kept: Mapping[int, BlockMap]) -> None:
         """Go on with the rows of a checkpoint and with its file. Nothing but what has no frame here is written again.
+
+        With as many frames as there the same rows leave as if nothing had been between, if the policy is LRU.
 
         Args:
             saved: what it has. The file is in this store's folder.
@@ -299,13 +304,32 @@ class SsdStore(nn.Module):
         for step, map in kept.items():
             self._opened.keep(map)
             self._kept[step] = map
-        for first in range(0, len(saved.rows_U), PIECE):
-            rows_V = saved.rows_U[first : first + PIECE]
-            fields = saved.fields(first, first + len(rows_V))
-            slots_V = row_cache.admit(self.frames, rows_V, -self.window, -self.window - 1).slots_N  # if one is free
-            fits_V = slots_V < len(self.get_buffer("tag"))
-            put_into(self._held, slots_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
-            self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+        bounds = [0, saved.cached, len(saved.ages_H), len(saved.rows_U)]
+        for place, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            for first in range(begin, end, PIECE):
+                last = min(first + PIECE, end)
+                rows_V, ages_V = saved.rows_U[first:last].long(), saved.ages_H[first:last]
+                fields = saved.fields(first, last)
+                frames_V = self._given(rows_V, ages_V, place)
+                fits_V = frames_V >= 0
+                put_into(self._held, frames_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
+                self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
+
+    def _given(self, rows_V: Tensor, ages_V: Tensor, place: int) -> Tensor:
+        """Returns frames for rows of a checkpoint, -1 where there are none.
+
+        place: 0 for rows that were in the cache, 1 for rows in frames that stood by, 2 for rows that waited.
+        """
+        frames_V = torch.full_like(rows_V, -1)
+        if place == 0:
+            slots_V = row_cache.admit(self.frames, rows_V, -1, NEVER).slots_N  # if one is free
+            is_in_V = slots_V < len(self.get_buffer("tag"))
+            self.get_buffer("stamp")[slots_V[is_in_V]] = -ages_V[is_in_V]
+            return torch.where(is_in_V, slots_V, -1)
+        if place == 1:
+            taken = min(len(rows_V), self.spare.free)
+            frames_V[:taken] = self.spare.take(rows_V[:taken], -ages_V[:taken])
+        return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
         """Hear which checkpoints there are, and that the blocks which `save` kept last are of one of them.
@@ -398,6 +422,12 @@ def made_folder(path: Path) -> Path:
 
 def _rows_of(at: At, rows: int) -> Tensor:
     return torch.arange(*at.indices(rows)) if isinstance(at, slice) else at.long().cpu()
+
+
+def _taken(of: Tensor, at_V: Tensor) -> Tensor:
+    """Returns some rows, ascending, as a view where they follow each other."""
+    first, last = int(at_V[0]), int(at_V[-1]) + 1
+    return of[first:last] if last - first == len(at_V) else of.index_select(0, at_V)
 
 
 def _ascending(rows_U: Tensor, which_U: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.kernels import resolve
-from sparrow.kernels.block_io import file, reference
+from sparrow.kernels import Impl, resolve
+from sparrow.kernels.block_io import file, layout, reference
 from sparrow.kernels.block_io.file import remove
 from sparrow.kernels.block_io.layout import BlockMap, Layout
 
@@ -198,6 +198,24 @@ class Blocks:
             assert rows is None or len(tensor) == rows, name
 
 
+def mixed_sum(words: Tensor, first: int, *, impl: Impl = "auto") -> int:
+    """Returns the sum modulo 2**64, as an int64, of words that are each mixed with their places.
+
+    Mixing is a bijection. So a change of one word is always found, any other but for a chance of 2**-64. The sum of a
+    file is the sum of those of its pieces.
+
+    Args:
+        words: int64 [n], contiguous.
+        first: the place of the first of them in the file; the next one has the place after it, and so on.
+        impl: see `sparrow.kernels`.
+    """
+    if resolve(impl, CPU) == "reference":
+        return layout.mixed_sum(words, first)
+    from sparrow.kernels.block_io import cpp  # can be imported only once the library is loaded
+
+    return cpp.mixed_sum(words, first)
+
+
 def _store(
     way: Way, opened: file.File, map: BlockMap | None, bytes_queue: int, chance: Random | None
 ) -> tuple[Way, Any]:
@@ -217,4 +235,4 @@ def _store(
     return "threads", cpp.Store(opened, map, bytes_queue, "threads")
 
 
-__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "remove"]
+__all__ = ["BlockMap", "Blocks", "Layout", "Ticket", "Way", "mixed_sum", "remove"]

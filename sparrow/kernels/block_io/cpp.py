@@ -21,6 +21,12 @@ ops = torch.ops.sparrow
 READ, SHORT, CHECKSUM, OTHER, WRITE, SYNC = range(1, 7)  # the kinds of errors, see store.h
 
 
+def mixed_sum(words: Tensor, first: int) -> int:
+    """See layout.py."""
+    found: int = ops.block_io_mixed_sum(words, first)
+    return found
+
+
 @dataclass(eq=False)
 class Reading:
     """A fetch under way."""

@@ -224,6 +224,11 @@ Tensor block_io_counts(int64_t handle) {
   return made;
 }
 
+int64_t block_io_mixed_sum(const Tensor& words, int64_t first) {
+  const int64_t* const from = data<int64_t>(words, ScalarType::Long, "words");
+  return mixed_sum(reinterpret_cast<const uint64_t*>(from), first, words.numel());
+}
+
 void block_io_close(int64_t handle) {
   std::unique_ptr<Open> open;
   {
@@ -250,6 +255,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
   m.def("block_io_map(int handle, Tensor(a!) places, Tensor(b!) generations) -> ()");
   m.def("block_io_use(int handle, Tensor places, bool is_kept) -> ()");
   m.def("block_io_counts(int handle) -> Tensor");
+  m.def("block_io_mixed_sum(Tensor words, int first) -> int");
   m.def("block_io_close(int handle) -> ()");
 }
 
@@ -263,6 +269,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {
   m.impl("block_io_map", TORCH_BOX(&block_io_map));
   m.impl("block_io_use", TORCH_BOX(&block_io_use));
   m.impl("block_io_counts", TORCH_BOX(&block_io_counts));
+  m.impl("block_io_mixed_sum", TORCH_BOX(&block_io_mixed_sum));
   m.impl("block_io_close", TORCH_BOX(&block_io_close));
 }
 
