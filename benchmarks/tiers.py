@@ -22,6 +22,9 @@ frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 "plan" is eight unequal tables in memory for three tenths of their rows: the placement that `sparrow plan` would choose
 beside others, and the time that it predicts beside what steps took.
 
+"pause" is for how long training waits for a checkpoint, beside a plain write of as many bytes. What was written is read
+back first, in the order of rows and by a run that goes on.
+
 "serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
 memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.
 """
@@ -35,6 +38,7 @@ from pathlib import Path
 
 import tiers_blocks
 import tiers_mapped
+import tiers_pause
 import tiers_plan
 import tiers_rocksdb
 import tiers_serve
@@ -47,6 +51,7 @@ CASES = {
     "train": tiers_train.run,
     "mapped": tiers_mapped.run,
     "throttled": tiers_throttled.run,
+    "pause": tiers_pause.run,
     "plan": tiers_plan.run,
     "serve": tiers_serve.run,
 }

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,8 @@ def _filled(parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[No
     for part in parts:
         while len(part):
             taken = min(len(part), PIECE - length)
-            torch.frombuffer(memory, dtype=torch.uint8)[length : length + taken] = part[:taken]
+            to_N = np.frombuffer(memory, np.uint8)  # numpy copies in this thread; torch's others would wait on a core
+            to_N[length : length + taken] = part[:taken].numpy()
             part, length = part[taken:], length + taken
             if length == PIECE:
                 yield memory, length

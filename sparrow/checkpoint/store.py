@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ FORMATS = (3, 4, 5)
 """4: tables on an SSD are maps of blocks. 5: their newer rows are in the order of frames, with another checksum."""
 Place = tuple[str, tuple[int, int], tuple[int, int]]
 """A component's name, its rows and its columns; of both the first and the one after the last."""
+WRITERS = 2  # files that are written at a time, each from a copy in memory
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -225,16 +228,30 @@ def save(
             clean(directory)
         writing.mkdir(exist_ok=ranks > 1)
         files: dict[str, dict[str, Any]] = {}
-        for name, tensors in parts.items() if rank == 0 else ():
-            files[f"{name}.safetensors"] = _write(writing / f"{name}.safetensors", tensors)
-        for chunk in chunks:
-            if isinstance(chunk, Saved):
-                files |= _write_saved(writing, chunk)
-                continue
-            kind = "cache" if chunk.is_cache else "table"
-            file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
-            place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
-            files[file] = {**place, "is_cache": chunk.is_cache, **_write(writing / file, chunk.fields)}
+        with ThreadPoolExecutor(WRITERS) as pool:
+            under_way: deque[tuple[str, dict[str, Any], Future[dict[str, Any]]]] = deque()
+
+            def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+                if len(under_way) == WRITERS:
+                    known, its, written = under_way.popleft()
+                    files[known] = {**its, **written.result()}
+                under_way.append((file, place, pool.submit(_write, writing / file, tensors)))
+
+            for name, tensors in parts.items() if rank == 0 else ():
+                write(f"{name}.safetensors", {}, tensors)
+            for chunk in chunks:
+                if isinstance(chunk, Saved):
+                    map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
+                    places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
+                    write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
+                    files[newer] = blocks.write_rows(writing / newer, chunk)
+                    continue
+                kind = "cache" if chunk.is_cache else "table"
+                file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
+                place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
+                write(file, {**place, "is_cache": chunk.is_cache}, chunk.fields)
+            for file, place, written in under_way:
+                files[file] = {**place, **written.result()}
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             sync(writing)
@@ -372,14 +389,6 @@ def _prune(directory: Path, keep: int) -> None:
     for step in steps(directory)[: -max(keep, 1)]:
         if step != best:
             remove(directory, step)
-
-
-def _write_saved(writing: Path, saved: Saved) -> dict[str, dict[str, Any]]:
-    """Write what there is of a table on an SSD."""
-    map, newer = (f"{kind}-{blocks.name_of(saved)}" for kind in ("blocks", "newer"))
-    tensors = {"places": saved.map.places_K, "generations": saved.map.generations_K}
-    entry = {**blocks.entry_of(saved), "newer": newer, "is_cache": False}
-    return {map: {**entry, **_write(writing / map, tensors)}, newer: blocks.write_rows(writing / newer, saved)}
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from random import Random
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from sparrow import checkpoint, data
 from sparrow.checkpoint import pieces, store
 from sparrow.core import UserError
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.embeddings.tiers import saved as of_saved
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
@@ -143,18 +145,22 @@ def test_a_run_goes_on_with_its_file(wide: Path, tmp_path: Path, in_memory: dict
     check_sizes(tmp_path)
 
 
-@pytest.mark.parametrize("change", ["folder", "seed", "frames", "copy", "memory"])
-def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str) -> None:
+@pytest.mark.parametrize("change", ["folder", "seed", "frames", "lfu", "copy", "memory"])
+def test_a_run_goes_on_elsewhere(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a file that it cannot go on with it reads. The old one goes with the last checkpoint that needs it."""
     place = tmp_path
     choices: dict[str, dict[str, Any]] = {
         "folder": {"ssd": str(tmp_path / "disk" / "other")},
         "seed": {"tables__seed": 7},
-        "frames": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
+        "frames": {"tables__tier__fraction": 0.1},
+        "lfu": {"tables__tier__fraction": 0.1, "tables__tier__policy": "lfu"},
         "copy": {},
         "memory": {"tables__tier__name": "memory"},
     }
     options = choices[change]
+    monkeypatch.setattr(ssd, "PIECE", 32)  # rows of later pieces find full sets
     trainer(wide, place, loop__max_steps=25).fit()
     before = files(place)
     if change == "copy":
@@ -165,7 +171,7 @@ def test_a_run_goes_on_elsewhere(wide: Path, tmp_path: Path, in_memory: dict[int
     trainer(wide, place, resume=True, **options).fit()
     check(place, in_memory)
     used = {Path(path) for path in last(place).block_files}
-    assert used == before if change == "frames" else not used & before
+    assert used == before if change in ("frames", "lfu") else not used & before
     assert len(used) == 5 * (change != "memory")
     check(tmp_path, in_memory)
     assert files(tmp_path) == needed(tmp_path) | needed(place)
@@ -239,6 +245,68 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
         told = r"table \w+: .*\.blocks is in use by another process; end it"
         with pytest.raises(UserError, match=told), third.blocks.opened():
             third._load(last(tmp_path))
+
+
+# -- the rows that are newer ---------------------------------------------------------------------------------------------
+
+
+def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
+    """Of each table: different rows of batches that were in frames, those that were not, and rows that left."""
+    stores = [(r.component.name, r.store) for tables in of.tables for r in tables.all_records()]
+    return {name: (s.hits, s.used - s.hits, s.left) for name, s in stores if isinstance(s, SsdStore)}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_after_a_resume_the_same_rows_leave(wide: Path, tmp_path: Path, ahead: int) -> None:
+    """As if the run had not been stopped; but rows that were looked at ahead are in frames already."""
+    at: dict[int, dict[str, tuple[int, int, int]]] = {}
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        whole = trainer(wide, tmp_path / "whole", loop__ahead=ahead)
+        patched.setattr(whole, "save", lambda best=False: at.setdefault(whole.step, told(whole)) and None)
+        whole.fit()
+    trainer(wide, tmp_path / "cut", loop__ahead=ahead, loop__max_steps=23).fit()
+    shutil.rmtree(last(tmp_path / "cut").path)  # as after a kill
+    again = trainer(wide, tmp_path / "cut", loop__ahead=ahead, resume=True)
+    again.fit()
+    assert at[60] == told(whole) and last(tmp_path / "cut").step == 60
+    for name, (hits, misses, left) in told(again).items():
+        began = at[20][name]
+        assert (began[1] + misses, began[2] + left) == told(whole)[name][1:]
+        assert ahead or began[0] + hits == told(whole)[name][0]
+    assert sum(left for _, _, left in told(again).values()) > 100
+
+
+def of_format_4(saved: checkpoint.Checkpoint) -> None:
+    """Write it as it was before: newer rows ascending, without ages, with SHA-256."""
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    for entry in manifest["files"].values():
+        if "newer" in entry:
+            path = saved.path / entry["newer"]
+            found = safetensors.torch.load_file(path)
+            del found["age"]
+            order = found["row"].argsort()
+            safetensors.torch.save_file({n: t[order].long() if n == "row" else t[order] for n, t in found.items()}, path)
+            data = path.read_bytes()
+            manifest["files"][entry["newer"]] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+            del entry["blocks"]["cached"]
+    manifest["format"] = 4
+    del manifest["sha256"]
+    (saved.path / "manifest.json").write_text(json.dumps({**manifest, "sha256": store._seal(manifest)}))
+
+
+def test_earlier_checkpoints_are_read(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(wide, tmp_path, loop__max_steps=25).fit()
+    monkeypatch.setattr(of_saved, "WINDOW", 1 << 10)  # the newer rows take more than one, and more than one piece
+    monkeypatch.setattr(of_saved, "PIECE", 1 << 12)
+    assert rows_of(last(tmp_path)) == in_memory[25]
+    of_format_4(last(tmp_path))
+    check(tmp_path, in_memory)
+    trainer(wide, tmp_path, resume=True).fit()
+    check(tmp_path, in_memory)
+    assert json.loads((last(tmp_path).path / "manifest.json").read_text())["format"] == 5
 
 
 # -- kills -------------------------------------------------------------------------------------------------------------

@@ -129,12 +129,12 @@ class SsdStore(nn.Module):
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
         moves = row_cache.admit(self.frames, rows_V, batch, evictable)
-        self.hits += moves.hits + int(is_spare_U.sum())
-        self.used += len(rows_U)
         leaves_L = moves.old_L >= 0
         self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
         rest_V = rows_V[moves.slots_N >= len(self.get_buffer("tag"))]
+        self.used += len(rows_U)
+        self.hits += len(rows_U) - len(moves.rows_L) - len(rest_V)
         if (free := self.spare.free) < len(rest_V):
             raise UserError(
                 f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
@@ -268,23 +268,27 @@ class SsdStore(nn.Module):
         self._maps.append(map)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
-        tag, stamp, held = self.get_buffer("tag"), self.get_buffer("stamp"), self._held
-        frames_C = (tag >= 0).nonzero()[:, 0]
+        rows_C, stamps_C, frames_C = self.get_buffer("tag"), self.get_buffer("stamp"), None
+        if int(rows_C.min()) < 0:  # else all frames have rows, and nothing has to be gathered
+            frames_C = (rows_C >= 0).nonzero()[:, 0]
+            rows_C, stamps_C = rows_C[frames_C], stamps_C[frames_C]
         rows_S, frames_S, batches_S = self.spare.held
-        at_H = torch.cat([frames_C, frames_S])  # ascending, since those that stand by are the last
+        held = self._held
+        sections = [(held, frames_C, len(rows_C)), (held, frames_S, len(rows_S)), (fields_W, None, len(waiting_W))]
 
         def field(name: str, first: int, last: int) -> Tensor:
-            parts = [held[name][:0]]
-            if first < len(at_H):
-                parts.append(_taken(held[name], at_H[first:last]))
-            if last > len(at_H):
-                parts.append(fields_W[name][max(first - len(at_H), 0) : last - len(at_H)])
-            return parts[1] if len(parts) == 2 else torch.cat(parts)
+            parts, begin = [], 0
+            for of, at, count in sections:
+                low, high = max(first - begin, 0), min(last - begin, count)
+                if low < high:
+                    parts.append(of[name][low:high] if at is None else of[name].index_select(0, at[low:high]))
+                begin += count
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return Saved(
-            path=self._blocks.file.path, map=map, rows_U=torch.cat([tag[frames_C], rows_S.int(), rows_Q[waiting_W].int()]),
-            ages_H=self.settled - torch.cat([stamp[frames_C], batches_S.int()]), cached=len(frames_C),
-            field=field, component=self.component, seed=seed, rows=rows, columns=columns,
+            path=self._blocks.file.path, map=map, rows_U=torch.cat([rows_C, rows_S.int(), rows_Q[waiting_W].int()]),
+            ages_H=self.settled - torch.cat([stamps_C, batches_S.int()]), cached=len(rows_C), field=field,
+            component=self.component, seed=seed, rows=rows, columns=columns,
         )  # fmt: skip
 
     def go_on(self, saved: Saved, kept: Mapping[int, BlockMap]) -> None:
@@ -422,12 +426,6 @@ def made_folder(path: Path) -> Path:
 
 def _rows_of(at: At, rows: int) -> Tensor:
     return torch.arange(*at.indices(rows)) if isinstance(at, slice) else at.long().cpu()
-
-
-def _taken(of: Tensor, at_V: Tensor) -> Tensor:
-    """Returns some rows, ascending, as a view where they follow each other."""
-    first, last = int(at_V[0]), int(at_V[-1]) + 1
-    return of[first:last] if last - first == len(at_V) else of.index_select(0, at_V)
 
 
 def _ascending(rows_U: Tensor, which_U: Tensor) -> tuple[Tensor, Tensor]:

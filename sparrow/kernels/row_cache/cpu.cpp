@@ -292,7 +292,7 @@ std::vector<Tensor> row_cache_admit(Tensor tags_F, Tensor stamps_F, Tensor count
         "stamps_F, counts_R: expected one for each frame, and for each row or none");
   check(batch > evictable && batch <= std::numeric_limits<int32_t>::max(), "batch: expected one after `evictable`");
   const Use use{data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"), counts, static_cast<int32_t>(batch),
-                static_cast<int32_t>(std::max<int64_t>(evictable, -1))};
+                static_cast<int32_t>(std::max<int64_t>(evictable, std::numeric_limits<int32_t>::min()))};
   const int64_t N = rows_N.numel(), team = std::max<int64_t>(1, std::min(team_for(N * 16), N));
   std::vector<std::vector<uint64_t>> missing(team);
   std::vector<Moves> moves(team);
