@@ -105,6 +105,9 @@ def run(folder: Path, quick: bool) -> None:
     of_medians = statistics.median(own for own, _ in taken) / statistics.median(other for _, other in taken)
     each = [statistics.median(side) for side in zip(*taken, strict=True)]
     print(f"{size / 1e6:,.0f} MB: pause {each[0]:.3f} s, plain write {each[1]:.3f} s (medians of {turns} turns)")
-    print(f"ratio of turns {middle:.2f} ({low:.2f} to {high:.2f}), of medians {of_medians:.2f}; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"ratio of turns {middle:.2f} ({low:.2f} to {high:.2f}), of medians {of_medians:.2f}; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     met = "met" if middle <= 1.5 else "missed"
     print(f"TARGET pause over a plain write of its bytes: {middle:.2f} (goal 1.5) {met}")

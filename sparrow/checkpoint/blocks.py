@@ -46,9 +46,7 @@ def entry_of(saved: Saved) -> dict[str, Any]:
 
 def map_of(entry: dict[str, Any], tensors: dict[str, torch.Tensor]) -> BlockMap:
     """Returns a map. entry: what the manifest says of it."""
-    return BlockMap(
-        file=entry["blocks"]["file"], places_K=tensors["places"], generations_K=tensors["generations"]
-    )
+    return BlockMap(file=entry["blocks"]["file"], places_K=tensors["places"], generations_K=tensors["generations"])
 
 
 def read(entry: dict[str, Any], tensors: dict[str, torch.Tensor], newer: Path) -> Saved:

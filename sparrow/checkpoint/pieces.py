@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,18 +51,20 @@ def write(path: Path, parts: Iterable[Tensor]) -> dict[str, Any]:
     return {"bytes": size, "mixed_sum": sum % 2**64}
 
 
-def sum_of(file: BinaryIO) -> int:
+def sum_of(file: BufferedReader) -> int:
     """Returns the checksum of an open file."""
     sum, size = 0, 0
     memory = torch.empty(PIECE, dtype=torch.uint8)
-    while length := file.readinto(memory.numpy()):  # type: ignore[attr-defined]
+    while length := file.readinto(memoryview(memory.numpy())):
         memory[length : -(-length // 8) * 8] = 0
         sum += mixed_sum(memory[: -(-length // 8) * 8].view(torch.int64), size // 8)
         size += length
     return sum % 2**64
 
 
-def _filled(parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[None]]]) -> Iterator[tuple[mmap.mmap, int]]:
+def _filled(
+    parts: Iterable[Tensor], under_way: deque[tuple[mmap.mmap, Future[None]]]
+) -> Iterator[tuple[mmap.mmap, int]]:
     """Yields pieces of all parts, and how long each is: `PIECE`, but for the last."""
     memories = [mmap.mmap(-1, PIECE) for _ in range(BUFFERS)]
     memory, length = memories.pop(), 0

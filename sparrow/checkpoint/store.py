@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 import safetensors.torch
@@ -142,7 +143,7 @@ class Checkpoint:
             return blocks.read(entry, self._read(file), self.path / entry["newer"])
 
     @contextmanager
-    def _whole(self, file: str) -> Iterator[BinaryIO]:
+    def _whole(self, file: str) -> Iterator[BufferedReader]:
         """Gives a file whose size and checksum are those of the manifest.
 
         Raises:
@@ -227,31 +228,7 @@ def save(
         if ranks == 1:
             clean(directory)
         writing.mkdir(exist_ok=ranks > 1)
-        files: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(WRITERS) as pool:
-            under_way: deque[tuple[str, dict[str, Any], Future[dict[str, Any]]]] = deque()
-
-            def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-                if len(under_way) == WRITERS:
-                    known, its, written = under_way.popleft()
-                    files[known] = {**its, **written.result()}
-                under_way.append((file, place, pool.submit(_write, writing / file, tensors)))
-
-            for name, tensors in parts.items() if rank == 0 else ():
-                write(f"{name}.safetensors", {}, tensors)
-            for chunk in chunks:
-                if isinstance(chunk, Saved):
-                    map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
-                    places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
-                    write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
-                    files[newer] = blocks.write_rows(writing / newer, chunk)
-                    continue
-                kind = "cache" if chunk.is_cache else "table"
-                file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
-                place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
-                write(file, {**place, "is_cache": chunk.is_cache}, chunk.fields)
-            for file, place, written in under_way:
-                files[file] = {**place, **written.result()}
+        files = _write_all(writing, parts if rank == 0 else {}, chunks)
         if rank:
             write_text(writing / f"rank-{rank:06d}.json", json.dumps(files))
             sync(writing)
@@ -391,6 +368,38 @@ def _prune(directory: Path, keep: int) -> None:
             remove(directory, step)
 
 
+def _write_all(
+    writing: Path, parts: Mapping[str, Mapping[str, Tensor]], chunks: Iterable[Chunk | Saved]
+) -> dict[str, dict[str, Any]]:
+    """Write parts and chunks, some files at a time. Returns what the manifest says of them."""
+    files: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(WRITERS) as pool:
+        under_way: deque[tuple[str, dict[str, Any], Future[dict[str, Any]]]] = deque()
+
+        def write(file: str, place: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+            if len(under_way) == WRITERS:
+                known, its, written = under_way.popleft()
+                files[known] = {**its, **written.result()}
+            under_way.append((file, place, pool.submit(_write, writing / file, tensors)))
+
+        for name, tensors in parts.items():
+            write(f"{name}.safetensors", {}, tensors)
+        for chunk in chunks:
+            if isinstance(chunk, Saved):
+                map, newer = (f"{kind}-{blocks.name_of(chunk)}" for kind in ("blocks", "newer"))
+                places = {"places": chunk.map.places_K, "generations": chunk.map.generations_K}
+                write(map, {**blocks.entry_of(chunk), "newer": newer, "is_cache": False}, places)
+                files[newer] = blocks.write_rows(writing / newer, chunk)
+                continue
+            kind = "cache" if chunk.is_cache else "table"
+            file = f"{kind}-{quote(chunk.table, safe='')}-{chunk.rows[0]:012d}-{chunk.columns[0]:06d}.safetensors"
+            place = {"table": chunk.table, "rows": list(chunk.rows), "columns": list(chunk.columns)}
+            write(file, {**place, "is_cache": chunk.is_cache}, chunk.fields)
+        for file, place, written in under_way:
+            files[file] = {**place, **written.result()}
+    return files
+
+
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     _write_bytes(path, data)
@@ -404,7 +413,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _is_whole(opened: BinaryIO, entry: Mapping[str, Any]) -> bool:
+def _is_whole(opened: BufferedReader, entry: Mapping[str, Any]) -> bool:
     """Returns whether the checksum of a file is that of the manifest."""
     if "mixed_sum" in entry:
         return pieces.sum_of(opened) == entry["mixed_sum"]

@@ -152,12 +152,14 @@ class Sharding:
 class Checkpoints:
     """every: steps between checkpoints (the end always gets one). keep: how many of the last, plus the best.
 
-    background: written while training continues, for which tables are in memory twice meanwhile.
+    background: written while training continues, for which tables, or frames of those on an SSD, are in memory twice
+    meanwhile. whole: checkpoints have all rows of tables on an SSD, so that nothing but the run directory is needed.
     """
 
     every: int | None = None
     keep: int = 3
     background: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         require(least=1, every=self.every, keep=self.keep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import threading
@@ -423,7 +422,7 @@ class Trainer:
         self.kept = self.step  # asked of memory: ranks may see the folder differently
         step, world, background = self.step, self.ranks.world, self.run.checkpoint.background
         if background and is_new:
-            chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in chunks]
+            chunks = [chunk.copied() for chunk in chunks]
             parts = {name: {n: t.clone() for n, t in part.items()} for name, part in parts.items()}
 
         def work(all_written: Callable[[], None]) -> None:

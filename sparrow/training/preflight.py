@@ -94,7 +94,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     components = [component for spec in specs for component in spec.components]
     each = {component.name: component.bytes_of(component.rows, component.dim) for component in components}
     maps = sum(spec.addressing.traits.bytes_map for spec in specs)
-    held = [size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
+    copies = 1 + run.checkpoint.background
+    held = [copies * size + maps for size in _held(run, components, Grid(ranks // per_host, per_host))]
     scale = run.data.batch_size / ranks / batch.batch_size
     ids = dict.fromkeys((spec.name for spec in specs), 0.0)
     for feature in dataset.schema.sparse:

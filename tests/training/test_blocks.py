@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +21,16 @@ import safetensors.torch
 import torch
 
 from sparrow import checkpoint, data
-from sparrow.checkpoint import pieces, store
+from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
 from sparrow.embeddings.tiers import SsdStore, ssd
 from sparrow.embeddings.tiers import saved as of_saved
+from sparrow.serving.export import export
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
 from sparrow.training.loop import Trainer
 from tests.runs import run_of
+from tests.serving.test_export import contents
 
 SETTINGS: dict[str, Any] = {
     "data.batch_size": 16, "model.dim": 8, "model.deep": [16], "data.id_dropout": {}, "loop.max_steps": 60,
@@ -247,7 +251,61 @@ def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_pa
             third._load(last(tmp_path))
 
 
-# -- the rows that are newer ---------------------------------------------------------------------------------------------
+def test_in_the_background(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training changes frames and blocks while a checkpoint is written."""
+    write, at = blocks.write_rows, list[int]()
+
+    def slow(*arguments: Any) -> Any:
+        begun.step, deadline = run.step, time.monotonic() + 0.2
+        while run.step == begun.step and time.monotonic() < deadline:
+            time.sleep(0.001)
+        at.append(run.step - begun.step)
+        return write(*arguments)
+
+    begun = SimpleNamespace(step=0)
+    monkeypatch.setattr(blocks, "write_rows", slow)
+    run = trainer(wide, tmp_path, checkpoint__background=True, loop__max_steps=35, loop__ahead=2)
+    run.fit()
+    assert sum(steps > 0 for steps in at) >= 10
+    check(tmp_path, in_memory)
+    monkeypatch.undo()
+    trainer(wide, tmp_path, resume=True, checkpoint__background=True).fit()
+    check(tmp_path, in_memory)
+    assert len(files(tmp_path)) == 5 and files(tmp_path) == needed(tmp_path)
+    check_sizes(tmp_path)
+
+
+def test_with_all_rows(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    """Such checkpoints need no folder beside the run's. A run changes between the two kinds."""
+    trainer(wide, tmp_path, checkpoint__whole=True, loop__max_steps=25).fit()
+    assert not files(tmp_path) and not last(tmp_path).block_files
+    shutil.rmtree(tmp_path / "disk")
+    check(tmp_path, in_memory)
+    trainer(wide, tmp_path, resume=True, loop__max_steps=35).fit()
+    check(tmp_path, in_memory)
+    assert files(tmp_path) == needed(tmp_path) and len(files(tmp_path)) == 5
+    trainer(wide, tmp_path, resume=True, checkpoint__whole=True).fit()
+    check(tmp_path, in_memory)
+    assert last(tmp_path).step == 60 and not last(tmp_path).block_files and files(tmp_path) == needed(tmp_path)
+
+
+def test_deltas_are_those_of_memory(wide: Path, tmp_path: Path) -> None:
+    """Model folders of both, of all rows and of those that changed, are the same to the byte."""
+    found = []
+    for tier in ("ssd", "memory"):
+        place, log = tmp_path / tier, [wide.parent / "log.parquet"]
+        trainer(wide, place, tables__tier__name=tier, loop__max_steps=25).fit()
+        export(place / "run", place / "base", log, which="last")
+        trainer(wide, place, tables__tier__name=tier, resume=True).fit()
+        export(place / "run", place / "delta", log, which="last", base=[place / "base"])
+        found.append([contents(place / name) for name in ("base", "delta")])
+    for mine, memory in zip(*found, strict=True):
+        assert [name for name in memory if mine[name] != memory[name]] == [] and mine.keys() == memory.keys()
+
+
+# -- the rows that are newer -------------------------------------------------------------------------------------------
 
 
 def told(of: Trainer) -> dict[str, tuple[int, int, int]]:
@@ -286,7 +344,9 @@ def of_format_4(saved: checkpoint.Checkpoint) -> None:
             found = safetensors.torch.load_file(path)
             del found["age"]
             order = found["row"].argsort()
-            safetensors.torch.save_file({n: t[order].long() if n == "row" else t[order] for n, t in found.items()}, path)
+            safetensors.torch.save_file(
+                {n: t[order].long() if n == "row" else t[order] for n, t in found.items()}, path
+            )
             data = path.read_bytes()
             manifest["files"][entry["newer"]] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
             del entry["blocks"]["cached"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -56,6 +56,16 @@ class Saved:
         """How its rows lie in blocks."""
         fields = self.component.fields_of(self.columns[1] - self.columns[0])
         return Layout(fields=fields, rows=self.rows[1] - self.rows[0])
+
+    def copied(self) -> Saved:
+        """Returns one that holds the newer rows in memory of its own."""
+        count, made = len(self.rows_U), dict[str, Tensor]()
+        step = max(1, PIECE // self.layout.record_bytes)
+        for name, of in self.layout.fields.items():
+            made[name] = torch.empty(of.shape(count), dtype=of.dtype)
+            for first in range(0, count, step):
+                made[name][first : first + step] = self.field(name, first, min(first + step, count))
+        return replace(self, field=lambda name, first, last: made[name][first:last])
 
     def fields(self, first: int, last: int) -> dict[str, Tensor]:
         """Returns all fields of some of the newer rows."""
