@@ -23,7 +23,7 @@ frames that are empty at first. 1e9 rows in bf16 take 37 GB.
 beside others, and the time that it predicts beside what steps took.
 
 "pause" is for how long training waits for a checkpoint, beside a plain write of as many bytes. What was written is read
-back first, in the order of rows and by a run that goes on.
+back before a time is printed, in the order of rows and by a run that goes on.
 
 "serve" is a model folder whose large table is on the SSD, with frames for a tenth of its rows, beside the same in
 memory and beside the plain mapped file. Scores are equal to the bit before anything is timed.

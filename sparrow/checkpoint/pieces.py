@@ -54,10 +54,11 @@ def write(path: Path, parts: Iterable[Tensor]) -> dict[str, Any]:
 def sum_of(file: BufferedReader) -> int:
     """Returns the checksum of an open file."""
     sum, size = 0, 0
-    memory = torch.empty(PIECE, dtype=torch.uint8)
-    while length := file.readinto(memoryview(memory.numpy())):
-        memory[length : -(-length // 8) * 8] = 0
-        sum += mixed_sum(memory[: -(-length // 8) * 8].view(torch.int64), size // 8)
+    memory = bytearray(PIECE)
+    piece = torch.frombuffer(memory, dtype=torch.uint8)
+    while length := file.readinto(memory):
+        piece[length : -(-length // 8) * 8] = 0
+        sum += mixed_sum(piece[: -(-length // 8) * 8].view(torch.int64), size // 8)
         size += length
     return sum % 2**64
 
