@@ -13,7 +13,10 @@ from sparrow.core.functions import applied
 from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
 from sparrow.layers.packed import PackedWeight
-from sparrow.layers.precision import compute_dtype, to_compute
+from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
+from sparrow.layers.precision import to_compute
+from sparrow.layers.recipe import Way
+from sparrow.layers.site import Rounded, Site
 
 Fold = Callable[[Tensor], Tensor]
 """Makes of a weight one for narrower inputs, with the same product. Of one that does not train it does so once."""
@@ -29,17 +32,16 @@ class Instead(Protocol):
         ...
 
 
-class Product(nn.Module):
+class Product(Site):
     """The product of inputs with one weight, [B, in] x [out, in] -> [B, out].
 
-    It has no parameters of its own: the layer around it keeps the weight. The name of that weight in the model is also
-    the name of this *site*.
+    The name of that weight in the model is also the name of this *site*.
 
     instead: does the product where a model that was trained is served in fewer bits.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, high: bool = False) -> None:
+        super().__init__(high=high)
         self.instead: Instead | None = None
         self._kept: dict[Any, Any] = {}  # what was made of weights that do not train
 
@@ -68,23 +70,32 @@ class Product(nn.Module):
                 is no bias.
         """
         if across:
-            return self._across(to_compute(parts[0]), weight)
+            return self._across(self._here(parts[0]), weight)
         if self.instead is not None:
             return self.instead(parts, bias, relu)
+        parts, how = [self._here(part) for part in parts], self.way
         first = plain(parts[0])
-        if not trains(weight) and first.device.type == "cpu" and compute_dtype(first) == torch.float32:
+        if how is None and not trains(weight) and first.device.type == "cpu" and first.dtype == torch.float32:
             return self._served(parts, weight, bias, relu, fold)
-        parts = [to_compute(part) for part in parts]
-        weights = self.weights(weight, parts, fold)
+        weights: Sequence[Tensor]
+        if how is None:
+            weights = self.weights(weight, parts, fold)
+        else:
+            parts = [plain(part) for part in parts]
+            weights, how = self._rounded(weight, parts, how, fold)
         if relu:
-            out: Tensor = applied(_ReluLinear, *parts, *weights, bias)
+            out: Tensor = applied(_ReluLinear, *parts, *weights, bias, how)
             return out
         y = bias
         for part, one in zip(parts, weights, strict=True):
-            product: Tensor = applied(_Product, part, one)
+            product: Tensor = applied(_Product, part, one, how)
             y = product if y is None else y + product
         assert y is not None
         return y
+
+    def _here(self, x: Tensor) -> Tensor:
+        """Returns an input in the type that this product takes."""
+        return x if self.high else to_compute(x)
 
     def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
         """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
@@ -93,6 +104,23 @@ class Product(nn.Module):
             return _cut(weight, sizes, dtype, fold)
         found: tuple[Tensor, ...] = self._once(weight, (*sizes, dtype), lambda: _cut(weight, sizes, dtype, fold))
         return found
+
+    def _rounded(
+        self, weight: Tensor, parts: Sequence[Tensor], how: Way, fold: Fold | None = None
+    ) -> tuple[Sequence[Tensor], Way]:
+        """Returns the weight of each part, and how products with these are computed.
+
+        One that trains is rounded in each product, from the original; one that does not is rounded once, and kept.
+        """
+        sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
+        if trains(weight):
+            return _cut(weight, sizes, weight.dtype, fold), how
+
+        def make() -> list[tuple[Tensor, Way]]:
+            return [how.with_weight(one, dtype) for one in _cut(weight, sizes, weight.dtype, fold)]
+
+        made = self._once(weight, (*sizes, dtype, how), make)
+        return [one for one, _ in made], made[0][1]
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
@@ -145,6 +173,10 @@ class Product(nn.Module):
         flat = whole.flatten(1)
         if self.instead is not None:
             return self.instead([flat.t()], None, False).t().unflatten(1, whole.shape[1:])
+        if self.way is not None:
+            (weight,), how = self._rounded(weight, [flat.t()], self.way)
+            found: Tensor = applied(Rounded, weight, flat, how, True, flat.dtype)
+            return found.unflatten(1, whole.shape[1:])
         if trains(weight) or type(x_IBD) is not Repeated or not x_IBD.gains(weight.shape[0]):
             (weight,) = self.weights(weight, [flat.t()])
             return (weight @ flat).unflatten(1, whole.shape[1:])
@@ -203,25 +235,29 @@ class _Product(torch.autograd.Function):
     """x W^T. The gradient of x is in memory that the next step uses again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return dense.product(x, weight.t())
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: Way | None) -> Tensor:
+        ctx.how, ctx.dtype = how, weight.dtype
+        y, kept = forward_product(x, weight, how)
+        ctx.save_for_backward(x, kept)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return dense.product(grad, weight) if ctx.needs_input_grad[0] else None, dense.weight_gradient(grad, x)
+        grad_x = input_gradient(grad, weight, ctx.how) if ctx.needs_input_grad[0] else None
+        return grad_x, weight_gradient(grad, x, ctx.how, ctx.dtype), None
 
 
 class _ReluLinear(torch.autograd.Function):
     """max(x W^T + b, 0). The bias and the ReLU take one pass, and so do their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = dense.product(x, weight.t())
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: Way | None) -> Tensor:
+        ctx.how, ctx.dtype = how, weight.dtype
+        y, kept = forward_product(x, weight, how)
         dense.bias_relu_(y, bias)
-        ctx.save_for_backward(x, weight, y)
+        ctx.save_for_backward(x, kept, y)
         return y
 
     @staticmethod
@@ -229,5 +265,5 @@ class _ReluLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         flowing, grad_bias = dense.relu_backward(grad, y)
-        grad_x = dense.product(flowing, weight) if ctx.needs_input_grad[0] else None
-        return grad_x, dense.weight_gradient(flowing, x), grad_bias
+        grad_x = input_gradient(flowing, weight, ctx.how) if ctx.needs_input_grad[0] else None
+        return grad_x, weight_gradient(flowing, x, ctx.how, ctx.dtype), grad_bias, None

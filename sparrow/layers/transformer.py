@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from sparrow.core import Jagged
 from sparrow.core.errors import UserError, require
 from sparrow.kernels.expand import expand
-from sparrow.layers.attention import attention
+from sparrow.layers.attention import Attention
 from sparrow.layers.mlp import MLP, Linear
 from sparrow.layers.precision import to_compute
 
@@ -94,6 +94,7 @@ class _Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(dim)
         # no bias: softmax ignores a bias of the keys, and Adam would follow its rounding errors
         self.qkv = Linear(dim, 3 * dim, bias=False)
+        self.attention = Attention()
         self.out = Linear(dim, dim)
         self.up = MLP(dim, [4 * dim])
         self.down = Linear(4 * dim, dim)
@@ -111,6 +112,6 @@ class _Block(nn.Module):
         qkv = to_compute(self.qkv(self.norm_attention(x)))
         padded = qkv if place_N is None else qkv.new_zeros(size * most, 3 * dim).index_copy(0, place_N, qkv)
         q, k, v = padded.view(size, most, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
+        mixed = self.attention(q, k, v, causal=seen is None, seen=seen).transpose(1, 2).reshape(size * most, dim)
         x = x + self.out(mixed if place_N is None else mixed[place_N])
         return x + self.down(self.up(self.norm_mlp(x)))

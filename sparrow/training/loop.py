@@ -20,7 +20,7 @@ from sparrow.core import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
-from sparrow.layers import drops, lacks_bf16
+from sparrow.layers import drops, native
 from sparrow.metrics import evaluate_labels
 from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
@@ -117,8 +117,8 @@ class Trainer:
             run = self.dir.continued(run, settings, self._say)
         run = resolved(run, self.dataset, earlier(run, ranks.world) if run.init_from and not saved else None, self._say)
         ranks.check_same(run, self.dataset.fingerprint, saved.step if saved else 0)
-        if run.precision == "bf16" and lacks_bf16(torch.device(run.device)):
-            self._say("precision: this processor has no bf16 units, and bf16 takes longer than fp32 here; leave it out")
+        if (told := native(run.precision, torch.device(run.device))) is not None:
+            self._say(f"precision: {told}")
         return with_threads(run, self.dataset, ranks.world.size, ranks.world.local_size), saved
 
     def _build(self, profile: bool) -> None:
