@@ -171,16 +171,14 @@ def named(cls: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     cls: the config that they are of.
     """
 
-    def takes_a_name(path: list[str]) -> bool:
+    def is_member(path: list[str]) -> bool:
         kind: Any = cls
         for part in path:
             kind = _hints(kind).get(part) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
         return _is_named(kind) or _family(kind) is not None
 
-    return {
-        f"{key}.name" if isinstance(value, str) and takes_a_name(key.split(".")) else key: value
-        for key, value in settings.items()
-    }
+    bare = {key for key, value in settings.items() if isinstance(value, str) and is_member(key.split("."))}
+    return {f"{key}.name" if key in bare else key: value for key, value in settings.items()}
 
 
 def _is_named(kind: Any) -> bool:

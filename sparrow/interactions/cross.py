@@ -11,16 +11,9 @@ from torch.autograd.function import once_differentiable
 from sparrow.core.functions import applied
 from sparrow.core.repeated import plain
 from sparrow.kernels import dense
-from sparrow.layers import (
-    Fold,
-    Product,
-    Way,
-    add_input_gradient_,
-    forward_product,
-    input_gradient,
-    to_compute,
-    weight_gradient,
-)
+from sparrow.layers import Fold, Product, to_compute
+from sparrow.layers.passes import add_input_gradient_, forward_product, input_gradient, weight_gradient
+from sparrow.layers.recipe import Way
 
 
 class CrossNet(nn.Module):

@@ -8,7 +8,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sparrow.core.functions import applied
-from sparrow.layers import Site, Way, multiplied
+from sparrow.layers.recipe import Way
+from sparrow.layers.site import Site, multiplied
 
 
 class DotInteraction(Site):

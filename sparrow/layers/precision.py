@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparrow.core.config import read_toml, to_dict
+from sparrow.core.config import from_dict, read_toml, to_dict
 from sparrow.core.errors import UserError, suggest
 from sparrow.core.repeated import plain
 from sparrow.layers.recipe import Recipe, Way, is_exact_in_bf16
+
+Weights = Literal["fp32", "bf16", "bf16-stochastic", "split"]
 
 
 class Member(NamedTuple):
@@ -53,11 +55,14 @@ class Precision:
     """In which formats matrix products are computed.
 
     name: of all sites that `sites` does not name, see docs/precision.md. sites: pattern -> the recipe of the sites
-    whose names match it, such as "model.cross.*"; of several patterns the last one counts.
+    whose names match it, such as "cross.*"; of several patterns the last one counts. weights: what dense weights are
+    between steps: "fp32"; "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low halves the
+    optimizer keeps.
     """
 
     name: str = "fp32"
     sites: dict[str, Recipe] = field(default_factory=dict)
+    weights: Weights = "fp32"
 
     def __post_init__(self) -> None:
         if self.name not in MEMBERS:
@@ -66,19 +71,47 @@ class Precision:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether it changes no product."""
         return self.name == "fp32" and not self.sites
 
     @property
     def told(self) -> str:
         """It in words."""
-        return self.name + (f" with {len(self.sites)} patterns of sites" if self.sites else "")
+        sites = f" with {len(self.sites)} patterns of sites" if self.sites else ""
+        return f"{self.name}{sites}, weights {self.weights}"
+
+    def check_goes_on(self, began: dict[str, Any] | str) -> None:
+        """Check that a run goes on in the precision in which it began, as its settings say.
+
+        Raises:
+            UserError: when it does not.
+        """
+        then = from_dict(Precision, began, "precision")
+        if self != then:
+            remedy = "leave --precision out, or begin again with --overwrite"
+            raise UserError(f"precision: {self.told}, and the run began in {then.told}; {remedy}")
 
     @property
     def recipes(self) -> list[Recipe]:
         """Those of all its sites."""
         own = MEMBERS[self.name].recipe
         return [*([own] if own else []), *self.sites.values()]
+
+
+def with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run with what a recipe file says in the place of its name, if they name one.
+
+    folder: from where it is named.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    name = data.get("precision")
+    name = name.get("name") if isinstance(name, dict) else name
+    if not isinstance(name, str) or not name.endswith(".toml"):
+        return data
+    given = data["precision"] if isinstance(data["precision"], dict) else {}
+    return {**data, "precision": {**given, **recipe_file(folder / name)}}
 
 
 def recipe_file(path: Path) -> dict[str, Any]:

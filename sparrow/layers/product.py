@@ -77,12 +77,10 @@ class Product(Site):
         first = plain(parts[0])
         if how is None and not trains(weight) and first.device.type == "cpu" and first.dtype == torch.float32:
             return self._served(parts, weight, bias, relu, fold)
-        weights: Sequence[Tensor]
-        if how is None:
-            weights = self.weights(weight, parts, fold)
-        else:
+        if how is not None:
             parts = [plain(part) for part in parts]
-            weights, how = self._rounded(weight, parts, how, fold)
+        weights = self.weights(weight, parts, fold, how)
+        how = how if how is None or trains(weight) else how.with_weight(first.dtype)
         if relu:
             out: Tensor = applied(_ReluLinear, *parts, *weights, bias, how)
             return out
@@ -97,30 +95,21 @@ class Product(Site):
         """Returns an input in the type that this product takes."""
         return x if self.high else to_compute(x)
 
-    def weights(self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None) -> tuple[Tensor, ...]:
-        """Returns the weight of each part, as products take it. Of weights that do not train it is made once."""
-        sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
-        if trains(weight):
-            return _cut(weight, sizes, dtype, fold)
-        found: tuple[Tensor, ...] = self._once(weight, (*sizes, dtype), lambda: _cut(weight, sizes, dtype, fold))
-        return found
+    def weights(
+        self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None, how: Way | None = None
+    ) -> tuple[Tensor, ...]:
+        """Returns the weight of each part, as products take it. Of weights that do not train it is made once.
 
-    def _rounded(
-        self, weight: Tensor, parts: Sequence[Tensor], how: Way, fold: Fold | None = None
-    ) -> tuple[Sequence[Tensor], Way]:
-        """Returns the weight of each part, and how products with these are computed.
-
-        One that trains is rounded in each product, from the original; one that does not is rounded once, and kept.
+        how: products are computed. A weight that trains is rounded in each of them, another one here.
         """
         sizes, dtype = [part.shape[1] for part in parts], parts[0].dtype
-        if trains(weight):
-            return _cut(weight, sizes, weight.dtype, fold), how
 
-        def make() -> list[tuple[Tensor, Way]]:
-            return [how.with_weight(one, dtype) for one in _cut(weight, sizes, weight.dtype, fold)]
+        def make() -> tuple[Tensor, ...]:
+            cut = _cut(weight, sizes, dtype if how is None else weight.dtype, fold)
+            return cut if how is None or trains(weight) else tuple(how.weight(one, dtype) for one in cut)
 
-        made = self._once(weight, (*sizes, dtype, how), make)
-        return [one for one, _ in made], made[0][1]
+        found: tuple[Tensor, ...] = make() if trains(weight) else self._once(weight, (*sizes, dtype, how), make)
+        return found
 
     def _once(self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns what `make` makes of a weight, which is kept for the next time. what: says what it is."""
@@ -173,9 +162,10 @@ class Product(Site):
         flat = whole.flatten(1)
         if self.instead is not None:
             return self.instead([flat.t()], None, False).t().unflatten(1, whole.shape[1:])
-        if self.way is not None:
-            (weight,), how = self._rounded(weight, [flat.t()], self.way)
-            found: Tensor = applied(Rounded, weight, flat, how, True, flat.dtype)
+        if (how := self.way) is not None:
+            (of_x,) = self.weights(weight, [flat.t()], None, how)
+            how = how if trains(weight) else how.with_weight(flat.dtype)
+            found: Tensor = applied(Rounded, of_x, flat, how, True, flat.dtype)
             return found.unflatten(1, whole.shape[1:])
         if trains(weight) or type(x_IBD) is not Repeated or not x_IBD.gains(weight.shape[0]):
             (weight,) = self.weights(weight, [flat.t()])

@@ -115,12 +115,14 @@ class Way(NamedTuple):
         dtype = self.dtype(formats, out)
         return rounded(a, formats[0], axes[0], dtype), rounded(b, formats[1], axes[1], dtype)
 
-    def with_weight(self, weight: Tensor, out: torch.dtype) -> tuple[Tensor, Way]:
-        """Returns a weight rounded for the forward, and how products with that are computed."""
-        x, w = self.recipe.forward
-        dtype = self.dtype(self.recipe.forward, out)
-        as_it_is = "bf16" if dtype == torch.bfloat16 else "fp32"
-        return rounded(weight, w, -1, dtype), self._replace(recipe=replace(self.recipe, forward=(x, as_it_is)))
+    def weight(self, weight: Tensor, out: torch.dtype) -> Tensor:
+        """Returns a weight [out, in] as the forward takes it. out: see `dtype`."""
+        return rounded(weight, self.recipe.forward[1], -1, self.dtype(self.recipe.forward, out))
+
+    def with_weight(self, out: torch.dtype) -> Way:
+        """Returns how the forward is computed of a weight that `weight` has rounded."""
+        as_it_is = "bf16" if self.dtype(self.recipe.forward, out) == torch.bfloat16 else "fp32"
+        return self._replace(recipe=replace(self.recipe, forward=(self.recipe.forward[0], as_it_is)))
 
     @property
     def rounds_weights_once(self) -> bool:

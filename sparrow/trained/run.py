@@ -18,7 +18,8 @@ from sparrow.core.files import write_text
 from sparrow.distributed.codecs import Codec, cast
 from sparrow.embeddings import Folder, TableChoices
 from sparrow.embeddings.components import Mode
-from sparrow.layers import Precision, recipe_file
+from sparrow.layers import Precision
+from sparrow.layers.precision import with_recipe
 from sparrow.losses import LossConfig, bce
 from sparrow.models import ModelConfig, dcnv2
 from sparrow.optimizers import OptimizerConfig, adam
@@ -264,7 +265,7 @@ class Run:
             raise UserError(f"{path}: a folder, not a run file; a run's own is RUN_DIR/run.toml")
         try:
             data = read_toml(path) if held is None else held
-            data = _with_recipe(data, Path(path).parent)
+            data = with_recipe(data, Path(path).parent)
             return cls._from(_with_files(data, lambda file: str(Path(path).parent / file)), overrides or {})
         except UserError as error:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
@@ -290,7 +291,7 @@ class Run:
             data = {**data, "tables": {k: v for k, v in tables.items() if k != "sizes"}} if _is_table(tables) else data
         for name, value in sorted(named(cls, overrides).items(), key=lambda item: not item[0].endswith(".name")):
             _override(data, name, value)
-        return from_dict(cls, _with_recipe(data, Path()))
+        return from_dict(cls, with_recipe(data, Path()))
 
 
 def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
@@ -303,15 +304,6 @@ def _with_files(data: dict[str, Any], named: Callable[[str], str]) -> dict[str, 
         if _is_table(of) and isinstance(of.get("file"), str):
             moved[name] = {**of, "file": named(of["file"])}
     return {**data, "tables": {**tables, "sizes": moved}}
-
-
-def _with_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns what a run file holds with what a recipe file says in its place. folder: from where it is named."""
-    name = data.get("precision")
-    name = name.get("name") if _is_table(name) else name
-    if isinstance(name, str) and name.endswith(".toml"):
-        return {**data, "precision": recipe_file(folder / name)}
-    return data
 
 
 def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -327,7 +319,7 @@ def batch_size_for(rows: int) -> int:
 def _override(data: dict[str, Any], name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     for parent in parents:
-        if leaf == "name" and isinstance(data.get(parent), str):  # a bare word, which this one replaces
+        if isinstance(data.get(parent), str):  # a bare word
             data[parent] = {"name": data[parent]}
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):

@@ -20,8 +20,10 @@ from sparrow.core import UserError
 from sparrow.core.files import to_json, write_text
 from sparrow.data.batches.loader import Loader, Share
 from sparrow.distributed import said
-from sparrow.layers import drops, native
+from sparrow.layers import drops
+from sparrow.layers.precision import native
 from sparrow.metrics import evaluate_labels
+from sparrow.optimizers import FewBits
 from sparrow.sharding import summary
 from sparrow.trained.build import identity, load_optimizer, load_weights, scoring, tables_of
 from sparrow.trained.labels import of_first, together
@@ -138,6 +140,7 @@ class Trainer:
             tables.mode = run.loop.table_mode
         self.dense = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = run.dense.build(self.dense)
+        self.few_bits = FewBits(self.optimizer, run.precision.weights, run.seed)
         if run.compile:
             self.model.compile()
         self.score = scoring(self.model, run, self.dataset.schema)
@@ -188,6 +191,7 @@ class Trainer:
                 self._say(f"continuing from step {self.step} of {self.total_steps}")
             else:
                 begin(self.model, self.optimizer, self.run, self.dataset, self._say, self.ranks.world)
+                self.few_bits.settle()
             if (self.saved or self.run.init_from) and (rounded := self.stored.rounded()):
                 self._say(rounded)
             if self.ranks.leads:

@@ -15,12 +15,11 @@ from urllib.parse import quote
 
 from sparrow import checkpoint
 from sparrow.core import UserError
-from sparrow.core.config import differences, flatten, from_dict, to_dict
+from sparrow.core.config import differences, flatten, to_dict
 from sparrow.core.files import PATIENCE_S, cannot_write, comes_into_view, whole
 from sparrow.data.batches.dataset import Dataset
 from sparrow.distributed import World, check_same, everywhere, said
 from sparrow.features.schema import Schema
-from sparrow.layers import Precision
 from sparrow.trained.build import check_schema
 from sparrow.trained.calibrators import FOLDER as CALIBRATORS
 from sparrow.trained.run import Run
@@ -162,10 +161,7 @@ class RunDir:
             say: is told what else changed.
         """
         run = dataclasses.replace(run, tables=dataclasses.replace(run.tables, sizes=old["tables"].get("sizes", {})))
-        began = from_dict(Precision, old.get("precision", {}), "precision")
-        if run.precision != began:
-            remedy = "leave --precision out, or begin again with --overwrite"
-            raise UserError(f"precision: {run.precision.told}, and the run began in {began.told}; {remedy}")
+        run.precision.check_goes_on(old.get("precision", {}))
         old = flatten(old)
         loop, data = run.loop, run.data
         if loop.update_mode == "auto":

@@ -21,8 +21,6 @@ from sparrow.layers import (
     NumericEmbedding,
     Precision,
     Product,
-    Recipe,
-    Way,
     attention,
     computing,
     named_sites,
@@ -30,7 +28,7 @@ from sparrow.layers import (
 )
 from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
 from sparrow.layers.precision import MEMBERS
-from sparrow.layers.recipe import OPERANDS
+from sparrow.layers.recipe import OPERANDS, Recipe, Way
 from sparrow.numerics import FORMATS, rounded
 
 CPU = torch.device("cpu")

@@ -18,7 +18,8 @@ from sparrow.embeddings.choices import Override
 from sparrow.features.schema import Column, Encoding, Schema
 from sparrow.kernels import quantise
 from sparrow.kernels.rules import rowwise_adagrad
-from sparrow.layers import MLP, Head, Precision, Recipe, computing, drawing, named_sites, put_recipes
+from sparrow.layers import MLP, Head, Precision, computing, drawing, named_sites, put_recipes
+from sparrow.layers.recipe import Recipe
 from sparrow.losses import binary_cross_entropy, judged, probabilities
 from sparrow.models import (
     History,

@@ -87,6 +87,8 @@ VARIANTS = {
     "dcnv2": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,))},
     "dropout": {"model": dcnv2.Config(dim=4, cross_layers=1, deep=(8,), dropout=0.3), "loop": Loop(epochs=2)},
     "mxfp8": {"precision": Precision("mxfp8"), "model": dcnv2.Config(dim=4, deep=(8,))},
+    "split": {"precision": Precision("bf16", weights="split"), "dense": dense_sgd.Config(lr=0.01, momentum=0.9)},
+    "bf16-stochastic": {"precision": Precision(weights="bf16-stochastic"), "loop": Loop(epochs=2)},
     "cached": {"tables": TableChoices(format=int8.Config(), cache=Cache(fraction=0.1, policy="lfu"))},
 }
 
