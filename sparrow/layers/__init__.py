@@ -3,6 +3,7 @@
 from sparrow.layers.attention import Attention, attention
 from sparrow.layers.dropout import drawing, dropped
 from sparrow.layers.mlp import MLP, Head, Linear, drops, require_sizes
+from sparrow.layers.norm import LayerNorm
 from sparrow.layers.numeric import NumericEmbedding
 from sparrow.layers.precision import Precision, computing, to_compute
 from sparrow.layers.product import Fold, Instead, Product, sites
@@ -16,6 +17,7 @@ __all__ = [
     "Fold",
     "Head",
     "Instead",
+    "LayerNorm",
     "Linear",
     "Matmul",
     "NumericEmbedding",

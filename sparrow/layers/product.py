@@ -14,7 +14,6 @@ from sparrow.core.repeated import Columns, Repeated, plain
 from sparrow.kernels import dense
 from sparrow.layers.packed import PackedWeight
 from sparrow.layers.passes import forward_product, input_gradient, weight_gradient
-from sparrow.layers.precision import to_compute
 from sparrow.layers.recipe import Way
 from sparrow.layers.site import Rounded, Site
 
@@ -70,15 +69,14 @@ class Product(Site):
                 is no bias.
         """
         if across:
-            return self._across(self._here(parts[0]), weight)
+            return self._across(self.narrowed(parts[0]), weight)
         if self.instead is not None:
             return self.instead(parts, bias, relu)
-        parts, how = [self._here(part) for part in parts], self.way
+        parts, how = [self.narrowed(part) for part in parts], self.way
         first = plain(parts[0])
         if how is None and not trains(weight) and first.device.type == "cpu" and first.dtype == torch.float32:
             return self._served(parts, weight, bias, relu, fold)
-        if how is not None:
-            parts = [plain(part) for part in parts]
+        parts = parts if how is None else [plain(part) for part in parts]
         weights = self.weights(weight, parts, fold, how)
         how = how if how is None or trains(weight) else how.with_weight(first.dtype)
         if relu:
@@ -90,10 +88,6 @@ class Product(Site):
             y = product if y is None else y + product
         assert y is not None
         return y
-
-    def _here(self, x: Tensor) -> Tensor:
-        """Returns an input in the type that this product takes."""
-        return x if self.high else to_compute(x)
 
     def weights(
         self, weight: Tensor, parts: Sequence[Tensor], fold: Fold | None = None, how: Way | None = None

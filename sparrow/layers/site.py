@@ -34,6 +34,10 @@ class Site(nn.Module):
         """How it computes here; None in the type of its operands."""
         return way(self.recipe, self.high)
 
+    def narrowed(self, x: Tensor) -> Tensor:
+        """Returns an activation in the type of what stands between products, in which this one takes it."""
+        return x if self.high else to_compute(x)
+
 
 class Matmul(Site):
     """a b, [..., M, K] x [..., K, N] -> [..., M, N]: a product of two activations, or with several weights at once."""
@@ -45,7 +49,7 @@ class Matmul(Site):
             a, b: the operands, with the same leading sizes.
             weight: which of them is a weight. Of two activations the second one takes its place in the recipe.
         """
-        a, b = (x if self.high or weight == i else to_compute(x) for i, x in enumerate((a, b)))
+        a, b = (x if weight == i else self.narrowed(x) for i, x in enumerate((a, b)))
         how, dtype = self.way, (b if weight == 0 else a).dtype
         if how is None:
             return a.to(dtype) @ b.to(dtype)

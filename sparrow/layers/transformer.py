@@ -8,6 +8,7 @@ from sparrow.core.errors import UserError, require
 from sparrow.kernels.expand import expand
 from sparrow.layers.attention import Attention
 from sparrow.layers.mlp import MLP, Linear
+from sparrow.layers.norm import LayerNorm
 from sparrow.layers.precision import to_compute
 
 
@@ -35,7 +36,7 @@ class CausalTransformer(nn.Module):
         self.longest = longest
         self.position = nn.Parameter(torch.randn(longest, dim) * dim**-0.5)
         self.blocks = nn.ModuleList(_Block(dim, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
 
     def forward(self, listed: Jagged) -> Tensor:
         """Returns the output of each sequence's last vector, [rows, dim]; zeros for an empty sequence.
@@ -90,8 +91,8 @@ class _Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm_attention = nn.LayerNorm(dim)
-        self.norm_mlp = nn.LayerNorm(dim)
+        self.norm_attention = LayerNorm(dim)
+        self.norm_mlp = LayerNorm(dim)
         # no bias: softmax ignores a bias of the keys, and Adam would follow its rounding errors
         self.qkv = Linear(dim, 3 * dim, bias=False)
         self.attention = Attention()
