@@ -54,10 +54,11 @@ MEMBERS = {
 class Precision:
     """In which formats matrix products are computed.
 
-    name: of all sites that `sites` does not name, see docs/precision.md. sites: pattern -> the recipe of the sites
-    whose names match it, such as "cross.*"; of several patterns the last one counts. weights: what dense weights are
-    between steps: "fp32"; "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low halves the
-    optimizer keeps.
+    name: fp32, bf16, bf16-truncate, fp8, fp8-rowwise, fp8-rowwise-gw, mxfp8, mxfp6, mxfp4, mxint8, mx9, mx6 or mx4, for
+    all sites that `sites` does not name; or a recipe file, NAME.toml. See docs/precision.md. sites: pattern -> the
+    recipe of the sites whose names match it, such as "cross.*"; of several patterns the last one counts. weights: what
+    dense weights are between steps: "fp32"; "bf16", rounded to the nearest, or "bf16-stochastic"; or "split", whose low
+    halves the optimizer keeps.
     """
 
     name: str = "fp32"

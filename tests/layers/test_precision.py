@@ -22,6 +22,7 @@ def test_every_precision_is_in_the_docs_and_rounds_as_they_say() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     named = {name.strip("` "): row for row in rows for name in row[0].split(",")}
     assert named.keys() == MEMBERS.keys()
+    assert all(f" {name}" in str(Precision.__doc__) for name in MEMBERS)  # what `train --help` prints
     for name, row in named.items():
         recipe, between = MEMBERS[name]
         assert row[4] == {torch.float32: "fp32", torch.bfloat16: "bf16"}[between]
