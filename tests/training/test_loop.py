@@ -436,10 +436,13 @@ def test_progressive_validation_is_of_the_whole_log(tmp_path: Path, weight: floa
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of torch
-def test_compiled_is_close_to_plain(prepared: Path, tmp_path: Path) -> None:
-    plain = train(small_run(prepared, tmp_path / "plain", loop=Loop(max_steps=6)))
-    compiled = train(small_run(prepared, tmp_path / "compiled", loop=Loop(max_steps=6), compile=True))
-    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=1e-4)
+@pytest.mark.parametrize("name", ["fp32", "mxfp8"])
+def test_compiled_is_close_to_plain(prepared: Path, tmp_path: Path, name: str) -> None:
+    settings = {"loop": Loop(max_steps=6), "precision": Precision(name), "model": dcnv2.Config(dim=4, deep=(8,))}
+    plain = train(small_run(prepared, tmp_path / "plain", **settings))
+    compiled = train(small_run(prepared, tmp_path / "compiled", compile=True, **settings))
+    near = 1e-4 if name == "fp32" else 1e-3  # another order of a sum may move a number to the next code
+    assert compiled["valid"]["logloss"] == pytest.approx(plain["valid"]["logloss"], rel=near)
     restore(tmp_path / "compiled")
 
 
