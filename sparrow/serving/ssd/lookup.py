@@ -22,8 +22,10 @@ from sparrow.kernels.embedding_bag import Bags, Lookup, Rows, Table, Tables
 from sparrow.kernels.formats import fp32
 from sparrow.serving.ssd.blocks import opened
 from sparrow.serving.ssd.pooled import Key, PooledVectors
-from sparrow.serving.ssd.rows import CachedRows, Fetch
+from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.serving.ssd.settings import MB, Ssd
+
+_NONE = torch.zeros(1, dtype=torch.uint8)
 
 
 @dataclass(eq=False)
@@ -72,20 +74,18 @@ class OnSsd:
         if self.pooled is not None:
             bags, found, missing = self._with_vectors(bags, self.pooled)
         slots = list(split_at(bags.slots_N.long(), bags.bounds))
-        fetches = {}
+        asked = {}
         for number, rows in self.cached.items():
             if keys := _keys(bags.lookups, number):
-                fetches[number] = _begun(rows, slots, keys, len(found.get(number, ())))
-        tables, failed = list(self._components.kernel_tables), None
-        for number, fetch in fetches.items():
-            try:
-                self.cached[number].end(fetch)
-            except Exception as error:  # the others are waited for, too: they are being written to
-                failed = failed or error
-            else:
-                tables[number] = self._table(number, fetch, found.get(number, []))
-        if failed is not None:
-            raise failed
+                asked[number] = keys, slots[keys[0]] if len(keys) == 1 else torch.cat([slots[key] for key in keys])
+        fields = read([(self.cached[number], slots_N) for number, (_, slots_N) in asked.items()])
+        tables = list(self._components.kernel_tables)
+        for (number, (keys, slots_N)), of in zip(asked.items(), fields, strict=True):
+            vectors = found.get(number, [])
+            tables[number] = self._table(number, len(slots_N), of, vectors)
+            places_N = _places(slots_N, self.cached[number].rows, len(vectors))
+            for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
+                slots[key] = part_N
         bags = replace(bags, slots_N=torch.cat(slots) if len(slots) > 1 else slots[0])
         outputs = embedding_bag.lookup(Tables(tables), bags, impl=self._components.impl)
         if self.pooled is not None:
@@ -96,15 +96,13 @@ class OnSsd:
         """Refuse: an exported model does not learn."""
         raise RuntimeError("an exported model does not learn")
 
-    def _table(self, number: int, fetch: Fetch, vectors: Sequence[Tensor]) -> Table:
+    def _table(self, number: int, count: int, fields: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Table:
         """Returns a table with the rows of a batch in the place of all its rows below, behind vectors as first rows."""
         table, record = self._components.kernel_tables[number], self._components.records[number]
-        none = torch.zeros(1, dtype=torch.uint8)
-        fields = {**fetch.fields, "touched": none.expand(len(fetch.rows_U))}
-        levels = [level_of(record.component, fields), *table.levels[1:]]
+        levels = [level_of(record.component, {**fields, "touched": _NONE.expand(count)}), *table.levels[1:]]
         if vectors:
             payload = {"weight": torch.stack(list(vectors))}
-            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=none.expand(len(vectors))), *levels]
+            levels = [Rows(format=fp32.Config(), payload=payload, touched_R=_NONE.expand(len(vectors))), *levels]
         return replace(table, levels=tuple(levels))
 
     def _with_vectors(self, bags: Bags, pooled: PooledVectors) -> tuple[Bags, dict[int, list[Tensor]], list[_Missing]]:
@@ -164,20 +162,20 @@ def _keys(lookups: Sequence[Lookup], table: int) -> list[int]:
     return sorted({f.key for f in lookups if f.table == table} | {f.by_key for f in lookups if f.by == table})
 
 
-def _begun(rows: CachedRows, slots: list[Tensor], keys: Sequence[int], vectors: int) -> Fetch:
-    """Begin to get the rows of some keys, and put their slots in the table of the batch in the place of theirs.
+def _places(slots_N: Tensor, rows: int, vectors: int) -> Tensor:
+    """Returns the slots of lookups in the table of their batch.
 
-    There, vectors of lists come first, then the rows that are read, then those of a delta.
+    There, vectors of lists come first, then a row for each lookup, then those of a delta.
+
+    Args:
+        slots_N: of the table with all its rows below. -1 is the first vector, -2 the next.
+        rows: how many rows are below.
+        vectors: how many there are.
     """
-    all_N = torch.cat([slots[key] for key in keys])
-    is_read_N, is_vector_N = (all_N >= 0) & (all_N < rows.rows), all_N < 0
-    rows_U, place_M = all_N[is_read_N].unique(return_inverse=True)
-    places_N = all_N + (vectors + len(rows_U) - rows.rows)
-    places_N[is_read_N] = place_M + vectors
-    places_N[is_vector_N] = -1 - all_N[is_vector_N]
-    for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
-        slots[key] = part_N
-    return rows.begin(rows_U)
+    places_N = torch.arange(vectors, vectors + len(slots_N))
+    if vectors:
+        places_N = torch.where(slots_N < 0, -1 - slots_N, places_N)
+    return torch.where(slots_N < rows, places_N, slots_N + (vectors + len(slots_N) - rows))
 
 
 def put_on_ssd(

@@ -1,0 +1,75 @@
+"""The definition: one table after another, a call at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sparrow.core.errors import UserError
+from sparrow.core.mixing import splitmix64
+from sparrow.kernels import row_cache
+
+if TYPE_CHECKING:
+    from sparrow.kernels.cached_rows import Cached
+
+
+def get(asked: Sequence[tuple[Cached, Tensor]], always: bool) -> list[tuple[dict[str, Tensor], UserError | None]]:
+    """See the package."""
+    found = []
+    for cached, rows_N in asked:
+        with cached.lock:
+            found.append(_get(cached, rows_N, always))
+    return found
+
+
+def _get(cached: Cached, rows_N: Tensor, always: bool) -> tuple[dict[str, Tensor], UserError | None]:
+    from sparrow.kernels.cached_rows import BATCH, HITS, MISSES
+
+    frames, counts_4 = cached.frames, cached.counts_4
+    if counts_4[BATCH] >= cached.last:  # which rows were used last is forgotten
+        frames.stamps_F.zero_()
+        counts_4[BATCH] = 0
+    counts_4[BATCH] += 1
+    batch = int(counts_4[BATCH])
+    is_row_N = (rows_N >= 0) & (rows_N < frames.rows)
+    rows_U, place_M, count_U = rows_N[is_row_N].unique(return_inverse=True, return_counts=True)
+    of_unique = {
+        name: torch.zeros(field.shape(len(rows_U)), dtype=field.dtype)
+        for name, field in cached.blocks.layout.fields.items()
+    }
+    slots_U = row_cache.slots_of(frames, rows_U, impl="reference")
+    is_in_U = slots_U < len(frames.tags_F)
+    counts_4[HITS] += count_U[is_in_U].sum()
+    counts_4[MISSES] += count_U[~is_in_U].sum()
+    frames.stamps_F[slots_U[is_in_U]] = batch
+    for name, of in of_unique.items():
+        of[is_in_U] = cached.held[name][slots_U[is_in_U]]
+    read_V, at_V = rows_U[~is_in_U], (~is_in_U).nonzero()[:, 0]
+    error = None
+    if len(read_V):
+        try:
+            cached.blocks.wait(cached.blocks.fetch(read_V, of_unique, at_V))
+        except UserError as found:
+            error = found
+        else:
+            _enter(cached, read_V, {name: of[at_V] for name, of in of_unique.items()}, batch, always)
+    fields = {name: of.new_zeros(len(rows_N), *of.shape[1:]) for name, of in of_unique.items()}
+    for name, of in fields.items():
+        of[is_row_N] = of_unique[name][place_M]
+    return fields, error
+
+
+def _enter(cached: Cached, rows_V: Tensor, fields: dict[str, Tensor], batch: int, always: bool) -> None:
+    from sparrow.kernels.cached_rows import EVERY
+
+    if not always:
+        is_lucky_V = splitmix64(rows_V ^ batch << 32) & (EVERY - 1) == 0
+        enters_V = is_lucky_V | (row_cache.free_frames(cached.frames, rows_V) >= 0)
+        rows_V, fields = rows_V[enters_V], {name: of[enters_V] for name, of in fields.items()}
+    moves = row_cache.admit(cached.frames, rows_V, batch, batch - 1, impl="reference")
+    at_L = torch.searchsorted(rows_V, moves.rows_L.contiguous())
+    for name, of in cached.held.items():
+        of[moves.frames_L] = fields[name][at_L]
