@@ -67,8 +67,8 @@ def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
     rows, fields, count = blocks.layout.rows, blocks.layout.fields, WAYS * sets
     frames = Frames(
         rows=rows,
-        tags_F=torch.full((count,), -1, dtype=torch.int32),
-        stamps_F=torch.zeros(count, dtype=torch.int32),
+        tags_F=empty_rows(count, dtype=torch.int32).fill_(-1),
+        stamps_F=empty_rows(count, dtype=torch.int32).zero_(),
         counts_R=torch.zeros(0, dtype=torch.uint8),
     )
     held = {name: empty_rows(*of.shape(count), dtype=of.dtype) for name, of in fields.items()}

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from sparrow.core.batch import split_at
 from sparrow.embeddings import EmbeddingTables
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.spec import Component
@@ -25,6 +24,7 @@ from sparrow.serving.ssd.pooled import Key, PooledVectors
 from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.serving.ssd.settings import MB, Ssd
 
+_OF_FORMATS = ("dims", "formats", "is_compiled", "level_counts")  # what `Tables` finds out of formats alone
 _NONE = torch.zeros(1, dtype=torch.uint8)
 
 
@@ -73,21 +73,27 @@ class OnSsd:
         found, missing = dict[int, list[Tensor]](), list[_Missing]()
         if self.pooled is not None:
             bags, found, missing = self._with_vectors(bags, self.pooled)
-        slots = list(split_at(bags.slots_N.long(), bags.bounds))
-        asked = {}
-        for number, rows in self.cached.items():
-            if keys := _keys(bags.lookups, number):
-                asked[number] = keys, slots[keys[0]] if len(keys) == 1 else torch.cat([slots[key] for key in keys])
-        fields = read([(self.cached[number], slots_N) for number, (_, slots_N) in asked.items()])
-        tables = list(self._components.kernel_tables)
-        for (number, (keys, slots_N)), of in zip(asked.items(), fields, strict=True):
+        slots_N, asked = bags.slots_N.long(), dict[int, tuple[list[tuple[int, int]], Tensor]]()
+        for number in self.cached:
+            if places := _pieces(bags, number):
+                pieces = [slots_N[low:high] for low, high in places]
+                asked[number] = places, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        fields = read([(self.cached[number], of_table_N) for number, (_, of_table_N) in asked.items()])
+        tables, slots_N = list(self._components.kernel_tables), slots_N.clone()
+        for (number, (places, of_table_N)), of in zip(asked.items(), fields, strict=True):
             vectors = found.get(number, [])
-            tables[number] = self._table(number, len(slots_N), of, vectors)
-            places_N = _places(slots_N, self.cached[number].rows, len(vectors))
-            for key, part_N in zip(keys, places_N.split([len(slots[key]) for key in keys]), strict=True):
-                slots[key] = part_N
-        bags = replace(bags, slots_N=torch.cat(slots) if len(slots) > 1 else slots[0])
-        outputs = embedding_bag.lookup(Tables(tables), bags, impl=self._components.impl)
+            tables[number] = self._table(number, len(of_table_N), of, vectors)
+            is_below = not vectors and len(tables[number].levels) == 1
+            new_N = torch.arange(len(of_table_N)) if is_below else _places(of_table_N, self.cached[number].rows, len(vectors))
+            begin = 0
+            for low, high in places:
+                slots_N[low:high] = new_N[begin : begin + high - low]
+                begin += high - low
+        bags = replace(bags, slots_N=slots_N)
+        made, known = Tables(tables), self._components.kernel_tables
+        if not found:  # their levels have the same formats: finding that out again takes as long as the rows of a list
+            made.__dict__.update({name: getattr(known, name) for name in _OF_FORMATS})
+        outputs = embedding_bag.lookup(made, bags, impl=self._components.impl)
         if self.pooled is not None:
             self._keep(self.pooled, missing, bags, outputs)
         return outputs
@@ -157,9 +163,15 @@ class OnSsd:
             pooled.put(of.key, outputs[f.output][sample, f.column : f.column + dim].clone())
 
 
-def _keys(lookups: Sequence[Lookup], table: int) -> list[int]:
-    """Returns the keys that look into a table."""
-    return sorted({f.key for f in lookups if f.table == table} | {f.by_key for f in lookups if f.by == table})
+def _pieces(bags: Bags, table: int) -> list[tuple[int, int]]:
+    """Returns where the slots begin and end that look into a table, those of neighbouring keys together."""
+    pieces: list[tuple[int, int]] = []
+    for key in sorted({f.key for f in bags.lookups if f.table == table} | {f.by_key for f in bags.lookups if f.by == table}):
+        low, high = bags.bounds[key], bags.bounds[key + 1]
+        if pieces and pieces[-1][1] == low:
+            low = pieces.pop()[0]
+        pieces.append((low, high))
+    return pieces
 
 
 def _places(slots_N: Tensor, rows: int, vectors: int) -> Tensor:
