@@ -199,7 +199,6 @@ class Reader {
   // Does all of them, and gives what was found in each.
   void read(const std::deque<Op>& ops, std::vector<Error>* found) {
     found->assign(ops.size(), {});
-    std::vector<std::pair<int64_t, size_t>> under_way(kDepth);
     free_.clear();
     for (int64_t slot = kDepth; slot-- > 0;) free_.push_back(slot);
     size_t begun = 0, ended = 0;
@@ -210,7 +209,7 @@ class Reader {
         free_.pop_back();
       }
       done_.clear();
-      ring_.reap((begun - ended + 1) / 2, &done_);  // while half are checked, the others come
+      ring_.reap((begun - ended + 3) / 4, &done_);  // while some are checked, the others come
       for (const auto& [slot, result] : done_) {
         const Op& op = ops[of_slot_[slot]];
         if (result == -EINTR || result == -EAGAIN) {
