@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -47,10 +48,18 @@ class OnSsd:
         components: the tables, which do not learn. Their lookups come here from now on.
         cached: number of a table -> its rows, for those on the SSD.
         pooled: vectors of whole lists, if they are to be kept.
+        decoded: numbers of tables whose rows on the SSD are in fp32, whatever their format is.
     """
 
-    def __init__(self, components: Any, cached: Mapping[int, CachedRows], pooled: PooledVectors | None) -> None:
+    def __init__(
+        self,
+        components: Any,
+        cached: Mapping[int, CachedRows],
+        pooled: PooledVectors | None,
+        decoded: Collection[int] = (),
+    ) -> None:
         self._components, self.cached, self.pooled = components, dict(cached), pooled
+        self._decoded = decoded
         components.door = Door(self, components.door.dims)
 
     @property
@@ -91,7 +100,7 @@ class OnSsd:
                 begin += high - low
         bags = replace(bags, slots_N=slots_N)
         made, known = Tables(tables), self._components.kernel_tables
-        if not found:  # their levels have the same formats: finding that out again takes as long as the rows of a list
+        if not found and not self._decoded:  # their levels have the same formats: finding that out again takes as long as the rows of a list
             made.__dict__.update({name: getattr(known, name) for name in _OF_FORMATS})
         outputs = embedding_bag.lookup(made, bags, impl=self._components.impl)
         if self.pooled is not None:
@@ -105,7 +114,12 @@ class OnSsd:
     def _table(self, number: int, count: int, fields: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Table:
         """Returns a table with the rows of a batch in the place of all its rows below, behind vectors as first rows."""
         table, record = self._components.kernel_tables[number], self._components.records[number]
-        levels = [level_of(record.component, {**fields, "touched": _NONE.expand(count)}), *table.levels[1:]]
+        touched = _NONE.expand(count)
+        if number in self._decoded:
+            below = Rows(format=fp32.Config(), payload=dict(fields), touched_R=touched)
+        else:
+            below = level_of(record.component, {**fields, "touched": touched})
+        levels = [below, *table.levels[1:]]
         if vectors:
             payload = {"weight": torch.stack(list(vectors))}
             levels = [Rows(format=fp32.Config(), payload=payload, touched_R=_NONE.expand(len(vectors))), *levels]
@@ -212,8 +226,11 @@ def put_on_ssd(
     """
     parts = [(of, number, record.component) for of in tables for number, record in enumerate(of.all_records())]
     found = {c.name: rows(c)[1] for _, _, c in parts if c.policy is None}  # others are read into memory anyway
+    formats = {c.name: fp32.Config() if ssd.decoded else c.format for _, _, c in parts}
     layouts = {
-        c.name: Layout(fields=c.format.fields(c.dim), rows=found[c.name].below) for _, _, c in parts if c.name in found
+        c.name: Layout(fields=formats[c.name].fields(c.dim), rows=found[c.name].below)
+        for _, _, c in parts
+        if c.name in found
     }
     sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
     chosen = ssd.chosen(sizes)
@@ -221,19 +238,27 @@ def put_on_ssd(
     shared = {cached.place: cached for of in before for cached in of.cached.values()}
     made = []
     for of in tables:
-        cached = {}
+        cached, decoded = {}, set()
         for _, number, component in (part for part in parts if part[0] is of):
             if (name := component.name) not in chosen:
                 continue
-            place = ssd.folder / f"{quote(name, safe='')}-{rows(component)[0][:32]}"
+            is_decoded = component.format != formats[name]
+            place = ssd.folder / f"{quote(name, safe='')}-{rows(component)[0][:32]}{'-fp32' * is_decoded}"
             if place not in shared:
-                blocks = opened(place, layouts[name], name, found[name].fields, ssd.way)
+                made_of = partial(_decoded, component) if is_decoded else None
+                blocks = opened(place, layouts[name], name, found[name].fields, ssd.way, made_of)
                 shared[place] = CachedRows(blocks, name, place, int(ssd.cache_mb * MB * sizes[name] / total))
                 if name in hot:
                     shared[place].warm(hot[name])
             cached[number] = shared[place]
+            if is_decoded:
+                decoded.add(number)
         if cached:
             is_kept = ssd.pooled_mb > 0
             pooled = PooledVectors(int(ssd.pooled_mb * MB), ssd.pooled_length, ssd.any_order) if is_kept else None
-            made.append(OnSsd(of.components, cached, pooled))
+            made.append(OnSsd(of.components, cached, pooled, decoded))
     return tuple(made)
+
+
+def _decoded(component: Component, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"weight": component.format.decode(fields, component.dim)}
