@@ -361,7 +361,7 @@ def growing(clicks: Path, most: int) -> str:
     for user, article in zip(users.tolist(), articles.tolist(), strict=True):
         history = histories.setdefault(user, [])
         if len(history) >= 8:
-            key = vectors.key(0, torch.tensor(history[-100:]), None)
+            key = vectors.key(0, np.array(history[-100:]), None)
             if vectors.find(key) is None:
                 vectors.put(key, vector_D)
         history.append(article)
