@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-
 from tiers_blocks import bare
 
 from sparrow import data
@@ -35,7 +34,7 @@ from sparrow.models import dlrm
 from sparrow.serving import Scorer, load
 from sparrow.serving.export import export
 from sparrow.serving.service.versions import touch
-from sparrow.serving.ssd import OnSsd, Ssd
+from sparrow.serving.ssd import Ssd
 from sparrow.serving.ssd.pooled import PooledVectors
 from sparrow.serving.ssd.rows import CachedRows, read
 from sparrow.trained.build import tables_of
@@ -305,7 +304,7 @@ def repeats(scorer: Scorer, asked: Sequence[Request], lines: list[str]) -> None:
         known = vectors.hits / (vectors.hits + vectors.misses)
         lines.append(
             f"users who come 4 times, frames for {share}: {off:.0f} requests/s and {reads[False]} reads each, "
-            f"{on:.0f} and {reads[True]} with vectors of lists ({known:.2f} known); CPU ms {cpu_off:.2f} and {cpu_on:.2f}"
+            f"{on:.0f} and {reads[True]} with vectors of lists ({known:.2f} known); CPU ms {cpu_off:.2f}, {cpu_on:.2f}"
         )
     of.cached = dict.fromkeys(of.cached, cached)
 
@@ -380,8 +379,8 @@ def shown(name: str, told: Told) -> None:
     if told.reads:
         p50, p99, cpu_us = told.device
         print(f"  {told.hits:.3f} of lookups were in memory; {told.reads:.1f} reads a request, {told.waited_us:.0f} us")
-        print(f"  waited for locks; CPU of a read {told.cpu_read_us:.1f} us, {cpu_us:.1f} in a bare loop; the device alone")
-        print(f"  takes {p50:.2f} ms (p50) and {p99:.2f} ms (p99) for as many at once", flush=True)
+        print(f"  waited for locks; CPU of a read {told.cpu_read_us:.1f} us, {cpu_us:.1f} in a bare loop; the device")
+        print(f"  alone takes {p50:.2f} ms (p50) and {p99:.2f} ms (p99) for as many at once", flush=True)
 
 
 def run(folder: Path, quick: bool, clicks: Path | None = None, rows: int = 20_000_000) -> None:
@@ -423,9 +422,11 @@ def ends(held: Told, tenth: Told, mapped: Told, rates: list[float], rows: int) -
     cpu = held.closed.cpu_ms / tenth.closed.cpu_ms
     print(f"memory saved: {held.held_mb - tenth.held_mb:.0f} of {held.held_mb:.0f} MB; power was not measured")
     print(f"if the device sent the row alone (modelled, not run): {DIM * 4} bytes a read in the place of 4096")
-    print(f"CPU of a request in memory / on an SSD: {cpu:.2f}, which is the rate of workers that fill all cores (computed)")
+    print(f"CPU of a request in memory / on an SSD: {cpu:.2f}, the rate of workers that fill all cores (computed)")
     print(f"over the mapped file's rate: {tenth.closed.per_s / mapped.closed.per_s:.2f}", end="")
-    print(f"; p99 at {rates[2]:.0f}/s {tenth.opened[rates[2]].p99_ms:.1f} ms and {mapped.opened[rates[2]].p99_ms:.1f} ms")
+    print(
+        f"; p99 at {rates[2]:.0f}/s {tenth.opened[rates[2]].p99_ms:.1f} ms and {mapped.opened[rates[2]].p99_ms:.1f} ms"
+    )
     apart = abs(tenth.bytes_ours / max(tenth.bytes_kernel, 1) - 1)
     share = tenth.closed.per_s / held.closed.per_s
     p99, of_memory, device = tenth.opened[rates[2]].p99_ms, held.opened[rates[2]].p99_ms, tenth.device[1]

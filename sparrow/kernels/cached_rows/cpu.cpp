@@ -21,8 +21,8 @@ struct Cached {
   Cache cache;
   int32_t* stamps;
   int64_t* counts;
-  std::vector<Field> held;  // a record's fields in each frame
-  int64_t every, last;  // see the package
+  std::vector<Field> held;      // a record's fields in each frame
+  int64_t every, last;          // see the package
   std::vector<Tensor> tensors;  // that the pointers are of
   std::mutex mutex;             // of all that is above
 
@@ -57,9 +57,15 @@ int64_t cached_rows_open(int64_t blocks, Tensor tags_F, Tensor stamps_F, Tensor 
   for (const Tensor& of : held) check(of.size(0) == cache.frames, "held: expected an entry for each frame");
   std::vector<Tensor> tensors{tags_F, stamps_F, counts_4};
   tensors.insert(tensors.end(), held.begin(), held.end());
-  auto made = std::shared_ptr<Cached>(new Cached{blocks, cache, data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"),
+  auto made = std::shared_ptr<Cached>(new Cached{blocks,
+                                                 cache,
+                                                 data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"),
                                                  data<int64_t>(counts_4, ScalarType::Long, "counts_4"),
-                                                 std::move(fields), settings[2], settings[3], std::move(tensors), {}});
+                                                 std::move(fields),
+                                                 settings[2],
+                                                 settings[3],
+                                                 std::move(tensors),
+                                                 {}});
   static int64_t handles = 0;
   const std::lock_guard<std::mutex> guard(all_mutex);
   all()[++handles] = std::move(made);

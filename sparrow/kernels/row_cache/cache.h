@@ -1,4 +1,5 @@
-// The frames of a set-associative cache: where a row is, and where it may enter. cpu.cpp beside this file admits batches.
+// The frames of a set-associative cache: where a row is, and where it may enter. cpu.cpp beside this file admits
+// batches.
 
 #pragma once
 

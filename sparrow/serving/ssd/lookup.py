@@ -95,14 +95,20 @@ class OnSsd:
             vectors = found.get(number, [])
             tables[number] = self._table(number, len(of_table_N), of, vectors)
             is_below = not vectors and len(tables[number].levels) == 1
-            new_N = torch.arange(len(of_table_N)) if is_below else _places(of_table_N, self.cached[number].rows, len(vectors))
+            new_N = (
+                torch.arange(len(of_table_N))
+                if is_below
+                else _places(of_table_N, self.cached[number].rows, len(vectors))
+            )
             begin = 0
             for low, high in places:
                 slots_N[low:high] = new_N[begin : begin + high - low]
                 begin += high - low
         bags = replace(bags, slots_N=slots_N)
         made, known = Tables(tables), self._components.kernel_tables
-        if not found and not self._decoded:  # their levels have the same formats: finding that out again takes as long as the rows of a list
+        if (
+            not found and not self._decoded
+        ):  # their levels have the same formats: finding that out again takes as long as the rows of a list
             made.__dict__.update({name: getattr(known, name) for name in _OF_FORMATS})
         outputs = embedding_bag.lookup(made, bags, impl=self._components.impl)
         if self.pooled is not None:
@@ -183,7 +189,9 @@ class OnSsd:
 def _pieces(bags: Bags, table: int) -> list[tuple[int, int]]:
     """Returns where the slots begin and end that look into a table, those of neighbouring keys together."""
     pieces: list[tuple[int, int]] = []
-    for key in sorted({f.key for f in bags.lookups if f.table == table} | {f.by_key for f in bags.lookups if f.by == table}):
+    for key in sorted(
+        {f.key for f in bags.lookups if f.table == table} | {f.by_key for f in bags.lookups if f.by == table}
+    ):
         low, high = bags.bounds[key], bags.bounds[key + 1]
         if pieces and pieces[-1][1] == low:
             low = pieces.pop()[0]

@@ -25,8 +25,8 @@ class Ssd:
         pooled_length: lists with fewer ids have no such vector.
         any_order: whether the vector of a list is also used for lists with the same ids and weights in another order.
             Their sums may differ in the last bit.
-        decoded: whether rows are written in fp32, whatever their format is. Reading them is less work for the processor,
-            and takes more room on the disk and in memory.
+        decoded: whether rows are written in fp32, whatever their format is. Reading them is less work for the
+            processor, and takes more room on the disk and in memory.
         way: how blocks are read, see `block_io`.
 
     Raises:

@@ -110,18 +110,17 @@ def test_all_ways_are_the_same(way: Any, model: Path, log: Path, tmp_path: Path,
     assert answers(scorer, rows_of(scorer, log)) == expected
 
 
-def test_rows_that_never_learnt_are_pruned(prepared: Path, model: Path, log: Path, tmp_path: Path) -> None:
+def test_rows_that_never_learnt_are_pruned(model: Path, log: Path, tmp_path: Path) -> None:
     """They are of zeros, in memory and on an SSD, behind the map of its blocks, and all others have their bits."""
     run = restore(model.parent / "run")
     export(model.parent / "run", tmp_path / "model", [log], prune=True)
     held, pruned = load(model), load(tmp_path / "model")
-    for (tables,), (others,) in [(tables_of(held.model), tables_of(pruned.model))]:
-        pairs = zip(tables.all_records(), others.all_records(), tables_of(run.model)[0].all_records(), strict=True)
-        for whole, zeros, trained in pairs:
-            touched_R = trained.fields["touched"] > 0
-            assert touched_R.any() and not touched_R.all()
-            expected_RD = whole.store.read(slice(None))["weight"] * touched_R[:, None]
-            assert zeros.store.read(slice(None))["weight"].equal(expected_RD)
+    records = (next(iter(tables_of(of.model))).all_records() for of in (held, pruned, run))
+    for whole, zeros, learnt in zip(*records, strict=True):
+        touched_R = learnt.fields["touched"] > 0
+        assert touched_R.any() and not touched_R.all()
+        expected_RD = whole.store.read(slice(None))["weight"] * touched_R[:, None]
+        assert zeros.store.read(slice(None))["weight"].equal(expected_RD)
     rows = rows_of(pruned, log)
     assert answers(pruned, rows) != answers(held, rows)
     assert answers(load(tmp_path / "model", ssd=ssd(tmp_path / "ssd")), rows) == answers(pruned, rows)
