@@ -2,8 +2,7 @@
 
 Each side is measured in a process of its own, which loads the same model. A side's rate is that of requests that wait
 for a free thread, with the number of threads that is best for it. Latencies are those of requests that come at random
-times (open loop), from when each was due. A cache is brought to the state that lookups of the same kind leave, where
-the least recently used row makes room for every row that is read; hits of the cache's own policy are a little more.
+times (open loop), from when each was due. A cache is brought to the state that lookups of the same kind leave.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ def filled(scorer: Scorer, cached: CachedRows, rows: int) -> None:
     before = cached.counters["misses"]
     while cached.counters["misses"] - before < count:  # each frame has got another row, on average
         ids = [one for _ in range(200) for one in lists(random, rows)]
-        read([(cached, rows_of(scorer, ids))], always=True)
+        read([(cached, rows_of(scorer, ids))])
 
 
 def limited(pid: int, bytes: int) -> str:

@@ -4,10 +4,8 @@
 in memory only, never while a disk is awaited. What tables miss is read at the same time: through io_uring by the thread
 that waits, in a ring of its own.
 
-A row that was read enters the cache where a frame of its set is free. Else one of `EVERY` does, in the place of the row
-that was used least recently. Rows that are asked for once so push few others out: under requests that do not depend on
-each other, the cache comes nearer to the rows that are used most, the rarer rows enter (Garetto et al., "A unified
-approach to the performance analysis of caching systems", 2016, q-LRU).
+A row that was read enters the cache in the place of the row of its set that was used least recently, unless all were
+used since the call began.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.cached_rows import reference
 from sparrow.kernels.row_cache import WAYS, Frames
 
-EVERY = 4  # a power of two: of rows that find no free frame, one in so many enters
 LAST = (1 << 31) - 2  # the highest number of a call; then numbers begin again
 BATCH, HITS, MISSES, WAITED = range(4)
 
@@ -76,29 +73,26 @@ def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
     if blocks.way != "reference":
         from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
 
-        handle = cpp.opened(blocks, frames, held, counts_4, (rows, frames.multiplier, EVERY, last))
+        handle = cpp.opened(blocks, frames, held, counts_4, (rows, frames.multiplier, last))
     made = Cached(blocks=blocks, frames=frames, held=held, counts_4=counts_4, last=last, handle=handle)
     if handle:
         weakref.finalize(made, cpp.close, handle)
     return made
 
 
-def get(
-    asked: Sequence[tuple[Cached, Tensor]], *, always: bool = False
-) -> list[tuple[dict[str, Tensor], UserError | None]]:
+def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
     """Returns for each table (fields, error): field -> its entries in the rows, [N, ...], and why they are not right.
 
     A row that was never written, and one outside the table, is of zeros.
 
     Args:
         asked: tables, each once, and int64 [N] of rows in any order.
-        always: whether each row enters that was read, and finds one that was used less recently.
     """
     if any(of.handle for of, _ in asked):
         from sparrow.kernels.cached_rows import cpp
 
-        return cpp.get(asked, always)
-    return reference.get(asked, always)
+        return cpp.get(asked)
+    return reference.get(asked)
 
 
-__all__ = ["EVERY", "LAST", "Cached", "cached", "get"]
+__all__ = ["LAST", "Cached", "cached", "get"]

@@ -20,7 +20,7 @@ ops = torch.ops.sparrow
 def opened(
     blocks: Blocks, frames: Frames, held: Mapping[str, Tensor], counts_4: Tensor, settings: Sequence[int]
 ) -> int:
-    """Returns a handle. settings: rows, multiplier, `EVERY`, and the highest number of a call."""
+    """Returns a handle. settings: rows, multiplier, and the highest number of a call."""
     fields = [held[name] for name in blocks.layout.fields]
     handle: int = ops.cached_rows_open(blocks.handle, frames.tags_F, frames.stamps_F, counts_4, fields, list(settings))
     return handle
@@ -31,7 +31,7 @@ def close(handle: int) -> None:
     ops.cached_rows_close(handle)
 
 
-def get(asked: Sequence[tuple[Cached, Tensor]], always: bool) -> list[tuple[dict[str, Tensor], UserError | None]]:
+def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
     """See the package."""
     fields = [
         {name: torch.empty(of.shape(len(rows_N)), dtype=of.dtype) for name, of in cached.blocks.layout.fields.items()}
@@ -39,6 +39,6 @@ def get(asked: Sequence[tuple[Cached, Tensor]], always: bool) -> list[tuple[dict
     ]
     into = [tensor for of in fields for tensor in of.values()]
     rows = [rows_N.contiguous() for _, rows_N in asked]
-    told_T7 = ops.cached_rows_get([cached.handle for cached, _ in asked], rows, into, always).tolist()
+    told_T7 = ops.cached_rows_get([cached.handle for cached, _ in asked], rows, into).tolist()
     errors = [cached.blocks.error_of(told) for (cached, _), told in zip(asked, told_T7, strict=True)]
     return list(zip(fields, errors, strict=True))

@@ -22,7 +22,7 @@ struct Cached {
   int32_t* stamps;
   int64_t* counts;
   std::vector<Field> held;      // a record's fields in each frame
-  int64_t every, last;          // see the package
+  int64_t last;                 // the highest number of a call
   std::vector<Tensor> tensors;  // that the pointers are of
   std::mutex mutex;             // of all that is above
 
@@ -50,6 +50,7 @@ T* data(const Tensor& tensor, ScalarType type, const char* name) {
 int64_t cached_rows_open(int64_t blocks, Tensor tags_F, Tensor stamps_F, Tensor counts_4, std::vector<Tensor> held,
                          const std::vector<int64_t>& settings) {
   const Open& open = block_io::opened(blocks);
+  check(settings.size() == 3, "cached_rows: expected three settings");
   const Cache cache(tags_F, settings[0], settings[1]);
   std::vector<Field> fields = block_io::fields_of(held, open.store);
   check(stamps_F.numel() == cache.frames && counts_4.numel() == 4 && cache.rows == open.store.shape().rows,
@@ -63,7 +64,6 @@ int64_t cached_rows_open(int64_t blocks, Tensor tags_F, Tensor stamps_F, Tensor 
                                                  data<int64_t>(counts_4, ScalarType::Long, "counts_4"),
                                                  std::move(fields),
                                                  settings[2],
-                                                 settings[3],
                                                  std::move(tensors),
                                                  {}});
   static int64_t handles = 0;
@@ -161,8 +161,8 @@ void ask(Part& part, std::deque<Op>* reads) {
   part.open->store.fetch(&part.reading, count, reads);
 }
 
-// Gives what was read to all its lookups, and lets rows enter: each where a frame is free, else one of so many.
-void enter(Part& part, bool always) {
+// Gives what was read to all its lookups, and lets each row enter that finds a free frame or one that was used before.
+void enter(Part& part) {
   Cached& of = *part.of;
   for (size_t u = 0; u < part.at.size(); ++u)
     if (part.never[u]) zero(part, part.at[u]);
@@ -177,7 +177,6 @@ void enter(Part& part, bool always) {
     const int64_t row = part.missing_rows[u], set = of.cache.set_of(row);
     if (of.cache.find(row, set) >= 0) continue;  // another thread was first
     row_cache::Set ways(of.cache, use, set * kWays);
-    if (!always && ways.free == 0 && block_io::splitmix64(row ^ part.batch << 32) & (of.every - 1)) continue;
     const int64_t way = ways.way_for(use, row);
     if (way < 0) continue;
     copy(of.held, set * kWays + way, part.into, part.at[u]);
@@ -291,7 +290,7 @@ void read(std::vector<Part>& parts) {
 
 // Returns what went wrong in each table, see block_io.
 Tensor cached_rows_get(const std::vector<int64_t>& handles, const std::vector<Tensor>& rows,
-                       const std::vector<Tensor>& into, bool always) {
+                       const std::vector<Tensor>& into) {
   std::vector<Part> parts(handles.size());
   check(rows.size() == handles.size(), "cached_rows: expected rows for each table");
   size_t field = 0;
@@ -317,7 +316,7 @@ Tensor cached_rows_get(const std::vector<int64_t>& handles, const std::vector<Te
   Error* const errors = static_cast<Error*>(told.data_ptr());
   for (size_t t = 0; t < parts.size(); ++t) {
     errors[t] = parts[t].reading.error;
-    if (!errors[t].kind && !parts[t].missing.empty()) enter(parts[t], always);
+    if (!errors[t].kind && !parts[t].missing.empty()) enter(parts[t]);
   }
   return told;
 }
@@ -329,7 +328,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
       "cached_rows_open(int blocks, Tensor(a!) tags, Tensor(b!) stamps, Tensor(c!) counts, Tensor(d!)[] held,"
       " int[] settings) -> int");
   m.def("cached_rows_close(int handle) -> ()");
-  m.def("cached_rows_get(int[] handles, Tensor[] rows, Tensor(a!)[] into, bool always) -> Tensor");
+  m.def("cached_rows_get(int[] handles, Tensor[] rows, Tensor(a!)[] into) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparrow, CompositeExplicitAutograd, m) {

@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 
 from sparrow.core.errors import UserError
-from sparrow.core.mixing import splitmix64
 from sparrow.kernels import row_cache
 
 if TYPE_CHECKING:
     from sparrow.kernels.cached_rows import Cached
 
 
-def get(asked: Sequence[tuple[Cached, Tensor]], always: bool) -> list[tuple[dict[str, Tensor], UserError | None]]:
+def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
     """See the package."""
     found = []
     for cached, rows_N in asked:
         with cached.lock:
-            found.append(_get(cached, rows_N, always))
+            found.append(_get(cached, rows_N))
     return found
 
 
-def _get(cached: Cached, rows_N: Tensor, always: bool) -> tuple[dict[str, Tensor], UserError | None]:
+def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError | None]:
     from sparrow.kernels.cached_rows import BATCH, HITS, MISSES
 
     frames, counts_4 = cached.frames, cached.counts_4
@@ -55,21 +54,11 @@ def _get(cached: Cached, rows_N: Tensor, always: bool) -> tuple[dict[str, Tensor
         except UserError as found:
             error = found
         else:
-            _enter(cached, read_V, {name: of[at_V] for name, of in of_unique.items()}, batch, always)
+            moves = row_cache.admit(frames, read_V, batch, batch - 1, impl="reference")
+            at_L = torch.searchsorted(rows_U, moves.rows_L.contiguous())
+            for name, of in cached.held.items():
+                of[moves.frames_L] = of_unique[name][at_L]
     fields = {name: of.new_zeros(len(rows_N), *of.shape[1:]) for name, of in of_unique.items()}
     for name, of in fields.items():
         of[is_row_N] = of_unique[name][place_M]
     return fields, error
-
-
-def _enter(cached: Cached, rows_V: Tensor, fields: dict[str, Tensor], batch: int, always: bool) -> None:
-    from sparrow.kernels.cached_rows import EVERY
-
-    if not always:
-        is_lucky_V = splitmix64(rows_V ^ batch << 32) & (EVERY - 1) == 0
-        enters_V = is_lucky_V | (row_cache.free_frames(cached.frames, rows_V) >= 0)
-        rows_V, fields = rows_V[enters_V], {name: of[enters_V] for name, of in fields.items()}
-    moves = row_cache.admit(cached.frames, rows_V, batch, batch - 1, impl="reference")
-    at_L = torch.searchsorted(rows_V, moves.rows_L.contiguous())
-    for name, of in cached.held.items():
-        of[moves.frames_L] = fields[name][at_L]

@@ -45,7 +45,7 @@ class CachedRows:
         """
         first = rows_H[: len(self.of.frames.tags_F)]
         for rows_U in first[first < self.rows].unique().split(_STEP):
-            read([(self, rows_U)], always=True)
+            read([(self, rows_U)])
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -59,17 +59,16 @@ class CachedRows:
         return float(self.of.counts_4[WAITED]) / 1e9
 
 
-def read(asked: Sequence[tuple[CachedRows, Tensor]], *, always: bool = False) -> list[dict[str, Tensor]]:
+def read(asked: Sequence[tuple[CachedRows, Tensor]]) -> list[dict[str, Tensor]]:
     """Returns field -> its entries [N, ...] in some rows of each table. What is not in memory is read at the same time.
 
     Args:
         asked: tables and int64 [N] of rows, see `cached_rows.get`.
-        always: see there.
 
     Raises:
         UnreadableError: when a block cannot be read, or is not what was written.
     """
-    found = cached_rows.get([(rows.of, rows_N) for rows, rows_N in asked], always=always)
+    found = cached_rows.get([(rows.of, rows_N) for rows, rows_N in asked])
     for (rows, _), (_, error) in zip(asked, found, strict=True):
         if error is not None:
             raise UnreadableError(mended(error, rows.place)) from None

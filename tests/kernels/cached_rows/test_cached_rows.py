@@ -46,24 +46,23 @@ def rows_of(written: tuple[Path, BlockMap], way: Any, sets: int = 2, last: int =
     return cached(blocks, sets, last)
 
 
-def got(of: Cached, rows_N: Tensor, always: bool = False) -> dict[str, Tensor]:
-    ((fields, error),) = get([(of, rows_N)], always=always)
+def got(of: Cached, rows_N: Tensor) -> dict[str, Tensor]:
+    ((fields, error),) = get([(of, rows_N)])
     assert error is None
     return fields
 
 
-@pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("way", WAYS_OF_READING[:2])
 def test_all_ways_give_the_same_and_keep_the_same(
-    way: Way, always: bool, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
+    way: Way, written: tuple[Path, BlockMap], fields: dict[str, Tensor]
 ) -> None:
     """Rows that come again, rows twice in a call, rows outside the table, no rows; numbers of calls begin again."""
     one, other = (rows_of(written, of, last=40) for of in (way, "reference"))
-    random = torch.Generator().manual_seed(int(always))
+    random = torch.Generator().manual_seed(0)
     for step in range(60):
         rows_N = (torch.rand(step * 3, generator=random) ** 4 * ROWS * 1.1).long() - 20
-        found = got(one, rows_N, always)
-        for name, of in got(other, rows_N, always).items():
+        found = got(one, rows_N)
+        for name, of in got(other, rows_N).items():
             is_row_N = (rows_N >= 0) & (rows_N < ROWS)
             assert of[is_row_N].equal(fields[name][rows_N[is_row_N]]) and not of[~is_row_N].any()
             assert found[name].equal(of)
@@ -82,14 +81,8 @@ def test_who_enters_and_who_leaves(way: Way, written: tuple[Path, BlockMap]) -> 
     of = rows_of(written, way, sets=1)
     got(of, torch.arange(32))
     got(of, torch.arange(16))
-    got(of, torch.arange(100, 116), always=True)
+    got(of, torch.arange(100, 116))
     assert set(of.frames.tags_F.tolist()) == {*range(16), *range(100, 116)}  # the least recently used have left
-    entered = 0
-    for first in range(200, 2800, 10):
-        before = set(of.frames.tags_F.tolist())
-        got(of, torch.arange(first, first + 10))
-        entered += len(set(of.frames.tags_F.tolist()) - before)
-    assert 2600 / module.EVERY * 0.85 < entered < 2600 / module.EVERY * 1.15
     hot = torch.tensor([100, 101])
     for first in range(0, 2900, 4):
         got(of, torch.cat([hot, torch.arange(first, first + 4)]))
@@ -123,7 +116,7 @@ def test_threads_share_it(way: Way, written: tuple[Path, BlockMap], fields: dict
         random = torch.Generator().manual_seed(seed)
         for _ in range(20 if way == "reference" else 300):
             rows_N = torch.randint(0, 200, (60,), generator=random)
-            for name, found in got(of, rows_N, always=seed % 2 > 0).items():
+            for name, found in got(of, rows_N).items():
                 failed.extend([name] * (not found.equal(fields[name][rows_N])))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
