@@ -183,7 +183,7 @@ def rows_of(scorer: Scorer, ids: list[int]) -> torch.Tensor:
 
 def filled(scorer: Scorer, cached: CachedRows, rows: int) -> None:
     """Bring a cache to the state that many lookups leave."""
-    count, random = len(cached.of.frames.tags_F), np.random.default_rng(9)
+    count, random = cached.of.count, np.random.default_rng(9)
     for first in range(0, min(count, rows), 1 << 20):
         cached.warm(rows_of(scorer, list(range(first, min(first + (1 << 20), count, rows)))))
     if count >= rows:
@@ -225,7 +225,7 @@ def work(side: Side, folder: Path, rows: int, count: int, rates: Sequence[float]
     cached = next((c for of in scorer.on_ssd for c in of.cached.values()), None)
     if cached:
         filled(scorer, cached, rows)
-        told.held_mb = len(cached.of.frames.tags_F) * (DIM * 4 + 8) / 1e6 + 12 * cached.blocks.layout.blocks / 1e6
+        told.held_mb = cached.of.count * (DIM * 4 + 8) / 1e6 + 12 * cached.blocks.layout.blocks / 1e6
     elif side.is_limited:
         own = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
         told.note = told.note or limited(os.getpid(), int(own[0].split()[1]) * 1024 + rows * DIM * 4 // 10)

@@ -11,8 +11,8 @@ used since the call began.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -23,9 +23,11 @@ from sparrow.core.errors import UserError
 from sparrow.core.pages import empty_rows
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.cached_rows import reference
-from sparrow.kernels.row_cache import WAYS, Frames
+from sparrow.kernels.cached_rows.reference import Held
+from sparrow.kernels.row_cache import WAYS
 
 LAST = (1 << 31) - 2  # the highest number of a call; then numbers begin again
+LINE = 64  # bytes that a processor reads at a time
 BATCH, HITS, MISSES, WAITED = range(4)
 
 
@@ -35,22 +37,30 @@ class Cached:
 
     Args:
         blocks: all of them. Nobody writes there, and they stay open as long as this is used.
-        frames: which rows are in memory.
-        held: field -> its entries in the frames, [F, ...].
+        count: F, how many frames there are.
         counts_4: int64, the number of the last call, lookups that were in memory and that were not, nanoseconds that
             threads have waited for each other.
         last: the highest number of a call.
+        of: what the compiled operators know: their handle and their memory; or the reference.
         lock: of the reference.
-        handle: of the compiled operators; 0 for the reference.
     """
 
     blocks: Blocks
-    frames: Frames
-    held: Mapping[str, Tensor]
+    count: int
     counts_4: Tensor
     last: int
+    of: tuple[int, Tensor] | Held
     lock: Any = field(default_factory=Lock)
-    handle: int = 0
+
+    @property
+    def rows_F(self) -> Tensor:
+        """The row in each frame, int32, -1 for none."""
+        return self.of.frames.tags_F if isinstance(self.of, Held) else self.of[1][:, :WAYS].flatten()
+
+    @property
+    def stamps_F(self) -> Tensor:
+        """The number of the last call that used each frame, int32."""
+        return self.of.frames.stamps_F if isinstance(self.of, Held) else self.of[1][:, WAYS : 2 * WAYS].flatten()
 
 
 def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
@@ -61,22 +71,18 @@ def cached(blocks: Blocks, sets: int, last: int = LAST) -> Cached:
         sets: of `WAYS` frames each, at least one.
         last: the highest number of a call.
     """
-    rows, fields, count = blocks.layout.rows, blocks.layout.fields, WAYS * sets
-    frames = Frames(
-        rows=rows,
-        tags_F=empty_rows(count, dtype=torch.int32).fill_(-1),
-        stamps_F=empty_rows(count, dtype=torch.int32).zero_(),
-        counts_R=torch.zeros(0, dtype=torch.uint8),
-    )
-    held = {name: empty_rows(*of.shape(count), dtype=of.dtype) for name, of in fields.items()}
-    counts_4, handle = torch.zeros(4, dtype=torch.int64), 0
-    if blocks.way != "reference":
-        from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
+    counts_4, layout = torch.zeros(4, dtype=torch.int64), blocks.layout
+    held = Held.empty(layout, WAYS * (sets if blocks.way == "reference" else 1))
+    made = Cached(blocks=blocks, count=WAYS * sets, counts_4=counts_4, last=last, of=held)
+    if blocks.way == "reference":
+        return made
+    from sparrow.kernels.cached_rows import cpp  # can be imported only once the library is loaded
 
-        handle = cpp.opened(blocks, frames, held, counts_4, (rows, frames.multiplier, last))
-    made = Cached(blocks=blocks, frames=frames, held=held, counts_4=counts_4, last=last, handle=handle)
-    if handle:
-        weakref.finalize(made, cpp.close, handle)
+    words = -(-WAYS * (8 + layout.record_bytes) // LINE) * LINE // 4
+    memory_SW = empty_rows(sets, words, dtype=torch.int32)
+    handle = cpp.opened(blocks, memory_SW, counts_4, (layout.rows, held.frames.multiplier, last))
+    made = replace(made, of=(handle, memory_SW))
+    weakref.finalize(made, cpp.close, handle)
     return made
 
 
@@ -88,7 +94,7 @@ def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor],
     Args:
         asked: tables, each once, and int64 [N] of rows in any order.
     """
-    if any(of.handle for of, _ in asked):
+    if any(not isinstance(of.of, Held) for of, _ in asked):
         from sparrow.kernels.cached_rows import cpp
 
         return cpp.get(asked)

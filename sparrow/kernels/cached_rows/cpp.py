@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,18 +11,21 @@ from sparrow.core.errors import UserError
 from sparrow.kernels import missing
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.cached_rows import Cached
-from sparrow.kernels.row_cache import Frames
 
 assert not missing(), "`resolve` comes first"
 ops = torch.ops.sparrow
 
 
-def opened(
-    blocks: Blocks, frames: Frames, held: Mapping[str, Tensor], counts_4: Tensor, settings: Sequence[int]
-) -> int:
-    """Returns a handle. settings: rows, multiplier, and the highest number of a call."""
-    fields = [held[name] for name in blocks.layout.fields]
-    handle: int = ops.cached_rows_open(blocks.handle, frames.tags_F, frames.stamps_F, counts_4, fields, list(settings))
+def opened(blocks: Blocks, memory_SW: Tensor, counts_4: Tensor, settings: Sequence[int]) -> int:
+    """Returns a handle of an empty cache.
+
+    Args:
+        blocks: the rows.
+        memory_SW: int32 [sets, words]. A set is the rows of its frames, their stamps, and their records.
+        counts_4: see `Cached`.
+        settings: rows, multiplier, and the highest number of a call.
+    """
+    handle: int = ops.cached_rows_open(blocks.handle, memory_SW, counts_4, list(settings))
     return handle
 
 
@@ -39,6 +42,11 @@ def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor],
     ]
     into = [tensor for of in fields for tensor in of.values()]
     rows = [rows_N.contiguous() for _, rows_N in asked]
-    told_T7 = ops.cached_rows_get([cached.handle for cached, _ in asked], rows, into).tolist()
+    told_T7 = ops.cached_rows_get([_handle(cached) for cached, _ in asked], rows, into).tolist()
     errors = [cached.blocks.error_of(told) for (cached, _), told in zip(asked, told_T7, strict=True)]
     return list(zip(fields, errors, strict=True))
+
+
+def _handle(cached: Cached) -> int:
+    assert isinstance(cached.of, tuple), "it is the reference's"
+    return cached.of[0]

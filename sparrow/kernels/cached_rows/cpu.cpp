@@ -11,21 +11,26 @@ namespace {
 using block_io::Error, block_io::Field, block_io::Op, block_io::Open, block_io::Reading;
 using row_cache::Cache, row_cache::Use, row_cache::kWays;
 
-constexpr int64_t kAhead = 8;  // lookups whose memory is asked for before it is needed
+constexpr int64_t kLine = 16;  // words that a processor reads at a time
 
 // What a table counts, for Python to read.
 enum Count { kBatch, kHits, kMisses, kWaited };  // the last in nanoseconds
 
+// A set's tags, stamps and records lie together: most of a hit is spent on finding a page.
 struct Cached {
   int64_t blocks;  // their handle
   Cache cache;
   int32_t* stamps;
+  uint8_t* records;
+  int64_t record_bytes;
   int64_t* counts;
-  std::vector<Field> held;      // a record's fields in each frame
   int64_t last;                 // the highest number of a call
   std::vector<Tensor> tensors;  // that the pointers are of
   std::mutex mutex;             // of all that is above
 
+  INLINE uint8_t* record(int64_t frame) const {
+    return records + frame / kWays * cache.stride * int64_t(sizeof(int32_t)) + frame % kWays * record_bytes;
+  }
   std::unique_lock<std::mutex> locked() {
     std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
     if (lock.owns_lock()) return lock;
@@ -47,24 +52,28 @@ T* data(const Tensor& tensor, ScalarType type, const char* name) {
   return block_io::data<T>(tensor, type, name);
 }
 
-int64_t cached_rows_open(int64_t blocks, Tensor tags_F, Tensor stamps_F, Tensor counts_4, std::vector<Tensor> held,
-                         const std::vector<int64_t>& settings) {
+// memory: int32 [sets, words of a set]. settings: rows, multiplier, the highest number of a call.
+int64_t cached_rows_open(int64_t blocks, Tensor memory_SW, Tensor counts_4, const std::vector<int64_t>& settings) {
   const Open& open = block_io::opened(blocks);
-  check(settings.size() == 3, "cached_rows: expected three settings");
-  const Cache cache(tags_F, settings[0], settings[1]);
-  std::vector<Field> fields = block_io::fields_of(held, open.store);
-  check(stamps_F.numel() == cache.frames && counts_4.numel() == 4 && cache.rows == open.store.shape().rows,
-        "cached_rows: expected a stamp for each frame, four counts, and the rows of the blocks");
-  for (const Tensor& of : held) check(of.size(0) == cache.frames, "held: expected an entry for each frame");
-  std::vector<Tensor> tensors{tags_F, stamps_F, counts_4};
-  tensors.insert(tensors.end(), held.begin(), held.end());
+  check(memory_SW.dim() == 2 && memory_SW.is_contiguous() && memory_SW.scalar_type() == ScalarType::Int &&
+            settings.size() == 3 && counts_4.numel() == 4,
+        "cached_rows: expected int32 [sets, words], four counts and three settings");
+  int32_t* const words = static_cast<int32_t*>(memory_SW.data_ptr());
+  const Cache cache(words, memory_SW.size(0) * kWays, settings[0], settings[1], memory_SW.size(1));
+  check(4 * cache.stride >= kWays * (8 + open.store.record_bytes()) && cache.rows == open.store.shape().rows,
+        "cached_rows: expected room for the records of a set, and the rows of the blocks");
+  for (int64_t set = 0; set < cache.sets; ++set) {
+    std::fill_n(words + set * cache.stride, kWays, -1);
+    std::fill_n(words + set * cache.stride + kWays, kWays, 0);
+  }
   auto made = std::shared_ptr<Cached>(new Cached{blocks,
                                                  cache,
-                                                 data<int32_t>(stamps_F, ScalarType::Int, "stamps_F"),
+                                                 words + kWays,
+                                                 reinterpret_cast<uint8_t*>(words + 2 * kWays),
+                                                 open.store.record_bytes(),
                                                  data<int64_t>(counts_4, ScalarType::Long, "counts_4"),
-                                                 std::move(fields),
                                                  settings[2],
-                                                 std::move(tensors),
+                                                 {memory_SW, counts_4},
                                                  {}});
   static int64_t handles = 0;
   const std::lock_guard<std::mutex> guard(all_mutex);
@@ -95,52 +104,59 @@ void zero(const Part& part, int64_t n) {
   for (const Field& field : part.into) memset(field.to + n * field.bytes, 0, field.bytes);
 }
 
-// Copies a record from one place to another.
-INLINE void copy(const std::vector<Field>& to, int64_t there, const std::vector<Field>& from, int64_t here) {
-  for (size_t f = 0; f < to.size(); ++f)
-    memcpy(to[f].to + there * to[f].bytes, from[f].to + here * from[f].bytes, to[f].bytes);
+// Gives a record to a lookup.
+INLINE void give(const Part& part, int64_t n, const uint8_t* record) {
+  for (const Field& field : part.into) {
+    memcpy(field.to + n * field.bytes, record, field.bytes);
+    record += field.bytes;
+  }
 }
 
-// Copies what is in memory, and finds what is not. Memory is asked for some lookups ahead: most of it is in no cache of
-// the processor.
+// Takes the record that a lookup has.
+INLINE void take(const Part& part, int64_t n, uint8_t* record) {
+  for (const Field& field : part.into) {
+    memcpy(record, field.to + n * field.bytes, field.bytes);
+    record += field.bytes;
+  }
+}
+
+// Copies what is in memory, and finds what is not. Sets and records are read once before they are needed, in loops
+// without branches: so a processor awaits many of them at a time. Prefetches took three times as long as these loads.
 void probe(Part& part) {
   Cached& of = *part.of;
   const int64_t N = part.count;
   std::vector<int64_t> sets(N), frames(N);
+  int32_t touched = 0;
   for (int64_t n = 0; n < N; ++n) {
     const bool is_row = static_cast<uint64_t>(part.rows[n]) < static_cast<uint64_t>(of.cache.rows);
     sets[n] = is_row ? of.cache.set_of(part.rows[n]) : -1;
   }
-  const auto ask = [&](int64_t n) {
-    if (n >= N || sets[n] < 0) return;
-    __builtin_prefetch(of.cache.tags + sets[n] * kWays);
-    __builtin_prefetch(of.cache.tags + sets[n] * kWays + kWays / 2);
-  };
+  for (int64_t n = 0; n < N; ++n) {
+    const int32_t* const set = of.cache.tags + std::max<int64_t>(sets[n], 0) * of.cache.stride;
+    for (int64_t word = 0; word < 2 * kWays; word += kLine) touched += __atomic_load_n(set + word, __ATOMIC_RELAXED);
+  }
   const auto lock = of.locked();
   if (of.counts[kBatch] >= of.last) {  // which rows were used last is forgotten
-    std::fill(of.stamps, of.stamps + of.cache.frames, 0);
+    for (int64_t set = 0; set < of.cache.sets; ++set) std::fill_n(of.stamps + set * of.cache.stride, kWays, 0);
     of.counts[kBatch] = 0;
   }
   part.batch = ++of.counts[kBatch];
-  for (int64_t n = 0; n < kAhead; ++n) ask(n);
   for (int64_t n = 0; n < N; ++n) {
-    ask(n + kAhead);
     frames[n] = sets[n] < 0 ? -1 : of.cache.find(part.rows[n], sets[n]);
-    if (frames[n] < 0) {
-      if (sets[n] >= 0) part.missing.emplace_back(part.rows[n], n);
-      else zero(part, n);
-      continue;
+    if (frames[n] >= 0) {
+      of.stamps[sets[n] * of.cache.stride + frames[n] % kWays] = static_cast<int32_t>(part.batch);
+      ++of.counts[kHits];
+    } else if (sets[n] >= 0) {
+      part.missing.emplace_back(part.rows[n], n);
+    } else {
+      zero(part, n);
     }
-    __builtin_prefetch(of.stamps + frames[n], 1);
-    for (const Field& field : of.held) __builtin_prefetch(field.to + frames[n] * field.bytes);
-    ++of.counts[kHits];
   }
   of.counts[kMisses] += part.missing.size();
-  for (int64_t n = 0; n < N; ++n) {
-    if (frames[n] < 0) continue;
-    of.stamps[frames[n]] = static_cast<int32_t>(part.batch);
-    copy(part.into, n, of.held, frames[n]);
-  }
+  for (int64_t n = 0; n < N; ++n) touched += *of.record(std::max<int64_t>(frames[n], 0));
+  asm volatile("" ::"r"(touched));  // else the compiler would leave these reads out
+  for (int64_t n = 0; n < N; ++n)
+    if (frames[n] >= 0) give(part, n, of.record(frames[n]));
 }
 
 // Prepares the reads of what is missing.
@@ -169,17 +185,19 @@ void enter(Part& part) {
   size_t u = 0;
   for (const auto& [row, n] : part.missing) {
     while (part.missing_rows[u] != row) ++u;
-    if (n != part.at[u]) copy(part.into, n, part.into, part.at[u]);
+    if (n == part.at[u]) continue;
+    for (const Field& field : part.into)
+      memcpy(field.to + n * field.bytes, field.to + part.at[u] * field.bytes, field.bytes);
   }
   const auto lock = of.locked();
   const Use use{of.stamps, nullptr, static_cast<int32_t>(part.batch), static_cast<int32_t>(part.batch - 1)};
   for (u = 0; u < part.at.size(); ++u) {
     const int64_t row = part.missing_rows[u], set = of.cache.set_of(row);
     if (of.cache.find(row, set) >= 0) continue;  // another thread was first
-    row_cache::Set ways(of.cache, use, set * kWays);
+    row_cache::Set ways(of.cache, use, set);
     const int64_t way = ways.way_for(use, row);
     if (way < 0) continue;
-    copy(of.held, set * kWays + way, part.into, part.at[u]);
+    take(part, part.at[u], of.record(set * kWays + way));
     ways.enter(use, way, row);
   }
 }
@@ -189,7 +207,7 @@ void enter(Part& part) {
 // Reads for the thread that waits: it has a ring of its own, so no other thread has to be woken.
 class Reader {
  public:
-  static constexpr int64_t kDepth = 64;  // reads under way
+  static constexpr int64_t kDepth = 32;  // reads under way
 
   // That of this thread; null where there is none to be had.
   static Reader* of_thread() {
@@ -305,7 +323,7 @@ Tensor cached_rows_get(const std::vector<int64_t>& handles, const std::vector<Te
     part.open = &block_io::opened(part.of->blocks);
     part.rows = data<int64_t>(rows[t], ScalarType::Long, "rows");
     part.count = rows[t].numel();
-    const size_t end = field + part.of->held.size();
+    const size_t end = field + part.open->store.fields().size();
     check(end <= into.size(), "cached_rows: expected a tensor for each field");
     part.into = block_io::fields_of({into.begin() + field, into.begin() + end}, part.open->store);
     for (; field < end; ++field) check(into[field].size(0) == part.count, "into: expected an entry for each row");
@@ -324,9 +342,7 @@ Tensor cached_rows_get(const std::vector<int64_t>& handles, const std::vector<Te
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sparrow, m) {
-  m.def(
-      "cached_rows_open(int blocks, Tensor(a!) tags, Tensor(b!) stamps, Tensor(c!) counts, Tensor(d!)[] held,"
-      " int[] settings) -> int");
+  m.def("cached_rows_open(int blocks, Tensor(a!) memory, Tensor(b!) counts, int[] settings) -> int");
   m.def("cached_rows_close(int handle) -> ()");
   m.def("cached_rows_get(int[] handles, Tensor[] rows, Tensor(a!)[] into) -> Tensor");
 }

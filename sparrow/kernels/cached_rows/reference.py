@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,9 +11,30 @@ from torch import Tensor
 
 from sparrow.core.errors import UserError
 from sparrow.kernels import row_cache
+from sparrow.kernels.block_io import Layout
 
 if TYPE_CHECKING:
     from sparrow.kernels.cached_rows import Cached
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Frames, and a record in each: field -> [F, ...]."""
+
+    frames: row_cache.Frames
+    fields: dict[str, Tensor]
+
+    @classmethod
+    def empty(cls, layout: Layout, count: int) -> Held:
+        """Returns so many, without rows."""
+        frames = row_cache.Frames(
+            rows=layout.rows,
+            tags_F=torch.full((count,), -1, dtype=torch.int32),
+            stamps_F=torch.zeros(count, dtype=torch.int32),
+            counts_R=torch.zeros(0, dtype=torch.uint8),
+        )
+        fields = {name: torch.zeros(of.shape(count), dtype=of.dtype) for name, of in layout.fields.items()}
+        return cls(frames, fields)
 
 
 def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor], UserError | None]]:
@@ -27,7 +49,8 @@ def get(asked: Sequence[tuple[Cached, Tensor]]) -> list[tuple[dict[str, Tensor],
 def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError | None]:
     from sparrow.kernels.cached_rows import BATCH, HITS, MISSES
 
-    frames, counts_4 = cached.frames, cached.counts_4
+    assert isinstance(cached.of, Held), "it is the compiled operators'"
+    frames, held, counts_4 = cached.of.frames, cached.of.fields, cached.counts_4
     if counts_4[BATCH] >= cached.last:  # which rows were used last is forgotten
         frames.stamps_F.zero_()
         counts_4[BATCH] = 0
@@ -45,7 +68,7 @@ def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError |
     counts_4[MISSES] += count_U[~is_in_U].sum()
     frames.stamps_F[slots_U[is_in_U]] = batch
     for name, of in of_unique.items():
-        of[is_in_U] = cached.held[name][slots_U[is_in_U]]
+        of[is_in_U] = held[name][slots_U[is_in_U]]
     read_V, at_V = rows_U[~is_in_U], (~is_in_U).nonzero()[:, 0]
     error = None
     if len(read_V):
@@ -56,7 +79,7 @@ def _get(cached: Cached, rows_N: Tensor) -> tuple[dict[str, Tensor], UserError |
         else:
             moves = row_cache.admit(frames, read_V, batch, batch - 1, impl="reference")
             at_L = torch.searchsorted(rows_U, moves.rows_L.contiguous())
-            for name, of in cached.held.items():
+            for name, of in held.items():
                 of[moves.frames_L] = of_unique[name][at_L]
     fields = {name: of.new_zeros(len(rows_N), *of.shape[1:]) for name, of in of_unique.items()}
     for name, of in fields.items():

@@ -75,14 +75,18 @@ struct Divisor {
 
 struct Cache {
   int32_t* tags;
-  int64_t frames, rows, multiplier, sets;
+  int64_t frames, rows, multiplier, sets,
+      stride;  // the last: from the tags of a set to those of the next, and so of stamps
   Divisor all, of_sets;
   Cache(const Tensor& tags_F, int64_t rows, int64_t multiplier)
-      : tags(data<int32_t>(tags_F, ScalarType::Int, "tags_F")),
-        frames(tags_F.numel()),
+      : Cache(data<int32_t>(tags_F, ScalarType::Int, "tags_F"), tags_F.numel(), rows, multiplier, kWays) {}
+  Cache(int32_t* tags, int64_t frames, int64_t rows, int64_t multiplier, int64_t stride)
+      : tags(tags),
+        frames(frames),
         rows(rows),
         multiplier(multiplier),
         sets(frames / kWays),
+        stride(stride),
         all(std::max<int64_t>(rows, 1)),
         of_sets(std::max<int64_t>(sets, 1)) {
     check(frames >= kWays && frames % kWays == 0, "tags_F: expected ", kWays, " frames a set");
@@ -92,7 +96,7 @@ struct Cache {
   INLINE int64_t set_of(int64_t row) const { return of_sets.remainder(all.remainder(row * multiplier)); }
   // The row's frame in a set, or -1.
   INLINE int64_t find(int64_t row, int64_t set) const {
-    const int64_t way = way_of(load(tags + set * kWays), static_cast<int32_t>(row));
+    const int64_t way = way_of(load(tags + set * stride), static_cast<int32_t>(row));
     return way < 0 ? -1 : set * kWays + way;
   }
 };
@@ -115,8 +119,8 @@ struct Set {
   int32_t least;       // the least rank of those that may leave
   Ways may;            // those of this rank that may leave
 
-  INLINE Set(const Cache& cache, const Use& use, int64_t first)
-      : tags(cache.tags + first), stamps(use.stamps + first), free(0) {
+  INLINE Set(const Cache& cache, const Use& use, int64_t set)
+      : tags(cache.tags + set * cache.stride), stamps(use.stamps + set * cache.stride), free(0) {
     for (int64_t way = 0; way < kWays; ++way) free += tags[way] < 0;
   }
 

@@ -125,7 +125,7 @@ FOR_PROCESSORS int64_t enter(const Cache& cache, const Use& use, const std::vect
       __builtin_prefetch(use.stamps + soon);
       __builtin_prefetch(use.stamps + soon + kWays / 2);
     }
-    Set ways(cache, use, set * kWays);
+    Set ways(cache, use, set);
     const size_t begin = n;
     for (; n < keys.size() && static_cast<int64_t>(keys[n] >> 32) == set; ++n)
       use.count(static_cast<uint32_t>(keys[n]));

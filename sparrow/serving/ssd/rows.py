@@ -43,7 +43,7 @@ class CachedRows:
         Raises:
             UnreadableError: see `read`.
         """
-        first = rows_H[: len(self.of.frames.tags_F)]
+        first = rows_H[: self.of.count]
         for rows_U in first[first < self.rows].unique().split(_STEP):
             read([(self, rows_U)])
 

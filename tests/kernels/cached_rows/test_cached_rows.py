@@ -66,12 +66,9 @@ def test_all_ways_give_the_same_and_keep_the_same(
             is_row_N = (rows_N >= 0) & (rows_N < ROWS)
             assert of[is_row_N].equal(fields[name][rows_N[is_row_N]]) and not of[~is_row_N].any()
             assert found[name].equal(of)
-        assert one.frames.tags_F.equal(other.frames.tags_F) and one.frames.stamps_F.equal(other.frames.stamps_F)
+        assert one.rows_F.equal(other.rows_F) and one.stamps_F.equal(other.stamps_F)
         assert one.counts_4[:3].equal(other.counts_4[:3])
-        for name, of in one.held.items():
-            is_full_F = one.frames.tags_F >= 0
-            assert of[is_full_F].equal(fields[name][one.frames.tags_F[is_full_F].long()])
-    assert 0 < int(one.frames.stamps_F.max()) <= 40 and bool((one.frames.tags_F >= 0).all())
+    assert 0 < int(one.stamps_F.max()) <= 40 and bool((one.rows_F >= 0).all())
     counts = one.blocks.counters, other.blocks.counters
     assert counts[0]["blocks_read"] == counts[1]["blocks_read"]
 
@@ -82,11 +79,11 @@ def test_who_enters_and_who_leaves(way: Way, written: tuple[Path, BlockMap]) -> 
     got(of, torch.arange(32))
     got(of, torch.arange(16))
     got(of, torch.arange(100, 116))
-    assert set(of.frames.tags_F.tolist()) == {*range(16), *range(100, 116)}  # the least recently used have left
+    assert set(of.rows_F.tolist()) == {*range(16), *range(100, 116)}  # the least recently used have left
     hot = torch.tensor([100, 101])
     for first in range(0, 2900, 4):
         got(of, torch.cat([hot, torch.arange(first, first + 4)]))
-    assert {100, 101} <= set(of.frames.tags_F.tolist())
+    assert {100, 101} <= set(of.rows_F.tolist())
 
 
 @pytest.mark.parametrize("way", WAYS_OF_READING)
@@ -103,7 +100,7 @@ def test_several_tables_and_one_that_is_damaged(
     ((_, error), (found, none)) = get([(bad, torch.arange(1000)), (good, torch.arange(10, 60))])
     assert "table t, rows" in str(error) and "damaged" in str(error)
     assert none is None and found["weight"].equal(fields["weight"][10:60])
-    assert set(bad.frames.tags_F.tolist()) - {-1} == set(range(10))
+    assert set(bad.rows_F.tolist()) - {-1} == set(range(10))
     assert got(bad, torch.arange(10))["low"].equal(fields["low"][:10])
 
 
@@ -124,7 +121,7 @@ def test_threads_share_it(way: Way, written: tuple[Path, BlockMap], fields: dict
         thread.start()
     for thread in threads:
         thread.join()
-    tags = [row for row in of.frames.tags_F.tolist() if row >= 0]
+    tags = [row for row in of.rows_F.tolist() if row >= 0]
     assert not failed and len(tags) == len(set(tags)) <= WAYS
 
 

@@ -182,7 +182,7 @@ def test_a_bad_block_gives_no_score(model: Path, log: Path, tmp_path: Path, expe
     for _ in range(2):
         with pytest.raises(UnreadableError, match=r"table user, rows .* is damaged .*; remove .*user-"):
             scorer.score(rows)
-    held = set(cached.of.frames.tags_F.tolist())
+    held = set(cached.of.rows_F.tolist())
     known = [row for row in rows if set(scorer.encoder.batch([row]).ids["user"].values_N.tolist()) <= held]
     assert known and np.array_equal(scorer.score(known), load(model).score(known))  # they ask for no bad block
     path.write_bytes(whole)

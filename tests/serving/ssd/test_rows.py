@@ -37,7 +37,7 @@ def got(rows: CachedRows, rows_N: Tensor) -> dict[str, Tensor]:
 
 
 def held(rows: CachedRows) -> set[int]:
-    return set(rows.of.frames.tags_F.tolist()) - {-1}
+    return set(rows.of.rows_F.tolist()) - {-1}
 
 
 @pytest.mark.parametrize("sets", [0, 3, 1000])
