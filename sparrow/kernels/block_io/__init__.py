@@ -170,6 +170,16 @@ class Blocks:
         self._store.drop(map)
 
     @property
+    def handle(self) -> int:
+        """Names it to other compiled operators. Those that use it end before `close`."""
+        return int(self._store.handle)
+
+    def error_of(self, told: list[int]) -> UserError | None:
+        """Returns the error that a compiled operator tells of these blocks, if it does."""
+        found: UserError | None = self._store.error_of(told)
+        return found
+
+    @property
     def counters(self) -> dict[str, int]:
         """Since it was opened: blocks_read, blocks_written, bytes_read, bytes_written, rows_from_queue."""
         counts, block = self._store.counts, self.layout.block
