@@ -17,6 +17,7 @@ from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
 from sparrow.embeddings.spec import Tier
 from sparrow.embeddings.tiers import SsdStore
+from sparrow.kernels.formats import fp16
 from sparrow.kernels.rules import adagrad
 from sparrow.serving.export import export
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
@@ -64,7 +65,10 @@ def ids_of(step: int, rank: int) -> KeyedJagged:
 def steps(world: World, folder: str | None, layout: str, mode: str, depth: int) -> tuple[list[Chunk], int]:
     """The chunks of this rank after some steps, and how many rows left frames."""
     tier = Tier(name="ssd", fraction=0.3) if folder else Tier()
-    spec = TableSpec(name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier)
+    spec = TableSpec(
+        name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier,
+        format=fp16.Config(), state="bf16",
+    )  # fmt: skip  # both are rounded stochastically
     with on_ssd(Folder(path=Path(folder), window=depth + 1) if folder else None):
         with unallocated():
             tables = EmbeddingTables([spec], [Feature(name="a", table="t")], seed=1, mode=mode)  # type: ignore[arg-type]
@@ -143,6 +147,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clipped": {"loop.clip_norm": 0.01},
     "accumulated": {"loop.accumulate": 3, "data.batch_size": 4, "loop.max_steps": 30},
     "int8": {"tables.format.name": "int8", "tables.format.rounding": "nearest"},
+    "stochastic": {"tables.format.name": "int4", "tables.state": "bf16"},
     "quotient_remainder": {"tables.addressing.name": "quotient_remainder", "tables.addressing.collisions": 2},
     "din": {"model.name": "din", "model.dim": 8},
 }

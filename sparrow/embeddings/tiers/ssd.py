@@ -76,7 +76,8 @@ class SsdStore(nn.Module):
         for name, field in self._fields.items():
             made = empty_rows(*field.shape(count + spare), dtype=field.dtype)
             self.register_buffer(f"frame_{name}", made, persistent=False)
-        self.register_buffer("tag", torch.full((count,), -1, dtype=torch.int32), persistent=False)
+        self.ways = count  # frames of the cache; those that stand by follow
+        self.register_buffer("tag", torch.full((count + spare,), -1, dtype=torch.int32), persistent=False)
         self.register_buffer("stamp", torch.zeros(count, dtype=torch.int32), persistent=False)
         counted = rows if component.tier.policy == "lfu" else 0
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
@@ -93,7 +94,7 @@ class SsdStore(nn.Module):
     @property
     def frames(self) -> Frames:
         """Which rows are in frames of the cache."""
-        tags_F, stamps_F = self.get_buffer("tag"), self.get_buffer("stamp")
+        tags_F, stamps_F = self.get_buffer("tag")[: self.ways], self.get_buffer("stamp")
         return Frames(rows=self.rows, tags_F=tags_F, stamps_F=stamps_F, counts_R=self.get_buffer("counts"))
 
     @property
@@ -103,7 +104,7 @@ class SsdStore(nn.Module):
     @property
     def levels(self) -> tuple[Rows, ...]:
         """All frames, and what was borrowed if there is something."""
-        above = level_of(self.component, self._held)
+        above = level_of(self.component, self._held, rows_R=self.get_buffer("tag"))
         return (above, level_of(self.component, self._borrowed)) if self._borrowed else (above,)
 
     # -- batches of training --------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class SsdStore(nn.Module):
         leaves_L = moves.old_L >= 0
         self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
-        rest_V = rows_V[moves.slots_N >= len(self.get_buffer("tag"))]
+        rest_V = rows_V[moves.slots_N >= self.ways]
         if (free := self.spare.free) < len(rest_V):
             raise UserError(
                 f"table {self.component.name!r}: {len(rest_V):,} rows of a batch find no frame, and {free:,} frames "
@@ -139,7 +140,9 @@ class SsdStore(nn.Module):
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):
-            self._read_into(rest_V, self.spare.take(rest_V, batch), batch)
+            frames_V = self.spare.take(rest_V, batch)
+            self.get_buffer("tag")[frames_V] = rest_V.int()
+            self._read_into(rest_V, frames_V, batch)
 
     def arrive(self, last: int | None = None) -> None:
         """Wait for the rows of all batches, or of those up to one. Those that were never written begin."""
@@ -264,7 +267,7 @@ class SsdStore(nn.Module):
         map, rows_Q, fields_Q = self._blocks.snapshot()
         self._maps.append(map)
         waiting_Q = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
-        tag, held = self.get_buffer("tag"), self._held
+        tag, held = self.frames.tags_F, self._held
         frames_F, frames = (tag >= 0).nonzero()[:, 0], len(held["touched"])
         rows_U, order_U = torch.cat([tag[frames_F].long(), self.spare.rows_H, rows_Q[waiting_Q]]).sort()
         at_U = torch.cat([frames_F, self.spare.find(self.spare.rows_H), frames + waiting_Q])[order_U]
@@ -303,7 +306,7 @@ class SsdStore(nn.Module):
             rows_V = saved.rows_U[first : first + PIECE]
             fields = saved.fields(first, first + len(rows_V))
             slots_V = row_cache.admit(self.frames, rows_V, -self.window, -self.window - 1).slots_N  # if one is free
-            fits_V = slots_V < len(self.get_buffer("tag"))
+            fits_V = slots_V < self.ways
             put_into(self._held, slots_V[fits_V], {name: of[fits_V] for name, of in fields.items()})
             self._blocks.put(rows_V[~fits_V], {name: of[~fits_V] for name, of in fields.items()})
 
@@ -344,7 +347,7 @@ class SsdStore(nn.Module):
     def _frames_of(self, rows_N: Tensor) -> Tensor:
         """Returns the frame of each row, or -1."""
         slots_N = row_cache.slots_of(self.frames, rows_N)
-        out_N = slots_N >= len(self.get_buffer("tag"))
+        out_N = slots_N >= self.ways
         if out_N.any():
             slots_N[out_N] = self.spare.find(rows_N[out_N].long())
         return slots_N
@@ -372,10 +375,6 @@ def check(component: Component, device: str) -> None:
         "its rows learn on a GPU; use --device cpu": device != "cpu",
         "its ids come and go; choose another addressing, or leave it in memory": component.policy is not None,
         "it has a cache of exact rows; leave out tables.cache or tables.tier": component.cache.is_on,
-        'its format rounds stochastically; choose tables.format.rounding "nearest" or fp32': (
-            component.format.rounding == "stochastic"
-        ),
-        'its state is bf16, which rounds stochastically; choose tables.state "fp32"': component.state != "fp32",
     }
     for reason, is_so in reasons.items():
         if is_so:

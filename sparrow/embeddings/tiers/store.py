@@ -72,13 +72,19 @@ class RowStore(Protocol):
         ...
 
 
-def level_of(component: Component, fields: Mapping[str, Tensor], changed_R: Tensor | None = None) -> Rows:
+def level_of(
+    component: Component,
+    fields: Mapping[str, Tensor],
+    changed_R: Tensor | None = None,
+    rows_R: Tensor | None = None,
+) -> Rows:
     """Returns a level of a component's rows.
 
     Args:
         component: whose rows these are.
         fields: field -> its entries in these rows, for all fields.
         changed_R: see `Rows`.
+        rows_R: see `Rows`.
     """
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
@@ -87,6 +93,7 @@ def level_of(component: Component, fields: Mapping[str, Tensor], changed_R: Tens
         touched_R=fields["touched"],
         state={name: fields[name] for name in state},
         changed_R=changed_R,
+        rows_R=rows_R,
     )
 
 
