@@ -14,7 +14,7 @@ from sparrow.core import Chunk, UserError
 from sparrow.core.files import write_text
 from sparrow.distributed import World, said
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.tiers import Saved, SsdStore
+from sparrow.embeddings.tiers import Saved, ssd_of
 from sparrow.embeddings.tiers.ssd import SUFFIX
 from sparrow.kernels.block_io import remove
 from sparrow.trained.run import Run
@@ -50,7 +50,7 @@ class BlockFiles:
         components = [c for of_features in tables for spec in of_features.specs for c in spec.components]
         self._ssd = run.ssd if any(component.tier.is_on for component in components) else None
         stores = [record.store for of_features in tables for record in of_features.all_records()]
-        self._stores = [store for store in stores if isinstance(store, SsdStore)]
+        self._stores = [found for store in stores if (found := ssd_of(store))]
         self._is_on = False
         self._folders: list[Path] = []
 

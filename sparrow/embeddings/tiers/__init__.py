@@ -1,6 +1,6 @@
 """Where rows are kept: a store is a file.
 
-A cache of exact rows stands over a store whose slots are rows. Rows on an SSD have frames in memory.
+A cache of exact rows stands over rows in memory or on an SSD. Rows on an SSD have frames in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from sparrow.core import UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.cached import CachedStore, ssd_of
 from sparrow.embeddings.tiers.flights import Flights
 from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
@@ -17,6 +17,7 @@ from sparrow.embeddings.tiers.saved import Saved, SavedStore
 from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.embeddings.tiers.store import (
     At,
+    Beneath,
     Folder,
     MakeStore,
     RowStore,
@@ -41,12 +42,14 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     """
     if make := chosen_store():
         return make(component, rows, dim)
+    beneath: Beneath
     if component.tier.is_on and rows:
         if (folder := chosen_folder()) is None:
             remedy = "name one with --ssd, or make the tables within `on_ssd`"
             raise UserError(f"table {component.name!r}: tables.tier is ssd, and no folder is named; {remedy}")
-        return SsdStore(component, rows, dim, folder)
-    beneath = MemoryStore(component, rows, dim)
+        beneath = SsdStore(component, rows, dim, folder)
+    else:
+        beneath = MemoryStore(component, rows, dim)
     return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 
@@ -57,6 +60,7 @@ def unallocated() -> AbstractContextManager[None]:
 
 __all__ = [
     "At",
+    "Beneath",
     "CachedStore",
     "Flights",
     "Folder",
@@ -71,6 +75,7 @@ __all__ = [
     "new_store",
     "on_ssd",
     "rows_on",
+    "ssd_of",
     "stored_in",
     "unallocated",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from sparrow.embeddings.tiers.cached import CachedStore
 from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.kernels.embedding_bag import Bags
 
@@ -15,10 +16,10 @@ class Flights:
     """Numbers the batches, and knows which are still to be looked up.
 
     Args:
-        stores: table -> its rows, for tables on an SSD.
+        stores: table -> its rows, for tables on an SSD, with a cache of exact rows or without.
     """
 
-    def __init__(self, stores: Mapping[int, SsdStore]) -> None:
+    def __init__(self, stores: Mapping[int, SsdStore | CachedStore]) -> None:
         self.stores = stores
         self._batch = 0  # the number of the last one
         self._settled = 0  # see `SsdStore.fetch`

@@ -105,6 +105,10 @@ class SavedStore(nn.Module):
         """Fails."""
         raise AssertionError("these rows are only read")
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Fails."""
+        raise AssertionError("these rows are only read")
+
     def settle(self) -> None:
         """Fails."""
         raise AssertionError("these rows are only read")

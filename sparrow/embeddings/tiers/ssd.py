@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -88,7 +89,9 @@ class SsdStore(nn.Module):
         self._maps: list[BlockMap] = []  # kept for a checkpoint that is being written
         self._kept: dict[int, BlockMap] = {}  # and for those that are, by step
         self._readings: deque[_Reading] = deque()
+        self._evictable = 0  # the last batch whose rows may leave
         self._borrowed: dict[str, Tensor] = {}  # rows that a lookup without learning has read
+        self._borrowers = torch.zeros(0, dtype=torch.int64)  # their numbers
         self.hits = self.used = self.left = 0  # different rows of batches: in frames before, all; and rows that left
 
     @property
@@ -105,7 +108,9 @@ class SsdStore(nn.Module):
     def levels(self) -> tuple[Rows, ...]:
         """All frames, and what was borrowed if there is something."""
         above = level_of(self.component, self._held, rows_R=self.get_buffer("tag"))
-        return (above, level_of(self.component, self._borrowed)) if self._borrowed else (above,)
+        if not self._borrowed:
+            return (above,)
+        return above, level_of(self.component, self._borrowed, rows_R=self._borrowers.int())
 
     # -- batches of training --------------------------------------------------------------------------------------
 
@@ -120,10 +125,30 @@ class SsdStore(nn.Module):
         Raises:
             UserError: when there are too few frames for the batches under way.
         """
-        evictable = min(batch - self.window, settled)
+        self._evictable = min(batch - self.window, settled)
+        self._begin(rows_N.long().unique(), batch)
+
+    def bring(self, rows_U: Tensor, batch: int) -> None:
+        """Have rows of a batch in frames that `fetch` was not told of, since they were above these.
+
+        Args:
+            rows_U: int64 [U], ascending.
+            batch: its number, which may be below those that were fetched.
+
+        Raises:
+            UserError: as `fetch` does.
+        """
+        frames_U, stamps_F = self._frames_of(rows_U), self.get_buffer("stamp")
+        held_V = frames_U[(frames_U >= 0) & (frames_U < self.ways)]
+        before_V = stamps_F[held_V]
+        self._begin(rows_U, batch)
+        stamps_F[held_V] = stamps_F[held_V].maximum(before_V)
+        self.arrive()
+
+    def _begin(self, rows_U: Tensor, batch: int) -> None:
+        evictable = self._evictable
         self.arrive(evictable)  # of a batch that was given up
         self._put(*self.spare.leaving(evictable))
-        rows_U = rows_N.long().unique()
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
         moves = row_cache.admit(self.frames, rows_V, batch, evictable)
@@ -180,12 +205,30 @@ class SsdStore(nn.Module):
         self._borrowed = {}
         if out_N.any():
             rows_U, place_V = rows_N[out_N].long().unique(return_inverse=True)
-            self._borrowed = self.read(rows_U)
+            self._borrowed, self._borrowers = self.read(rows_U), rows_U
             slots_N[out_N] = len(self._held["touched"]) + place_V
         return slots_N
 
     def give_back(self) -> None:
         """Forget what was borrowed."""
+        self._borrowed = {}
+
+    @contextmanager
+    def overwritten(self, rows_U: Tensor) -> Iterator[Tensor]:
+        """Do what `Beneath.overwritten` says. Rows that are in no frame wait after that until blocks are written.
+
+        None of them is under way to a frame.
+        """
+        slots_U = self._frames_of(rows_U)
+        out_V = (slots_U < 0).nonzero()[:, 0]
+        if not len(out_V):
+            yield slots_U
+            return
+        self._borrowers = rows_U[out_V]
+        self._borrowed = self._empty(len(out_V))
+        slots_U[out_V] = len(self._held["touched"]) + torch.arange(len(out_V))
+        yield slots_U
+        self._blocks.put(self._borrowers, self._borrowed)
         self._borrowed = {}
 
     # -- rows by number -------------------------------------------------------------------------------------------
@@ -194,7 +237,7 @@ class SsdStore(nn.Module):
         """Returns what `RowStore.read` says, as copies."""
         self.arrive()
         rows_U = _rows_of(at, self.rows)
-        made = {name: torch.empty(field.shape(len(rows_U)), dtype=field.dtype) for name, field in self._fields.items()}
+        made = self._empty(len(rows_U))
         frames_U = self._frames_of(rows_U)
         held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
         never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
@@ -340,6 +383,9 @@ class SsdStore(nn.Module):
         queue = self.component.tier_queue(self.rows)
         return Blocks(path, self._layout, table=self.component.name, map=map, bytes_queue=queue)
 
+    def _empty(self, rows: int) -> dict[str, Tensor]:
+        return {name: torch.empty(field.shape(rows), dtype=field.dtype) for name, field in self._fields.items()}
+
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
         assert self.first is not None
         return self.first(rows_U)
@@ -374,7 +420,6 @@ def check(component: Component, device: str) -> None:
     reasons = {
         "its rows learn on a GPU; use --device cpu": device != "cpu",
         "its ids come and go; choose another addressing, or leave it in memory": component.policy is not None,
-        "it has a cache of exact rows; leave out tables.cache or tables.tier": component.cache.is_on,
     }
     for reason, is_so in reasons.items():
         if is_so:

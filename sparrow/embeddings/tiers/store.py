@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,14 @@ class RowStore(Protocol):
         """
         ...
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the slots [N] of rows that learn now.
+
+        Raises:
+            UserError: when no batch of training has one.
+        """
+        ...
+
     def settle(self) -> None:
         """Hear that the rows of all batches so far have learnt, or that what they would have learnt is forgotten."""
         ...
@@ -69,6 +77,14 @@ class RowStore(Protocol):
             fields: field -> its new entries, [U, ...], or [1, ...] where all rows get the same.
             columns: what is overwritten of fields that have columns; by default all of them.
         """
+        ...
+
+
+class Beneath(RowStore, Protocol):
+    """A store over which a cache of exact rows can stand."""
+
+    def overwritten(self, rows_U: Tensor) -> AbstractContextManager[Tensor]:
+        """Rows have slots [U] in this context, to which whole records are written."""
         ...
 
 

@@ -33,7 +33,7 @@ from sparrow.embeddings import (
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.embeddings.tiers import CachedStore, SsdStore, ssd, ssd_of
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, split_bf16
@@ -69,11 +69,13 @@ def tables_of(
     window: int = 3,
     addressing: Addressing | None = None,
     state: Any = "fp32",
+    cache: Cache | None = None,
 ) -> EmbeddingTables:
     """Tables in memory, or on an SSD where there is a folder."""
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
         rule=of or RULES["rowwise_adagrad"], tier=Tier() if folder is None else tier, state=state,
+        cache=cache or Cache(),
     )  # fmt: skip
     features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
     with on_ssd(None if folder is None else Folder(path=folder, window=window)):
@@ -104,7 +106,7 @@ def step(tables: EmbeddingTables, seed: int, ids: KeyedJagged | None = None) -> 
 
 
 def stores_of(tables: EmbeddingTables) -> list[SsdStore]:
-    return [record.store for record in tables.all_records() if isinstance(record.store, SsdStore)]
+    return [store for record in tables.all_records() if (store := ssd_of(record.store))]
 
 
 def assert_equal(one: EmbeddingTables, other: EmbeddingTables) -> None:
@@ -112,6 +114,17 @@ def assert_equal(one: EmbeddingTables, other: EmbeddingTables) -> None:
         assert mine.fields.keys() == its.fields.keys()
         for name, tensor in mine.fields.items():
             assert torch.equal(tensor, its.fields[name]), name
+        if isinstance(mine.store, CachedStore) and isinstance(its.store, CachedStore):
+            frames, others = in_order(mine.store), in_order(its.store)
+            for name, tensor in frames.items():
+                assert torch.equal(tensor, others[name]), name
+
+
+def in_order(store: CachedStore) -> dict[str, Tensor]:
+    """The exact rows, in the order of rows."""
+    saved = store.saved()
+    order = saved["row"].argsort()
+    return {name: of if name in ("batch", "counts") else of[order] for name, of in saved.items()}
 
 
 def evaluated(tables: EmbeddingTables, seed: int) -> Tensor:
@@ -362,7 +375,6 @@ def test_memory_is_what_is_allocated_and_the_file_has_no_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": int8.Config(rounding="nearest"), "cache": Cache(fraction=0.1)}, "leave out tables.cache or"),
         ({"addressing": dynamic.Config(rows=100).build(Numbering(100))}, "its ids come and go; choose another"),
     ],
 )
@@ -385,7 +397,10 @@ def test_a_folder_is_asked_for(tmp_path: Path) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """A table on an SSD, of two sets of two ways, beside one in memory; reads and writes end in any order."""
+    """A table on an SSD, of two sets of two ways, beside one in memory; reads and writes end in any order.
+
+    There may be exact rows above both, in as many frames.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -398,11 +413,19 @@ class Machine(RuleBasedStateMachine):
         self.waits = 0  # batches that no update or discard has settled
 
     @initialize(
-        chance=st.integers(0, 1000), policy=st.sampled_from(["lru", "lfu"]), mode=st.sampled_from(["fused", "deferred"])
+        chance=st.integers(0, 1000),
+        policy=st.sampled_from(["lru", "lfu"]),
+        mode=st.sampled_from(["fused", "deferred"]),
+        above=st.sampled_from([None, "lru", "lfu"]),
+        protect=st.integers(1, 2),
     )
-    def begin(self, chance: int, policy: Any, mode: Any) -> None:
+    def begin(self, chance: int, policy: Any, mode: Any, above: Any, protect: int) -> None:
         self.patch.setattr(ssd, "Blocks", partial(Blocks, way="reference", chance=Random(chance)))
-        self.make = partial(tables_of, tier=replace(SMALL, policy=policy), mode=mode, window=2)
+        cached: dict[str, Any] = {}
+        if above:
+            self.patch.setattr(Component, "frames", lambda self, rows: 4)
+            cached = {"cache": Cache(fraction=0.1, policy=above, protect=protect), "format": int8.Config()}
+        self.make = partial(tables_of, tier=replace(SMALL, policy=policy), mode=mode, window=2, **cached)
         self.plain, self.tables = self.make(), self.make(Path(self.folder.name))
 
     @precondition(lambda self: len(self.ahead) < 3)
