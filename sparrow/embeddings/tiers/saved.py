@@ -121,4 +121,4 @@ class SavedStore(nn.Module):
 def put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tensor]) -> None:
     """Write fields [U, ...] into some rows of others."""
     for name, of in held.items():
-        of[at_U] = fields[name].to(of.dtype)
+        of[at_U] = fields[name].to(of)

@@ -55,10 +55,7 @@ class SsdStore(nn.Module):
         component: whose rows these are. It says how many frames there are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
-        folder: where the file is.
-
-    Raises:
-        UserError: for a table that cannot be on an SSD, or a folder that cannot be used.
+        folder: where the file is. It is there.
     """
 
     slots_are_rows = False
@@ -66,7 +63,6 @@ class SsdStore(nn.Module):
 
     def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
         super().__init__()
-        check(component, chosen_device())
         self.component = component
         self.rows = rows
         self.dim = dim
@@ -75,7 +71,7 @@ class SsdStore(nn.Module):
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
         for name, field in self._fields.items():
-            made = empty_rows(*field.shape(count + spare), dtype=field.dtype)
+            made = empty_rows(*field.shape(count + spare), dtype=field.dtype, device=chosen_device())
             self.register_buffer(f"frame_{name}", made, persistent=False)
         self.ways = count  # frames of the cache; those that stand by follow
         self.register_buffer("tag", torch.full((count + spare,), -1, dtype=torch.int32), persistent=False)
@@ -83,7 +79,7 @@ class SsdStore(nn.Module):
         counted = rows if component.tier.policy == "lfu" else 0
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
         self.spare = Spare(first=count, frames=spare)
-        self.folder, self.has_name = made_folder(folder.path), False
+        self.folder, self.has_name = folder.path, False
         self._layout = Layout(fields=self._fields, rows=rows)
         self._opened: Blocks | None = None
         self._maps: list[BlockMap] = []  # kept for a checkpoint that is being written
@@ -107,10 +103,10 @@ class SsdStore(nn.Module):
     @property
     def levels(self) -> tuple[Rows, ...]:
         """All frames, and what was borrowed if there is something."""
-        above = level_of(self.component, self._held, rows_R=self.get_buffer("tag"))
+        above = level_of(self.component, self._held, rows_R=self._numbers)
         if not self._borrowed:
             return (above,)
-        return above, level_of(self.component, self._borrowed, rows_R=self._borrowers.int())
+        return above, level_of(self.component, self._borrowed, rows_R=self._borrowers.int().to(above.touched_R.device))
 
     # -- batches of training --------------------------------------------------------------------------------------
 
@@ -384,11 +380,17 @@ class SsdStore(nn.Module):
         return Blocks(path, self._layout, table=self.component.name, map=map, bytes_queue=queue)
 
     def _empty(self, rows: int) -> dict[str, Tensor]:
-        return {name: torch.empty(field.shape(rows), dtype=field.dtype) for name, field in self._fields.items()}
+        device = self._held["touched"].device
+        return {name: torch.empty(of.shape(rows), dtype=of.dtype, device=device) for name, of in self._fields.items()}
 
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
         assert self.first is not None
         return self.first(rows_U)
+
+    @property
+    def _numbers(self) -> Tensor:
+        """Which row is in each frame, where kernels read it."""
+        return self.get_buffer("tag")
 
     def _frames_of(self, rows_N: Tensor) -> Tensor:
         """Returns the frame of each row, or -1."""
@@ -455,6 +457,6 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """Returns for each row whether all its bytes are the same, bool [U]."""
     same_U = torch.ones(len(one["touched"]), dtype=torch.bool)
     for name, of in one.items():
-        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of.dtype))]
+        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of))]
         same_U &= (pair[0] == pair[1]).all(1)
     return same_U

@@ -33,7 +33,7 @@ from sparrow.embeddings import (
 from sparrow.embeddings.addressing import dynamic, quotient_remainder
 from sparrow.embeddings.records import RowRecords
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import CachedStore, SsdStore, ssd, ssd_of
+from sparrow.embeddings.tiers import CachedStore, HostStore, RowStore, SsdStore, ssd, ssd_of, stored_in
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int4, int8, split_bf16
@@ -70,15 +70,22 @@ def tables_of(
     addressing: Addressing | None = None,
     state: Any = "fp32",
     cache: Cache | None = None,
+    host: bool = False,
 ) -> EmbeddingTables:
-    """Tables in memory, or on an SSD where there is a folder."""
+    """Tables in memory, on an SSD where there is a folder, or beneath frames of a device that is the host itself."""
     spec = TableSpec(
         name="t", dim=DIM, addressing=addressing or Direct(ROWS), format=format or fp32.Config(), init_scale=1.0,
         rule=of or RULES["rowwise_adagrad"], tier=Tier() if folder is None else tier, state=state,
         cache=cache or Cache(),
     )  # fmt: skip
     features = [Feature(name="a", table="t"), Feature(name="b", table="t", pooling="mean")]
-    with on_ssd(None if folder is None else Folder(path=folder, window=window)):
+
+    def over_host(component: Component, rows: int, dim: int) -> RowStore:
+        beneath = HostStore(replace(component, tier=tier), rows, dim, window)
+        return CachedStore(component, rows, dim, beneath) if cache else beneath
+
+    place = stored_in(over_host) if host else on_ssd(None if folder is None else Folder(path=folder, window=window))
+    with place:
         return EmbeddingTables([spec], features, seed=1, mode=mode)
 
 
@@ -145,7 +152,7 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
     plain = make()
     size = 150 * (plain.record("t").component.bytes_row + 8)
     tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=size)]
-    made = [make(tmp_path, tier) for tier in tiers]
+    made = [*(make(tmp_path, tier) for tier in tiers), make(host=True)]
     for seed in range(40):
         want = step(plain, seed)
         for tables in made:
@@ -155,7 +162,7 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
             assert all(torch.equal(evaluated(tables, seed), want) for tables in made)
     for tables in made:
         assert_equal(plain, tables)
-    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True]
+    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True, True]
 
 
 @pytest.mark.parametrize("tier", [replace(SMALL, fraction=0.25), LFU])

@@ -1,4 +1,4 @@
-"""Exact rows above rows in fewer bits: on an SSD, all is as with the latter in memory."""
+"""Exact rows above rows in fewer bits: on an SSD, or in frames of a device, all is as with the latter in memory."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def test_the_bits_are_those_of_memory(
     brought = counted(monkeypatch)
     make: Any = partial(tables_of, format=FORMATS[format], cache=CACHES[cache], mode=mode, state="bf16", window=5)
     plain, made, batches = make(), [make(tmp_path, SMALL) for _ in range(5)], [batch(seed) for seed in range(60)]
+    made.append(make(tier=SMALL, host=True))
     for n, ids in enumerate(batches):
         seen = []
         for depth, tables in [(0, plain), *enumerate(made)]:
             out = forward(tables, ids)
-            for later in batches[n + 1 : n + 1 + depth]:
+            for later in batches[n + 1 : n + 1 + min(depth, 4)]:
                 tables.prefetch(later)
             seen.append(torch.cat([out, evaluated(tables, n)]) if n % 7 == 3 else out.detach())
             assert torch.equal(seen[0], seen[-1])
