@@ -64,7 +64,7 @@ class Checkpoint:
     def chunks(self, places: Iterable[Place] | None = None) -> Iterator[Chunk]:
         """Yields the chunks of the tables, one file at a time; those of a row come in the order of their columns.
 
-        Caches come last.
+        Caches come last, see `caches`.
 
         places: only chunks that overlap one of these places; by default all.
 
@@ -72,8 +72,16 @@ class Checkpoint:
             UserError: when a file is damaged.
         """
         wanted = None if places is None else list(places)
-        for file, entry in sorted(self.files.items(), key=lambda item: (item[1].get("is_cache", False), item[0])):
-            if "table" in entry:
+        yield from self._chunks(wanted, False)
+        yield from self._chunks(wanted, True)
+
+    def caches(self, places: Iterable[Place]) -> Iterator[Chunk]:
+        """Yields the frames of caches of exact rows that overlap one of the places. They are newer than the rows."""
+        yield from self._chunks(list(places), True)
+
+    def _chunks(self, wanted: list[Place] | None, is_cache: bool) -> Iterator[Chunk]:
+        for file, entry in sorted(self.files.items()):
+            if "table" in entry and entry["is_cache"] == is_cache:
                 rows, columns = entry["rows"], entry["columns"]
                 if wanted is not None and not any(
                     name == entry["table"] and _meet(rows, mine) and _meet(columns, of) for name, mine, of in wanted

@@ -18,7 +18,7 @@ from sparrow.core.errors import suggest
 from sparrow.embeddings.autograd import Door
 from sparrow.embeddings.records import RowGradients, RowRecords, empty_gradients
 from sparrow.embeddings.spec import Feature
-from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, Saved, SsdStore
+from sparrow.embeddings.tiers import Flights, MappedStore, RowStore, Saved, ssd_of
 from sparrow.kernels import Impl, embedding_bag, row_levels
 from sparrow.kernels.embedding_bag import Bags, Lookup, Lookups, Tables
 from sparrow.kernels.embedding_bag.arguments import NEVER
@@ -97,7 +97,7 @@ class ComponentTables(nn.Module):
         stores = [record.store for record in self.all_records()]
         self._slots_are_rows = all(store.slots_are_rows for store in stores)
         self._are_leveled = all(store.slots_are_rows or isinstance(store, MappedStore) for store in stores)
-        self.flights = Flights({n: store for n, store in enumerate(stores) if isinstance(store, SsdStore)})
+        self.flights = Flights({n: store for n, store in enumerate(stores) if ssd_of(store)})  # type: ignore[misc]
         self._on_ssd = bool(self.flights.stores)
         self._places = None if self._slots_are_rows else _places(stores)
         known = [(n, r.component.policy) for n, r in enumerate(self.all_records()) if r.store.is_allocated]
@@ -224,7 +224,7 @@ class ComponentTables(nn.Module):
                 mine = found.get(record.name) or empty_gradients(record)
                 rows_U, grad_UD = mine.rows_U, mine.grad_UD
                 if not record.store.slots_are_rows:
-                    rows_U, order_U = _learning(record.store)(rows_U).sort()
+                    rows_U, order_U = record.store.pinned(rows_U).sort()
                     grad_UD = grad_UD[order_U]
                 gradients.append((rows_U, grad_UD))
             embedding_bag.update_rows(self.kernel_tables, gradients, self.lr_T, self.updates + 1, impl=self.impl)
@@ -450,7 +450,7 @@ class ComponentTables(nn.Module):
         def slots_of(number: int, rows_N: Tensor) -> Tensor:
             if is_batch:
                 return stores[number].admit(rows_N, self.kernel_tables[number])
-            return (_learning(stores[number]) if learns else stores[number].slots_of)(rows_N)
+            return (stores[number].pinned if learns else stores[number].slots_of)(rows_N)
 
         those = [number for number, store in enumerate(stores) if not store.slots_are_rows]
         mapped = _replaced(self._in_rows(bags, is_batch), those, slots_of)
@@ -533,11 +533,6 @@ class ComponentTables(nn.Module):
             )
             width += 0 if apart else self.door.dims[table_of[f.name]]
         return Lookups(lookups)
-
-
-def _learning(store: RowStore) -> Callable[[Tensor], Tensor]:
-    """Returns what gives the slots of rows that change now."""
-    return store.pinned if isinstance(store, SsdStore) else store.slots_of
 
 
 def _places(stores: Sequence[RowStore]) -> tuple[Tensor, list[int], list[int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparrow.core import Chunk, UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store
+from sparrow.embeddings.tiers import At, CachedStore, RowStore, Saved, SavedStore, SsdStore, new_store, ssd_of
 from sparrow.embeddings.tiers.store import chosen_device
 from sparrow.kernels import philox, row_index
 from sparrow.kernels.block_io import BlockMap
@@ -69,8 +69,9 @@ class RowRecords(nn.Module):
         self._seen_R: Tensor | None = None  # while parts of rows are loaded: their columns that were
         self._index: row_index.Index | None = None
         self.told = dict.fromkeys(row_index.TOLD, 0)  # see there, of all batches of training
-        if isinstance(self.store, (SsdStore, SavedStore)):
-            self.store.first = self._begun
+        beneath = ssd_of(self.store) or self.store
+        if isinstance(beneath, (SsdStore, SavedStore)):
+            beneath.first = self._begun
         if self.store.is_allocated:
             self._fill()
             if component.policy:
@@ -251,8 +252,9 @@ class RowRecords(nn.Module):
 
     def saved(self, max_bytes: int = 64 << 20) -> Iterator[Chunk | Saved]:
         """Returns every row record as a checkpoint has it: blocks of a file that has a name, or else `chunks`."""
-        if isinstance(self.store, SsdStore) and self.store.has_name:
-            yield self.store.save(seed=self.seed, rows=self.place[1], columns=self.columns)
+        if (store := ssd_of(self.store)) and store.has_name:
+            yield store.save(seed=self.seed, rows=self.place[1], columns=self.columns)
+            yield from self._frames(max_bytes)
         else:
             yield from self.chunks(max_bytes)
 
@@ -268,8 +270,8 @@ class RowRecords(nn.Module):
         Raises:
             UserError: when the file is missing, cut, another one or in use.
         """
-        store, mine, its = self.store, self.component, saved.component
-        if not (isinstance(store, SsdStore) and store.has_name and store.folder == saved.path.parent):
+        store, mine, its = ssd_of(self.store), self.component, saved.component
+        if not (store and store.has_name and store.folder == saved.path.parent):
             return False
         begins = [(of.name, of.fields, of.format, of.init_scale, of.init_mean) for of in (mine, its)]
         if begins[0] != begins[1] or (self.seed, *self.place[1:]) != (saved.seed, saved.rows, saved.columns):
@@ -289,6 +291,10 @@ class RowRecords(nn.Module):
                 continue
             fields = self.store.read(slice(first, last))
             yield Chunk(table=self.component.name, rows=place, columns=self.columns, fields=fields)
+        yield from self._frames(max_bytes)
+
+    def _frames(self, max_bytes: int) -> Iterator[Chunk]:
+        """Returns the exact rows, if there is a cache of them."""
         if not isinstance(self.store, CachedStore):
             return
         for first, last in self._ranges(max_bytes // (self.component.frame_bytes(self.dim) + 1)):

@@ -192,9 +192,8 @@ class Component:
 
         They are bytes of memory: of rows on an SSD, see `tier_bytes`.
         """
-        if self.tier.is_on:
-            return self.tier_bytes(rows, dim)
         own = rows * sum(field.bytes_row for field in self.fields_of(dim).values())
+        own = self.tier_bytes(rows, dim) if self.tier.is_on else own
         own += self.policy.index_bytes(rows) if self.policy else 0
         if not self.cache.is_on:
             return own

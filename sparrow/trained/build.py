@@ -159,6 +159,11 @@ def load_weights(model: nn.Module, saved: Checkpoint) -> None:
         for record in left:
             if record.component.name == chunk.table:
                 missing[record.name] -= record.load_chunk(chunk)
+    gone_on = [record for record in records if record.name not in missing]
+    for chunk in saved.caches([record.place for record in gone_on]):
+        for record in gone_on:
+            if record.component.name == chunk.table:
+                record.load_chunk(chunk)
     for name, numbers in missing.items():
         if numbers:
             raise UserError(

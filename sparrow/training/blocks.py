@@ -14,7 +14,7 @@ from sparrow.core import Chunk, UserError
 from sparrow.core.files import write_text
 from sparrow.distributed import World, said
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.tiers import Saved, SsdStore
+from sparrow.embeddings.tiers import Saved, ssd_of
 from sparrow.embeddings.tiers.ssd import SUFFIX
 from sparrow.kernels.block_io import remove
 from sparrow.trained.run import Run
@@ -51,7 +51,7 @@ class BlockFiles:
         is_named = any(component.tier.is_on for component in components) and not run.checkpoint.whole
         self._ssd = run.ssd if is_named else None  # else files go away with the process
         stores = [record.store for of_features in tables for record in of_features.all_records()]
-        self._stores = [store for store in stores if isinstance(store, SsdStore)]
+        self._stores = [found for store in stores if (found := ssd_of(store))]
         self._is_on = False
         self._folders: list[Path] = []
 

@@ -60,11 +60,12 @@ def _bytes_blocks(component: Component, used: float) -> int:
 
 def _bytes_saved(component: Component, whole: bool) -> int:
     """Returns the bytes of a component in a checkpoint's folder. whole: of those on an SSD it has all rows."""
+    above = component.frames(component.rows) * component.frame_bytes(component.dim) if component.cache.is_on else 0
     if whole or not component.tier.is_on:
-        return component.rows * component.bytes_row
+        return above + component.rows * component.bytes_row
     layout = Layout(fields=component.fields, rows=component.rows)
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
-    return 8 * layout.blocks + newer + component.tier_queue(component.rows)
+    return above + 8 * layout.blocks + newer + component.tier_queue(component.rows)
 
 
 def _there(path: Path) -> Path:

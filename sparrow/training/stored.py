@@ -11,7 +11,7 @@ from torch import Tensor
 from sparrow.checkpoint import Checkpoint
 from sparrow.distributed import World
 from sparrow.embeddings import EmbeddingTables
-from sparrow.embeddings.tiers import CachedStore, SsdStore
+from sparrow.embeddings.tiers import CachedStore, ssd_of
 from sparrow.training.turnover import Turnover
 
 
@@ -83,8 +83,8 @@ class Stored:
         names = ("hits", "used", "left", "bytes_read", "bytes_written")
         counts = {c.name: [0] * len(names) for c in self._on_ssd}
         for record in self._records:
-            if isinstance(record.store, SsdStore):
-                mine = record.store.counters
+            if store := ssd_of(record.store):
+                mine = store.counters
                 counts[record.component.name] = [
                     n + mine[of] for n, of in zip(counts[record.component.name], names, strict=True)
                 ]

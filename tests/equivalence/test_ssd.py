@@ -15,8 +15,9 @@ from sparrow import checkpoint, data
 from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
-from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers import SsdStore
+from sparrow.embeddings.spec import Cache, Tier
+from sparrow.embeddings.tiers import SsdStore, ssd_of
+from sparrow.kernels.formats import fp16
 from sparrow.kernels.rules import adagrad
 from sparrow.serving.export import export
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
@@ -61,10 +62,15 @@ def ids_of(step: int, rank: int) -> KeyedJagged:
     )
 
 
-def steps(world: World, folder: str | None, layout: str, mode: str, depth: int) -> tuple[list[Chunk], int]:
+def steps(
+    world: World, folder: str | None, layout: str, mode: str, depth: int, cache: Cache | None = None
+) -> tuple[list[Chunk], int]:
     """The chunks of this rank after some steps, and how many rows left frames."""
     tier = Tier(name="ssd", fraction=0.3) if folder else Tier()
-    spec = TableSpec(name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier)
+    spec = TableSpec(
+        name="t", dim=6, addressing=Direct(ROWS), rule=adagrad.Config(lr=0.3), init_scale=1.0, tier=tier,
+        format=fp16.Config(), state="bf16", cache=cache or Cache(),
+    )  # fmt: skip  # both are rounded stochastically
     with on_ssd(Folder(path=Path(folder), window=depth + 1) if folder else None):
         with unallocated():
             tables = EmbeddingTables([spec], [Feature(name="a", table="t")], seed=1, mode=mode)  # type: ignore[arg-type]
@@ -78,7 +84,7 @@ def steps(world: World, folder: str | None, layout: str, mode: str, depth: int) 
         if step % 4 == 2:
             tables.discard()
         tables.update()
-    stores = [record.store for record in tables.all_records() if isinstance(record.store, SsdStore)]
+    stores = [store for record in tables.all_records() if (store := ssd_of(record.store))]
     chunks = [dataclasses.replace(c, fields={n: t.clone() for n, t in c.fields.items()}) for c in tables.chunks()]
     return chunks, sum(store.left for store in stores)
 
@@ -88,9 +94,9 @@ def steps(world: World, folder: str | None, layout: str, mode: str, depth: int) 
 @pytest.mark.parametrize("mode", ["fused", "deferred"])
 @pytest.mark.parametrize("layout", PLANS)
 def test_parts_on_an_ssd(ranks: Callable[[int], Pool], tmp_path: Path, layout: str, mode: str, size: int) -> None:
-    for depth in (0, 2):
-        want = ranks(size).run(steps, None, layout, mode, depth)
-        got = ranks(size).run(steps, str(tmp_path), layout, mode, depth)
+    for depth, cache in ((0, None), (2, None), (2, Cache(fraction=0.1))):
+        want = ranks(size).run(steps, None, layout, mode, depth, cache)
+        got = ranks(size).run(steps, str(tmp_path), layout, mode, depth, cache)
         for (mine, none), (its, _) in zip(want, got, strict=True):
             assert none == 0 and len(mine) == len(its)
             for one, other in zip(mine, its, strict=True):
@@ -120,8 +126,8 @@ def fit(world: World, prepared: str, run_dir: str, changes: dict[str, Any], resu
     trainer = Trainer(run_of(prepared, run_dir, **SETTINGS | changes), resume=resume)
     trainer.fit()
     trainer.ranks.world.leave()
-    stores = [record.store for tables in trainer.tables for record in tables.all_records()]
-    left = sum(store.left for store in stores if isinstance(store, SsdStore))
+    stores = [ssd_of(record.store) for tables in trainer.tables for record in tables.all_records()]
+    left = sum(store.left for store in stores if store)
     saved = checkpoint.load(Path(run_dir) / "checkpoints")
     parts = {name: of["sha256"] for name, of in saved.files.items() if "table" not in of and "newer" not in name}
     return parts | digests(saved), left
@@ -131,20 +137,26 @@ def digests(saved: checkpoint.Checkpoint) -> dict[str, str]:
     """What a checkpoint has of each field of each table, whatever its form."""
     found: dict[str, Any] = {}
     for chunk in saved.chunks():
+        order = chunk.fields["row"].argsort() if chunk.is_cache else slice(None)  # a resumed run has them elsewhere
         for name, tensor in chunk.fields.items():
-            of = f"table {chunk.table} {name} {chunk.columns}"
+            of = f"table {chunk.table} {name} {chunk.columns}" + " in frames" * chunk.is_cache
+            tensor = tensor if name in ("batch", "counts") else tensor[order]
             found.setdefault(of, sha256()).update(tensor.contiguous().view(torch.uint8).numpy().data)
     return {of: digest.hexdigest() for of, digest in found.items()}
 
 
+CACHED = {"tables.format.name": "int8", "tables.cache.fraction": 0.1}
 CASES: dict[str, dict[str, Any]] = {
     "guarded": {},
     "fused": {"loop.nonfinite": "off", "loop.update_mode": "fused"},
     "clipped": {"loop.clip_norm": 0.01},
     "accumulated": {"loop.accumulate": 3, "data.batch_size": 4, "loop.max_steps": 30},
     "int8": {"tables.format.name": "int8", "tables.format.rounding": "nearest"},
+    "stochastic": {"tables.format.name": "int4", "tables.state": "bf16"},
     "quotient_remainder": {"tables.addressing.name": "quotient_remainder", "tables.addressing.collisions": 2},
     "din": {"model.name": "din", "model.dim": 8},
+    "cached": CACHED,
+    "cached, accumulated": CACHED | {"loop.accumulate": 3, "data.batch_size": 4, "tables.cache.policy": "lfu"},
 }
 
 
@@ -161,16 +173,17 @@ def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str) -> None:
     assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
 
 
-def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", [{"tables.format.name": "fp16"}, CACHED])
+def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[str, Any]) -> None:
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk")}
-    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), {})
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
     tiers: list[dict[str, Any]] = [{}, on_ssd, {**on_ssd, "tables.tier.fraction": 1.0}]
     for begin in tiers:
         for end in tiers[:2]:
             place = str(tmp_path / f"{tiers.index(begin)}{tiers.index(end)}")
-            fit(World(), str(wide), place, begin | {"loop.max_steps": 17})
+            fit(World(), str(wide), place, of | begin | {"loop.max_steps": 17})
             for later in (23, 40):
-                got, _ = fit(World(), str(wide), place, end | {"loop.max_steps": later}, resume=True)
+                got, _ = fit(World(), str(wide), place, of | end | {"loop.max_steps": later}, resume=True)
             assert {n: of for n, of in got.items() if "progressive" not in n} == {
                 n: of for n, of in want.items() if "progressive" not in n
             }

@@ -68,7 +68,7 @@ def test_tables_on_an_ssd_count_with_frames_map_and_queue(prepared: Path, tmp_pa
     built = build(run, log.schema)
     held = sum(b.nbytes for one in tables_of(built) for r in one.all_records() for b in r.buffers())
     beside = sum(
-        s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks + 8 * s.spare.free for s in _stores(built)
+        s.component.tier_queue(s.rows) + 12 * s._blocks.layout.blocks + 4 * s.spare.free for s in _stores(built)
     )
     assert preflight.estimate(run, log).host["tables"] == held + beside
 

@@ -1,25 +1,29 @@
 """Where rows are kept: a store is a file.
 
-A cache of exact rows stands over a store whose slots are rows. Rows on an SSD have frames in memory.
+A cache of exact rows stands over rows in memory or on an SSD. Rows on an SSD have frames in memory.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from sparrow.core import UserError
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.cached import CachedStore
+from sparrow.embeddings.tiers.cached import CachedStore, ssd_of
 from sparrow.embeddings.tiers.flights import Flights
+from sparrow.embeddings.tiers.host import HostStore
 from sparrow.embeddings.tiers.mapped import LeveledRows, MappedStore
 from sparrow.embeddings.tiers.memory import MemoryStore
 from sparrow.embeddings.tiers.saved import Saved, SavedStore
-from sparrow.embeddings.tiers.ssd import SsdStore
+from sparrow.embeddings.tiers.ssd import SsdStore, check, made_folder
 from sparrow.embeddings.tiers.store import (
     At,
+    Beneath,
     Folder,
     MakeStore,
     RowStore,
+    chosen_device,
     chosen_folder,
     chosen_store,
     on_ssd,
@@ -41,12 +45,15 @@ def new_store(component: Component, rows: int, dim: int) -> RowStore:
     """
     if make := chosen_store():
         return make(component, rows, dim)
+    beneath: Beneath
     if component.tier.is_on and rows:
         if (folder := chosen_folder()) is None:
             remedy = "name one with --ssd, or make the tables within `on_ssd`"
             raise UserError(f"table {component.name!r}: tables.tier is ssd, and no folder is named; {remedy}")
-        return SsdStore(component, rows, dim, folder)
-    beneath = MemoryStore(component, rows, dim)
+        check(component, chosen_device())
+        beneath = SsdStore(component, rows, dim, replace(folder, path=made_folder(folder.path)))
+    else:
+        beneath = MemoryStore(component, rows, dim)
     return CachedStore(component, rows, dim, beneath) if component.cache.is_on and rows else beneath
 
 
@@ -57,9 +64,11 @@ def unallocated() -> AbstractContextManager[None]:
 
 __all__ = [
     "At",
+    "Beneath",
     "CachedStore",
     "Flights",
     "Folder",
+    "HostStore",
     "LeveledRows",
     "MakeStore",
     "MappedStore",
@@ -71,6 +80,7 @@ __all__ = [
     "new_store",
     "on_ssd",
     "rows_on",
+    "ssd_of",
     "stored_in",
     "unallocated",
 ]

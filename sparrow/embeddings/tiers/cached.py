@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from sparrow.core import UserError
 from sparrow.core.pages import empty_rows
 from sparrow.embeddings.spec import Component
-from sparrow.embeddings.tiers.store import At, RowStore, chosen_device, level_of
+from sparrow.embeddings.tiers.ssd import SsdStore
+from sparrow.embeddings.tiers.store import At, Beneath, RowStore, chosen_device, level_of
 from sparrow.kernels import embedding_bag, row_cache
 from sparrow.kernels.embedding_bag import Rows, Table, Tables
-from sparrow.kernels.row_cache import Frames
+from sparrow.kernels.row_cache import Frames, Moves
 
 
 class CachedStore(nn.Module):
@@ -23,27 +25,29 @@ class CachedStore(nn.Module):
     A row that leaves is rounded with the number of its last update, and not at all if it was not updated. `read` and
     `write` are for what is beneath the frames. A row that is written leaves its frame.
 
+    If what is beneath is on an SSD, `fetch` gets the rows that have no exact frame some batches ahead. Who has such a
+    frame is still decided when a batch is looked up. A row that had one before and has lost it is brought then.
+
     Args:
         component: whose rows these are. It says how many frames there are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
-        beneath: a store of these rows, whose slots are rows. Those that are out are there.
+        beneath: a store of these rows. Those that are out are there.
 
     Raises:
         UserError: on a GPU.
     """
 
     slots_are_rows = False
-    is_allocated = True
 
-    def __init__(self, component: Component, rows: int, dim: int, beneath: RowStore) -> None:
+    def __init__(self, component: Component, rows: int, dim: int, beneath: Beneath) -> None:
         super().__init__()
         if chosen_device() != "cpu":
             remedy = "leave it out, or use --device cpu"
             raise UserError(f"table {component.name!r}: its cache is for the CPU, and the rows are on a GPU; {remedy}")
         self.component = component
-        assert beneath.slots_are_rows
         self.beneath = beneath
+        self.is_allocated = beneath.is_allocated
         count = component.frames(rows)
         self._fields = component.frame_fields(dim)
         for name, field in self._fields.items():
@@ -57,6 +61,7 @@ class CachedStore(nn.Module):
         self.hits = 0  # different rows of batches that were in
         self.used = 0  # and those that batches had
         self.most = 0  # different rows of a batch
+        self._above: dict[int, Tensor] = {}  # rows in frames that batches under way have, by their number
 
     def frame(self, name: str) -> Tensor:
         """Returns a field of all frames."""
@@ -78,7 +83,11 @@ class CachedStore(nn.Module):
 
     def slots_of(self, rows_N: Tensor) -> Tensor:
         """Returns the frames of rows that are in, and the places beneath of the others."""
-        return row_cache.slots_of(self.frames, rows_N)
+        return self._slots(row_cache.slots_of(self.frames, rows_N), rows_N, self.beneath.slots_of)
+
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the same for rows that learn now."""
+        return self._slots(row_cache.slots_of(self.frames, rows_N), rows_N, self.beneath.pinned)
 
     def admit(self, rows_N: Tensor, table: Table) -> Tensor:
         """Begin a batch of training: let its rows in as far as there is room. Returns their slots."""
@@ -89,8 +98,24 @@ class CachedStore(nn.Module):
         self.used += moves.unique
         self.most = max(self.most, moves.unique)
         if len(moves.rows_L):
-            embedding_bag.replace_rows(Tables([table]), moves.frames_L, moves.rows_L, moves.old_L)
-        return moves.slots_N
+            self._move(moves, table)
+        return self._slots(moves.slots_N, rows_N, self.beneath.pinned)
+
+    def _move(self, moves: Moves, table: Table) -> None:
+        """Copy rows into their frames, and those that were updated there back."""
+        is_newer_L = (moves.old_L >= 0) & (self.frame("changed")[moves.frames_L] > 0)
+        with self.beneath.overwritten(moves.old_L[is_newer_L]) as slots_V:
+            old_L = torch.full_like(moves.old_L, -1)
+            old_L[is_newer_L] = slots_V
+            tables = Tables([replace(table, levels=self.levels)])
+            embedding_bag.replace_rows(tables, moves.frames_L, self.beneath.pinned(moves.rows_L), old_L)
+
+    def _slots(self, slots_N: Tensor, rows_N: Tensor, beneath: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns slots for what `row_cache` says of rows. beneath: of what has no frame."""
+        frames = len(self.frame("tag"))
+        if not self.beneath.slots_are_rows and (out_N := slots_N >= frames).any():
+            slots_N[out_N] = frames + beneath(rows_N[out_N])
+        return slots_N
 
     def settle(self) -> None:
         """The rows of all batches so far have learnt, or never will: they may leave."""
@@ -105,9 +130,36 @@ class CachedStore(nn.Module):
         """Overwrite what is beneath the frames, see `RowStore.write`. The rows leave their frames as they are."""
         self.beneath.write(at, fields, columns)
         rows_U = torch.arange(self.rows)[at] if isinstance(at, slice) else at
-        slots_U = self.slots_of(rows_U)
+        slots_U = row_cache.slots_of(self.frames, rows_U)
         tags_F = self.frame("tag")
         tags_F[slots_U[slots_U < len(tags_F)]] = -1
+
+    # -- rows on an SSD beneath -----------------------------------------------------------------------------------
+
+    def fetch(self, rows_N: Tensor, batch: int, settled: int) -> None:
+        """Do what `SsdStore.fetch` does for the rows of a batch that have no exact frame now."""
+        assert isinstance(self.beneath, SsdStore)
+        rows_U = rows_N.long().unique()
+        is_out_U = row_cache.slots_of(self.frames, rows_U) >= len(self.frame("tag"))
+        self._above[batch] = rows_U[~is_out_U]
+        self.beneath.fetch(rows_U[is_out_U], batch, settled)
+
+    def arrive(self, last: int | None = None) -> None:
+        """Do what `SsdStore.arrive` does. last: the batch that is looked up now."""
+        assert isinstance(self.beneath, SsdStore)
+        self.beneath.arrive(last)
+        if last is None:
+            return
+        rows_U = self._above.pop(last, torch.zeros(0, dtype=torch.int64))
+        self._above = {batch: rows for batch, rows in self._above.items() if batch > last}  # others were given up
+        lost_U = row_cache.slots_of(self.frames, rows_U) >= len(self.frame("tag"))
+        if lost_U.any():
+            self.beneath.bring(rows_U[lost_U], last)
+
+    def give_back(self) -> None:
+        """Do what `SsdStore.give_back` does."""
+        assert isinstance(self.beneath, SsdStore)
+        self.beneath.give_back()
 
     # -- frames in and out ----------------------------------------------------------------------------------------
 
@@ -147,3 +199,9 @@ class CachedStore(nn.Module):
         low, high = max(first, 0), min(first + len(counts_R), len(mine_R))
         if low < high:
             mine_R[low:high] = counts_R[low - first : high - first]
+
+
+def ssd_of(store: RowStore) -> SsdStore | None:
+    """Returns the store on an SSD that a store is, or that is beneath it; None if there is none."""
+    found = store.beneath if isinstance(store, CachedStore) else store
+    return found if isinstance(found, SsdStore) else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from sparrow.embeddings.tiers.cached import CachedStore, ssd_of
 from sparrow.embeddings.tiers.ssd import SsdStore
 from sparrow.kernels.embedding_bag import Bags
 
@@ -15,10 +16,10 @@ class Flights:
     """Numbers the batches, and knows which are still to be looked up.
 
     Args:
-        stores: table -> its rows, for tables on an SSD.
+        stores: table -> its rows, for tables on an SSD, with a cache of exact rows or without.
     """
 
-    def __init__(self, stores: Mapping[int, SsdStore]) -> None:
+    def __init__(self, stores: Mapping[int, SsdStore | CachedStore]) -> None:
         self.stores = stores
         self._batch = 0  # the number of the last one
         self._settled = 0  # see `SsdStore.fetch`
@@ -59,7 +60,8 @@ class Flights:
         """Hear that all batches that were looked up have learnt, or never will."""
         self._settled = min(self._ahead.values(), default=self._batch + 1) - 1
         for store in self.stores.values():
-            store.settled = self._settled
+            if beneath := ssd_of(store):
+                beneath.settled = self._settled
 
     def land(self) -> None:
         """Wait for all rows that are under way."""

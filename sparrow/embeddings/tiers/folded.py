@@ -36,6 +36,10 @@ class FoldedStore(nn.Module):
         """Returns the slots: every row has its place."""
         return self.slots_of(rows_N)
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the slots."""
+        return self.slots_of(rows_N)
+
     def settle(self) -> None:
         """Do nothing."""
 

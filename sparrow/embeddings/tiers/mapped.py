@@ -112,6 +112,10 @@ class MappedStore(nn.Module):
         """Refuse: no row learns."""
         raise UserError(f"table {self.component.name!r}: a model that was exported does not learn; train its run")
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Refuse, as `admit` does."""
+        return self.admit(rows_N, None)  # type: ignore[arg-type]
+
     def settle(self) -> None:
         """Do nothing."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,14 @@ class MemoryStore(nn.Module):
     def admit(self, rows_N: Tensor, table: Table) -> Tensor:
         """Returns the rows themselves: every row has its place."""
         return rows_N
+
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the rows themselves."""
+        return rows_N
+
+    def overwritten(self, rows_U: Tensor) -> AbstractContextManager[Tensor]:
+        """Returns a context with the rows themselves."""
+        return nullcontext(rows_U)
 
     def settle(self) -> None:
         """Do nothing."""

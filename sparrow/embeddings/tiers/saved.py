@@ -153,6 +153,10 @@ class SavedStore(nn.Module):
         """Fails."""
         raise AssertionError("these rows are only read")
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Fails."""
+        raise AssertionError("these rows are only read")
+
     def settle(self) -> None:
         """Fails."""
         raise AssertionError("these rows are only read")
@@ -165,4 +169,4 @@ class SavedStore(nn.Module):
 def put_into(held: Mapping[str, Tensor], at_U: Tensor, fields: Mapping[str, Tensor]) -> None:
     """Write fields [U, ...] into some rows of others."""
     for name, of in held.items():
-        of[at_U] = fields[name].to(of.dtype)
+        of[at_U] = fields[name].to(of)

@@ -42,7 +42,8 @@ class Spare:
     def use(self, rows_U: Tensor, batch: int) -> Tensor:
         """Returns which rows are here, bool [U]. A batch has them."""
         place_U, is_here_U = self._places(rows_U)
-        self._batches_H[place_U[is_here_U]] = batch
+        at = place_U[is_here_U]
+        self._batches_H[at] = self._batches_H[at].clamp(min=batch)  # a later one may have it already
         return is_here_U
 
     def take(self, rows_U: Tensor, batch: int | Tensor) -> Tensor:

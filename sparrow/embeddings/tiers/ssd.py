@@ -6,7 +6,8 @@ import itertools
 import os
 import secrets
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -56,10 +57,7 @@ class SsdStore(nn.Module):
         component: whose rows these are. It says how many frames there are.
         rows: how many of its rows are here.
         dim: how many of its dimensions are here.
-        folder: where the file is.
-
-    Raises:
-        UserError: for a table that cannot be on an SSD, or a folder that cannot be used.
+        folder: where the file is. It is there.
     """
 
     slots_are_rows = False
@@ -67,7 +65,6 @@ class SsdStore(nn.Module):
 
     def __init__(self, component: Component, rows: int, dim: int, folder: Folder) -> None:
         super().__init__()
-        check(component, chosen_device())
         self.component = component
         self.rows = rows
         self.dim = dim
@@ -77,26 +74,29 @@ class SsdStore(nn.Module):
         self._fields = component.fields_of(dim)
         count, spare = component.tier_frames(rows)
         for name, field in self._fields.items():
-            made = empty_rows(*field.shape(count + spare), dtype=field.dtype)
+            made = empty_rows(*field.shape(count + spare), dtype=field.dtype, device=chosen_device())
             self.register_buffer(f"frame_{name}", made, persistent=False)
-        self.register_buffer("tag", torch.full((count,), -1, dtype=torch.int32), persistent=False)
+        self.ways = count  # frames of the cache; those that stand by follow
+        self.register_buffer("tag", torch.full((count + spare,), -1, dtype=torch.int32), persistent=False)
         self.register_buffer("stamp", torch.zeros(count, dtype=torch.int32), persistent=False)
         counted = rows if component.tier.policy == "lfu" else 0
         self.register_buffer("counts", torch.zeros(counted, dtype=torch.uint8), persistent=False)
         self.spare = Spare(first=count, frames=spare)
-        self.folder, self.has_name = made_folder(folder.path), False
+        self.folder, self.has_name = folder.path, False
         self._layout = Layout(fields=self._fields, rows=rows)
         self._opened: Blocks | None = None
         self._maps: list[BlockMap] = []  # kept for a checkpoint that is being written
         self._kept: dict[int, BlockMap] = {}  # and for those that are, by step
         self._readings: deque[_Reading] = deque()
+        self._evictable = 0  # the last batch whose rows may leave
         self._borrowed: dict[str, Tensor] = {}  # rows that a lookup without learning has read
+        self._borrowers = torch.zeros(0, dtype=torch.int64)  # their numbers
         self.hits = self.used = self.left = 0  # different rows of batches: in frames before, all; and rows that left
 
     @property
     def frames(self) -> Frames:
         """Which rows are in frames of the cache."""
-        tags_F, stamps_F = self.get_buffer("tag"), self.get_buffer("stamp")
+        tags_F, stamps_F = self.get_buffer("tag")[: self.ways], self.get_buffer("stamp")
         return Frames(rows=self.rows, tags_F=tags_F, stamps_F=stamps_F, counts_R=self.get_buffer("counts"))
 
     @property
@@ -106,8 +106,10 @@ class SsdStore(nn.Module):
     @property
     def levels(self) -> tuple[Rows, ...]:
         """All frames, and what was borrowed if there is something."""
-        above = level_of(self.component, self._held)
-        return (above, level_of(self.component, self._borrowed)) if self._borrowed else (above,)
+        above = level_of(self.component, self._held, rows_R=self._numbers)
+        if not self._borrowed:
+            return (above,)
+        return above, level_of(self.component, self._borrowed, rows_R=self._borrowers.int().to(above.touched_R.device))
 
     # -- batches of training --------------------------------------------------------------------------------------
 
@@ -122,17 +124,37 @@ class SsdStore(nn.Module):
         Raises:
             UserError: when there are too few frames for the batches under way.
         """
-        evictable = min(batch - self.window, settled)
+        self._evictable = min(batch - self.window, settled)
+        self._begin(rows_N.long().unique(), batch)
+
+    def bring(self, rows_U: Tensor, batch: int) -> None:
+        """Have rows of a batch in frames that `fetch` was not told of, since they were above these.
+
+        Args:
+            rows_U: int64 [U], ascending.
+            batch: its number, which may be below those that were fetched.
+
+        Raises:
+            UserError: as `fetch` does.
+        """
+        frames_U, stamps_F = self._frames_of(rows_U), self.get_buffer("stamp")
+        held_V = frames_U[(frames_U >= 0) & (frames_U < self.ways)]
+        before_V = stamps_F[held_V]
+        self._begin(rows_U, batch)
+        stamps_F[held_V] = stamps_F[held_V].maximum(before_V)
+        self.arrive()
+
+    def _begin(self, rows_U: Tensor, batch: int) -> None:
+        evictable = self._evictable
         self.arrive(evictable)  # of a batch that was given up
         self._put(*self.spare.leaving(evictable))
-        rows_U = rows_N.long().unique()
         is_spare_U = self.spare.use(rows_U, batch)
         rows_V = rows_U[~is_spare_U]
         moves = row_cache.admit(self.frames, rows_V, batch, evictable)
         leaves_L = moves.old_L >= 0
         self._put(moves.old_L[leaves_L], moves.frames_L[leaves_L])
         self._read_into(moves.rows_L, moves.frames_L, batch)
-        rest_V = rows_V[moves.slots_N >= len(self.get_buffer("tag"))]
+        rest_V = rows_V[moves.slots_N >= self.ways]
         self.used += len(rows_U)
         self.hits += len(rows_U) - len(moves.rows_L) - len(rest_V)
         if (free := self.spare.free) < len(rest_V):
@@ -142,7 +164,9 @@ class SsdStore(nn.Module):
                 "data.batch_size or loop.accumulate"
             )
         if len(rest_V):
-            self._read_into(rest_V, self.spare.take(rest_V, batch), batch)
+            frames_V = self.spare.take(rest_V, batch)
+            self.get_buffer("tag")[frames_V] = rest_V.int()
+            self._read_into(rest_V, frames_V, batch)
 
     def arrive(self, last: int | None = None) -> None:
         """Wait for the rows of all batches, or of those up to one. Those that were never written begin."""
@@ -180,12 +204,30 @@ class SsdStore(nn.Module):
         self._borrowed = {}
         if out_N.any():
             rows_U, place_V = rows_N[out_N].long().unique(return_inverse=True)
-            self._borrowed = self.read(rows_U)
+            self._borrowed, self._borrowers = self.read(rows_U), rows_U
             slots_N[out_N] = len(self._held["touched"]) + place_V
         return slots_N
 
     def give_back(self) -> None:
         """Forget what was borrowed."""
+        self._borrowed = {}
+
+    @contextmanager
+    def overwritten(self, rows_U: Tensor) -> Iterator[Tensor]:
+        """Do what `Beneath.overwritten` says. Rows that are in no frame wait after that until blocks are written.
+
+        None of them is under way to a frame.
+        """
+        slots_U = self._frames_of(rows_U)
+        out_V = (slots_U < 0).nonzero()[:, 0]
+        if not len(out_V):
+            yield slots_U
+            return
+        self._borrowers = rows_U[out_V]
+        self._borrowed = self._empty(len(out_V))
+        slots_U[out_V] = len(self._held["touched"]) + torch.arange(len(out_V))
+        yield slots_U
+        self._blocks.put(self._borrowers, self._borrowed)
         self._borrowed = {}
 
     # -- rows by number -------------------------------------------------------------------------------------------
@@ -194,7 +236,7 @@ class SsdStore(nn.Module):
         """Returns what `RowStore.read` says, as copies."""
         self.arrive()
         rows_U = _rows_of(at, self.rows)
-        made = {name: torch.empty(field.shape(len(rows_U)), dtype=field.dtype) for name, field in self._fields.items()}
+        made = self._empty(len(rows_U))
         frames_U = self._frames_of(rows_U)
         held_V, (out_V, rows_V) = (frames_U >= 0).nonzero()[:, 0], _ascending(rows_U, frames_U < 0)
         never_V = self._blocks.wait(self._blocks.fetch(rows_V, made, out_V))
@@ -268,7 +310,7 @@ class SsdStore(nn.Module):
         self._maps.append(map)
         waiting_W = (self._frames_of(rows_Q) < 0).nonzero()[:, 0]  # of the others the frame is newer
         fields_W = {name: of[waiting_W] for name, of in fields_Q.items()}
-        rows_C, stamps_C, frames_C = self.get_buffer("tag"), self.get_buffer("stamp"), None
+        rows_C, stamps_C, frames_C = self.frames.tags_F, self.get_buffer("stamp"), None
         if int(rows_C.min()) < 0:  # else all frames have rows, and nothing has to be gathered
             frames_C = (rows_C >= 0).nonzero()[:, 0]
             rows_C, stamps_C = rows_C[frames_C], stamps_C[frames_C]
@@ -327,12 +369,13 @@ class SsdStore(nn.Module):
         frames_V = torch.full_like(rows_V, -1)
         if place == 0:
             slots_V = row_cache.admit(self.frames, rows_V, -1, NEVER).slots_N  # if one is free
-            is_in_V = slots_V < len(self.get_buffer("tag"))
+            is_in_V = slots_V < self.ways
             self.get_buffer("stamp")[slots_V[is_in_V]] = -ages_V[is_in_V]
             return torch.where(is_in_V, slots_V, -1)
         if place == 1:
             taken = min(len(rows_V), self.spare.free)
             frames_V[:taken] = self.spare.take(rows_V[:taken], -ages_V[:taken])
+            self.get_buffer("tag")[frames_V[:taken]] = rows_V[:taken].int()
         return frames_V
 
     def keep_only(self, steps: Container[int], step: int) -> None:
@@ -365,14 +408,23 @@ class SsdStore(nn.Module):
         queue = self.component.tier_queue(self.rows)
         return Blocks(path, self._layout, table=self.component.name, map=map, bytes_queue=queue)
 
+    def _empty(self, rows: int) -> dict[str, Tensor]:
+        device = self._held["touched"].device
+        return {name: torch.empty(of.shape(rows), dtype=of.dtype, device=device) for name, of in self._fields.items()}
+
     def _first(self, rows_U: Tensor) -> dict[str, Tensor]:
         assert self.first is not None
         return self.first(rows_U)
 
+    @property
+    def _numbers(self) -> Tensor:
+        """Which row is in each frame, where kernels read it."""
+        return self.get_buffer("tag")
+
     def _frames_of(self, rows_N: Tensor) -> Tensor:
         """Returns the frame of each row, or -1."""
         slots_N = row_cache.slots_of(self.frames, rows_N)
-        out_N = slots_N >= len(self.get_buffer("tag"))
+        out_N = slots_N >= self.ways
         if out_N.any():
             slots_N[out_N] = self.spare.find(rows_N[out_N].long())
         return slots_N
@@ -399,11 +451,6 @@ def check(component: Component, device: str) -> None:
     reasons = {
         "its rows learn on a GPU; use --device cpu": device != "cpu",
         "its ids come and go; choose another addressing, or leave it in memory": component.policy is not None,
-        "it has a cache of exact rows; leave out tables.cache or tables.tier": component.cache.is_on,
-        'its format rounds stochastically; choose tables.format.rounding "nearest" or fp32': (
-            component.format.rounding == "stochastic"
-        ),
-        'its state is bf16, which rounds stochastically; choose tables.state "fp32"': component.state != "fp32",
     }
     for reason, is_so in reasons.items():
         if is_so:
@@ -439,6 +486,6 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     """Returns for each row whether all its bytes are the same, bool [U]."""
     same_U = torch.ones(len(one["touched"]), dtype=torch.bool)
     for name, of in one.items():
-        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of.dtype))]
+        pair = [x.contiguous().view(len(same_U), -1).view(torch.uint8) for x in (of, other[name].to(of))]
         same_U &= (pair[0] == pair[1]).all(1)
     return same_U

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,14 @@ class RowStore(Protocol):
         """
         ...
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        """Returns the slots [N] of rows that learn now.
+
+        Raises:
+            UserError: when no batch of training has one.
+        """
+        ...
+
     def settle(self) -> None:
         """Hear that the rows of all batches so far have learnt, or that what they would have learnt is forgotten."""
         ...
@@ -72,13 +80,27 @@ class RowStore(Protocol):
         ...
 
 
-def level_of(component: Component, fields: Mapping[str, Tensor], changed_R: Tensor | None = None) -> Rows:
+class Beneath(RowStore, Protocol):
+    """A store over which a cache of exact rows can stand."""
+
+    def overwritten(self, rows_U: Tensor) -> AbstractContextManager[Tensor]:
+        """Rows have slots [U] in this context, to which whole records are written."""
+        ...
+
+
+def level_of(
+    component: Component,
+    fields: Mapping[str, Tensor],
+    changed_R: Tensor | None = None,
+    rows_R: Tensor | None = None,
+) -> Rows:
     """Returns a level of a component's rows.
 
     Args:
         component: whose rows these are.
         fields: field -> its entries in these rows, for all fields.
         changed_R: see `Rows`.
+        rows_R: see `Rows`.
     """
     payload, state = component.format.fields(component.dim), component.rule.fields(component.dim)
     return Rows(
@@ -87,6 +109,7 @@ def level_of(component: Component, fields: Mapping[str, Tensor], changed_R: Tens
         touched_R=fields["touched"],
         state={name: fields[name] for name in state},
         changed_R=changed_R,
+        rows_R=rows_R,
     )
 
 

@@ -24,7 +24,8 @@ class Rows:
     """Row records that lie together: the fields of the format, those of the rule, and a byte that says "touched".
 
     payload, state: field -> [R] or [R, entries]. touched_R: uint8 [R], 1 if the row was ever updated. changed_R: int32
-    [R], the number of the row's last update, 0 for none since it was copied here; None where nobody asks.
+    [R], the number of the row's last update, 0 for none since it was copied here; None where nobody asks. rows_R:
+    int32 [R], which row of the table each is, where they are not in order, since stochastic rounding depends on it.
     """
 
     format: RowFormat
@@ -32,6 +33,7 @@ class Rows:
     touched_R: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
     changed_R: Tensor | None = None
+    rows_R: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -113,10 +115,12 @@ class Tables(tuple[Table, ...]):
     @cached_property
     def changed(self) -> list[Tensor]:
         """Every level's numbers of last updates; empty where nobody asks. No level's if nobody asks for any."""
-        if all(level.changed_R is None for level in self.levels):
-            return []
-        none = torch.empty(0, dtype=torch.int32)
-        return [none if level.changed_R is None else level.changed_R for level in self.levels]
+        return _of_levels([level.changed_R for level in self.levels])
+
+    @cached_property
+    def row_numbers(self) -> list[Tensor]:
+        """Every level's row numbers; empty where rows are in order. No level's if all are."""
+        return _of_levels([level.rows_R for level in self.levels])
 
     @cached_property
     def state(self) -> list[Tensor]:
@@ -273,6 +277,11 @@ def tables_of(weight_RD: Tensor, rule: RowRule) -> Tables:
         format=fp32.Config(), payload={"weight": weight_RD}, touched_R=touched_R, state=init_state(rule, rows, dim)
     )
     return Tables([fp32_table([level], rule)])
+
+
+def _of_levels(given: Sequence[Tensor | None]) -> list[Tensor]:
+    none = torch.empty(0, dtype=torch.int32)
+    return [none if of is None else of for of in given] if any(of is not None for of in given) else []
 
 
 def _signed(key: int) -> int:

@@ -87,7 +87,7 @@ def _payload(tables: Tables) -> tuple[Any, ...]:
 
 
 def _records(tables: Tables) -> tuple[Any, ...]:
-    return *_payload(tables), tables.state, tables.touched, tables.changed
+    return *_payload(tables), tables.state, tables.touched, tables.changed, tables.row_numbers
 
 
 def _rules(tables: Tables, lr_T: Tensor, n: int) -> tuple[Any, ...]:

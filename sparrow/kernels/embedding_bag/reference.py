@@ -160,15 +160,16 @@ def _write(
     """Write some rows of a level, rounded as it stores them."""
     first_row, first_column = table.place
     columns = (first_column, first_column + table.dim)
+    numbers_V = first_row + (rows_V if level.rows_R is None else level.rows_R[rows_V].long())
     noise_VD = None
     if level.format.rounding == "stochastic":
-        noise_VD = noise(table.key, 0, rows_V + first_row, columns, n)
+        noise_VD = noise(table.key, 0, numbers_V, columns, n)
     for name, tensor in level.format.encode(values_VD, noise_VD).items():
         level.payload[name][rows_V] = tensor
     for number, (name, tensor) in enumerate(level.state.items(), 1):
         new = state[name]
         if tensor.dtype == torch.bfloat16:
-            new = state_to_bf16(new, table.key, number, rows_V + first_row, columns, n)
+            new = state_to_bf16(new, table.key, number, numbers_V, columns, n)
         tensor[rows_V] = new
 
 

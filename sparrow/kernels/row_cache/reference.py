@@ -47,12 +47,10 @@ def admit(frames: Frames, rows_N: Tensor, batch: int, evictable: int) -> Moves:
         tags[frame], stamps[frame] = row, batch
     frames.tags_F.copy_(torch.tensor(tags))
     frames.stamps_F.copy_(torch.tensor(stamps))
-    found = torch.tensor(moves, dtype=torch.int64).view(-1, 3)
+    frames_L, rows_L, old_L = torch.tensor(moves, dtype=torch.int64).view(-1, 3).T.contiguous()
     hits = len(rows_U) - len(missing)
     slots_N = slots_of(frames, rows_N)
-    return Moves(
-        frames_L=found[:, 0], rows_L=found[:, 1], old_L=found[:, 2], hits=hits, unique=len(rows_U), slots_N=slots_N
-    )
+    return Moves(frames_L=frames_L, rows_L=rows_L, old_L=old_L, hits=hits, unique=len(rows_U), slots_N=slots_N)
 
 
 def slots_of(frames: Frames, rows_N: Tensor) -> Tensor:

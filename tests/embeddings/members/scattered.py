@@ -43,6 +43,9 @@ class Scattered(nn.Module):
     def admit(self, rows_N: Tensor, table: Table) -> Tensor:
         return self.slots_of(rows_N)
 
+    def pinned(self, rows_N: Tensor) -> Tensor:
+        return self.slots_of(rows_N)
+
     def settle(self) -> None:
         pass
 

@@ -164,9 +164,9 @@ class Call:
 
 def _cloned(rows: Rows, device: str | None = None) -> Rows:
     payload, state = ({k: t.clone().to(device or t.device) for k, t in of.items()} for of in (rows.payload, rows.state))
-    changed_R = None if rows.changed_R is None else rows.changed_R.clone().to(device or rows.changed_R.device)
-    touched_R = rows.touched_R.clone().to(device or rows.touched_R.device)
-    return Rows(format=rows.format, payload=payload, touched_R=touched_R, state=state, changed_R=changed_R)
+    asked = {n: of for n in ("changed_R", "rows_R") if (of := getattr(rows, n)) is not None}
+    given = {n: of.clone().to(device or of.device) for n, of in {**asked, "touched_R": rows.touched_R}.items()}
+    return Rows(format=rows.format, payload=payload, state=state, **given)
 
 
 def build(
@@ -349,7 +349,7 @@ def raw(call: Call) -> dict[str, tuple[Any, ...]]:
     tables, (names, of_rules) = call.tables, call.tables.rules
     payload = (tables.payload, tables.formats, tables.level_counts, tables.dims)
     rows, rules = (
-        (*payload, tables.state, tables.touched, tables.changed),
+        (*payload, tables.state, tables.touched, tables.changed, tables.row_numbers),
         (names, call.lr_T, of_rules, tables.rounding_T, 1),
     )
     found = embedding_bag.row_gradients(tables, call.grads, call.bags, impl="reference")

@@ -261,6 +261,43 @@ def test_rows_that_enter_and_leave_frames(state: torch.dtype, dim: int, format: 
             assert torch.equal(tensor[clean_R], table.levels[0].payload[name][clean_R])
 
 
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@each_format
+def test_bits_do_not_depend_on_where_a_row_lies(format: RowFormat, state: torch.dtype, impl: Any) -> None:
+    """Rows in any order, which say their numbers, learn what rows in order do. So do rows that leave frames."""
+    call = build(Shape(keys=([3] * 20,), rows=(40,)), [19], adam.Config(lr=0.1), format=format, state=state)
+    (table,), random = call.tables, torch.Generator().manual_seed(2)
+    table, order_R = replace(table, place=(1000, 3)), torch.randperm(40, generator=random)
+    mixed = replace(taken(table.levels[0], order_R), rows_R=order_R.int())
+    frames = Rows(
+        format=fp32.Config(),
+        payload={"weight": torch.randn(8, 19, generator=random)},
+        state={n: torch.rand(8, *t.shape[1:], generator=random) for n, t in table.levels[0].state.items()},
+        touched_R=torch.ones(8, dtype=torch.uint8),
+        changed_R=torch.full((8,), 3, dtype=torch.int32),
+    )
+    found = []
+    for level, places_R in ((table.levels[0], torch.arange(40)), (mixed, order_R.argsort())):
+        made = [copied(level), copied(level)]
+        one = Tables([replace(table, levels=(made[0],))])
+        two = Tables([replace(table, levels=(copied(frames), made[1]))])
+        bags = replace(call.bags, slots_N=places_R[call.bags.slots_N.long()])
+        embedding_bag.fused_update(one, call.grads, bags, call.lr_T, 5, impl=impl)
+        slots_U, grad_UD = places_R[7:11].sort()[0], torch.ones(4, 19)
+        embedding_bag.update_rows(one, [(slots_U, grad_UD)], call.lr_T, 6, impl=impl)
+        embedding_bag.replace_rows(two, torch.arange(4), places_R[20:24], places_R[:4], impl=impl)
+        found.append([taken(of, places_R) for of in made])
+    for mine, its in zip(*found, strict=True):
+        for name, tensor in all_of(mine).items():
+            assert torch.equal(tensor, all_of(its)[name]), name
+
+
+def taken(level: Rows, at_U: Tensor) -> Rows:
+    payload, state = ({n: t[at_U] for n, t in of.items()} for of in (level.payload, level.state))
+    return Rows(format=level.format, payload=payload, state=state, touched_R=level.touched_R[at_U])
+
+
 def all_of(level: Rows) -> dict[str, Tensor]:
     found = {**level.payload, **level.state, "touched": level.touched_R}
     return found if level.changed_R is None else {**found, "changed": level.changed_R}

@@ -124,7 +124,8 @@ Tables::Tables(const std::vector<Tensor>& payload, const std::string& format_nam
 
 void Tables::set_rules(const std::string& rules, const Tensor& lr_T, const Tensor& numbers_T,
                        const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                       const std::vector<Tensor>& changed, const Tensor& rounding_T, int64_t n) {
+                       const std::vector<Tensor>& changed, const std::vector<Tensor>& row_numbers,
+                       const Tensor& rounding_T, int64_t n) {
   const std::vector<std::string> names = names_in(rules);
   const float* lr = data<float>(lr_T, ScalarType::Float, 1, "lr_T");
   check(names.size() == all.size() && lr_T.numel() == static_cast<int64_t>(all.size()) &&
@@ -134,7 +135,12 @@ void Tables::set_rules(const std::string& rules, const Tensor& lr_T, const Tenso
   check(rounding_T.numel() == static_cast<int64_t>(3 * all.size() + touched.size()),
         "rounding: expected 3 numbers a table and one a level");
   const int64_t* rounding = data<int64_t>(rounding_T, ScalarType::Long, 1, "rounding_T");
-  check(changed.empty() || changed.size() == touched.size(), "changed_R: expected one for each level, or none");
+  const auto of_level = [&](const std::vector<Tensor>& given, size_t w, int64_t rows, const char* name) -> int32_t* {
+    check(given.empty() || given.size() == touched.size(), name, ": expected one for each level, or none");
+    if (given.empty() || !given[w].numel()) return nullptr;
+    check(given[w].numel() == rows, name, ": expected ", rows, " rows or none");
+    return data<int32_t>(given[w], ScalarType::Int, 1, name);
+  };
   size_t s = 0, w = 0;
   for (size_t t = 0; t < all.size(); ++t) {
     Table& table = all[t];
@@ -145,9 +151,8 @@ void Tables::set_rules(const std::string& rules, const Tensor& lr_T, const Tenso
       const int64_t rows = std::min(level[1].first, table.rows) - level->first;
       check(w < touched.size() && touched[w].numel() == rows, "touched_R: expected ", rows, " rows");
       level->touched = data<uint8_t>(touched[w], ScalarType::Byte, 1, "touched_R");
-      const bool is_noted = !changed.empty() && changed[w].numel() > 0;
-      check(!is_noted || changed[w].numel() == rows, "changed_R: expected ", rows, " rows or none");
-      level->changed = is_noted ? data<int32_t>(changed[w], ScalarType::Int, 1, "changed_R") : nullptr;
+      level->changed = of_level(changed, w, rows, "changed_R");
+      level->numbers = of_level(row_numbers, w, rows, "rows_R");
       level->stochastic = rounding[3 * all.size() + w] != 0;
       level->narrow = table.rule.fields > 0 && s < state.size() && state[s].scalar_type() == ScalarType::BFloat16;
       for (int field = 0; field < table.rule.fields; ++field, ++s) {

@@ -22,7 +22,7 @@
 #define PAYLOAD "Tensor[] payload, str formats, int[] levels, int[] dims"
 #define TABLES                                                                                              \
   "Tensor(a!)[] payload, str formats, int[] levels, int[] dims, Tensor(b!)[] state, Tensor(c!)[] touched, " \
-  "Tensor(d!)[] changed"
+  "Tensor(d!)[] changed, Tensor[] row_numbers"
 #define RULES "str rules, Tensor lr, Tensor numbers, Tensor rounding, int n"
 
 namespace sparrow::embedding_bag {
@@ -49,10 +49,12 @@ struct Tables {
   Tables(const std::vector<Tensor>& payload, const std::string& formats, const std::vector<int64_t>& level_counts,
          const std::vector<int64_t>& dims);
 
-  // changed: of each level, or empty; rounding: three numbers of each table, then one of each level; n: of this update
+  // changed, row_numbers: of each level, or empty; rounding: three numbers of each table, then one of each level; n: of
+  // this update
   void set_rules(const std::string& rules, const Tensor& lr_T, const Tensor& numbers_T,
                  const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                 const std::vector<Tensor>& changed, const Tensor& rounding_T, int64_t n);
+                 const std::vector<Tensor>& changed, const std::vector<Tensor>& row_numbers, const Tensor& rounding_T,
+                 int64_t n);
 
   int64_t count() const { return static_cast<int64_t>(all.size()); }
   const Table& operator[](int64_t t) const { return all[t]; }

@@ -504,7 +504,7 @@ void encode_int4(const float* from, int64_t dim, uint8_t* to, const Noise& noise
 // A row after its rule. scratch: of at least dim + 1 bytes.
 void encode(const Level& level, int64_t row, int64_t dim, const Rounding& rounding, const float* from, float* scratch) {
   uint8_t* const to = level.row(row);
-  const Noise noise(level.stochastic, rounding, 0, row, rounding.column);
+  const Noise noise(level.stochastic, rounding, 0, level.number(row), rounding.column);
   switch (level.format) {
     case kFp32: __builtin_memcpy(to, from, dim * 4); return;
     case kFp16:
@@ -548,7 +548,7 @@ INLINE float* state_of(const Level& level, const Rule& rule, int field, int64_t 
 INLINE void encode_state(const Level& level, const Rule& rule, const Rounding& rounding, int field, int64_t row,
                          int64_t dim, const float* from) {
   const int64_t count = rule.wide[field] ? dim : 1;
-  const Noise noise(true, rounding, 1 + field, row, rule.wide[field] ? rounding.column : 0);
+  const Noise noise(true, rounding, 1 + field, level.number(row), rule.wide[field] ? rounding.column : 0);
   uint16_t* const to = reinterpret_cast<uint16_t*>(level.state[field]) + row * count;
   each(count, [&](auto lanes, int64_t at) {
     constexpr int W = decltype(lanes)::width;

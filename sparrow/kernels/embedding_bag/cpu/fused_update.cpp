@@ -13,13 +13,13 @@ namespace {
 void fused_update(const std::vector<Tensor>& payload, const std::string& formats, const std::vector<int64_t>& levels,
                   const std::vector<int64_t>& dims, const std::vector<Tensor>& state,
                   const std::vector<Tensor>& touched, const std::vector<Tensor>& changed,
-                  const std::vector<Tensor>& grads, const Tensor& slots_N, const Tensor& offsets_B1,
-                  const MaybeTensor& weights_N, const std::vector<Tensor>& inverses, const std::vector<int64_t>& bags,
-                  const std::vector<int64_t>& bounds, const std::vector<int64_t>& features,
-                  const std::vector<int64_t>& products, const std::string& rules, const Tensor& lr_T,
-                  const Tensor& numbers, const Tensor& rounding, int64_t n) {
+                  const std::vector<Tensor>& row_numbers, const std::vector<Tensor>& grads, const Tensor& slots_N,
+                  const Tensor& offsets_B1, const MaybeTensor& weights_N, const std::vector<Tensor>& inverses,
+                  const std::vector<int64_t>& bags, const std::vector<int64_t>& bounds,
+                  const std::vector<int64_t>& features, const std::vector<int64_t>& products, const std::string& rules,
+                  const Tensor& lr_T, const Tensor& numbers, const Tensor& rounding, int64_t n) {
   Tables tables(payload, formats, levels, dims);
-  tables.set_rules(rules, lr_T, numbers, state, touched, changed, rounding, n);
+  tables.set_rules(rules, lr_T, numbers, state, touched, changed, row_numbers, rounding, n);
   Batch batch(slots_N, offsets_B1, weights_N, inverses, bags, bounds, features, products, tables.all);
   const Backward backward(batch, grads, tables.all);
   const auto shares = shares_of(batch, tables.count());

@@ -58,8 +58,10 @@ struct Level {
   float* state[kFields];  // of bf16 where `narrow`
   bool narrow;
   uint8_t* touched;
-  int32_t* changed;  // null, or for each row the number of the last update that changed it
+  int32_t* changed;        // null, or for each row the number of the last update that changed it
+  const int32_t* numbers;  // null, or which of the table's rows each is
 
+  INLINE int64_t number(int64_t r) const { return numbers ? numbers[r] : r; }
   INLINE uint8_t* row(int64_t r) const { return rows + r * bytes; }
   INLINE bool is_plain() const { return format == kFp32 && !narrow; }
 };

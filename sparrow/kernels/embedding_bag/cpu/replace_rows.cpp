@@ -10,11 +10,12 @@ namespace {
 
 void replace_rows(const std::vector<Tensor>& payload, const std::string& formats, const std::vector<int64_t>& levels,
                   const std::vector<int64_t>& dims, const std::vector<Tensor>& state,
-                  const std::vector<Tensor>& touched, const std::vector<Tensor>& changed, const Tensor& frames_L,
-                  const Tensor& rows_L, const Tensor& old_L, const std::string& rules, const Tensor& lr_T,
-                  const Tensor& numbers, const Tensor& rounding, int64_t n) {
+                  const std::vector<Tensor>& touched, const std::vector<Tensor>& changed,
+                  const std::vector<Tensor>& row_numbers, const Tensor& frames_L, const Tensor& rows_L,
+                  const Tensor& old_L, const std::string& rules, const Tensor& lr_T, const Tensor& numbers,
+                  const Tensor& rounding, int64_t n) {
   Tables tables(payload, formats, levels, dims);
-  tables.set_rules(rules, lr_T, numbers, state, touched, changed, rounding, n);
+  tables.set_rules(rules, lr_T, numbers, state, touched, changed, row_numbers, rounding, n);
   check(tables.count() == 1 && tables[0].levels[0].changed, "replace_rows: expected one table with frames");
   const int64_t L = frames_L.numel(), R = tables[0].rows, dim = tables[0].dim, F = tables[0].levels[1].first;
   std::vector<int64_t> slots[2];

@@ -10,11 +10,11 @@ namespace {
 
 void update_rows(const std::vector<Tensor>& payload, const std::string& formats, const std::vector<int64_t>& levels,
                  const std::vector<int64_t>& dims, const std::vector<Tensor>& state, const std::vector<Tensor>& touched,
-                 const std::vector<Tensor>& changed, const std::vector<Tensor>& rows, const std::vector<Tensor>& grads,
-                 const std::string& rules, const Tensor& lr_T, const Tensor& numbers, const Tensor& rounding,
-                 int64_t n) {
+                 const std::vector<Tensor>& changed, const std::vector<Tensor>& row_numbers,
+                 const std::vector<Tensor>& rows, const std::vector<Tensor>& grads, const std::string& rules,
+                 const Tensor& lr_T, const Tensor& numbers, const Tensor& rounding, int64_t n) {
   Tables tables(payload, formats, levels, dims);
-  tables.set_rules(rules, lr_T, numbers, state, touched, changed, rounding, n);
+  tables.set_rules(rules, lr_T, numbers, state, touched, changed, row_numbers, rounding, n);
   check(rows.size() == grads.size() && static_cast<int64_t>(rows.size()) == tables.count(),
         "rows_U: expected one per table");
   std::vector<Update> updates;

@@ -18,7 +18,7 @@ from sparrow.kernels.rules import RowRule
 
 # numbers of a table: its own, then those of each level
 KEY, FIRST_ROW, FIRST_COLUMN, TABLE, OWN = (tl.constexpr(i) for i in range(5))
-BEGIN, COUNT, TOUCHED, CHANGED, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (tl.constexpr(i) for i in range(10))
+BEGIN, COUNT, TOUCHED, CHANGED, ROWS, WEIGHT, LOW, STATE0, STATE1, STATE2, LEVEL = (tl.constexpr(i) for i in range(11))
 CODECS = ("fp32", "fp16", "bf16", "split_bf16", "int8", "int4")
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam")
 FIELDS = 3  # of a rule's state, at most
@@ -34,6 +34,7 @@ class Level(NamedTuple):
     format: str
     is_stochastic: bool = False
     has_changed: bool = False
+    has_rows: bool = False
     states: tuple[str, ...] = ("",) * FIELDS
 
 
@@ -147,7 +148,8 @@ def _level(level: Rows, purpose: Purpose) -> Level:
     widths = ["row" if tensor.dim() > 1 else "number" for tensor in level.state.values()]
     states = [f"{kind} {width}" for kind, width in zip(types, widths, strict=True)]
     states += [""] * (FIELDS - len(states))
-    return Level(name, level.format.rounding == "stochastic", level.changed_R is not None, tuple(states))
+    has = level.changed_R is not None, level.rows_R is not None
+    return Level(name, level.format.rounding == "stochastic", *has, tuple(states))
 
 
 def _tensors(level: Rows, purpose: Purpose) -> list[Tensor]:
@@ -157,8 +159,8 @@ def _tensors(level: Rows, purpose: Purpose) -> list[Tensor]:
 def _numbers(tables: Tables, number: int) -> list[int]:
     made, begin = [*tables.rounding[3 * number : 3 * number + 3], number], 0
     for level in tables[number].levels:
-        changed = 0 if level.changed_R is None else level.changed_R.data_ptr()
-        made += [begin, level.count, level.touched_R.data_ptr(), changed]
+        asked = [0 if of is None else of.data_ptr() for of in (level.changed_R, level.rows_R)]
+        made += [begin, level.count, level.touched_R.data_ptr(), *asked]
         made += _addresses([*level.payload.values()], 2) + _addresses([*level.state.values()], FIELDS)
         begin += level.count
     return made

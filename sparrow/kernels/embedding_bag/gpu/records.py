@@ -14,6 +14,7 @@ from sparrow.kernels.embedding_bag.gpu.groups import (
     LEVEL,
     LOW,
     OWN,
+    ROWS,
     STATE0,
     STATE1,
     STATE2,
@@ -84,13 +85,16 @@ def write(at, level, rows, mine, fields, n, AT: tl.constexpr, OF: tl.constexpr):
     at, level: where the numbers of each row's table and level begin, [ROWS]. n: of the update, for all or [ROWS].
     """
     x, s0, s1, s2 = fields
-    u = _noise(at, rows, n, 0, "values" if AT.is_stochastic else "", OF)
+    number = rows
+    if AT.has_rows:
+        number = tl.load(number_at(tl.load(level + ROWS), rows, tl.int32), mask=mine, other=0).to(tl.int64)
+    u = _noise(at, number, n, 0, "values" if AT.is_stochastic else "", OF)
     store_row(_payload(level), rows, mine, x, u, AT.format, AT.is_stochastic, OF)
-    u = _noise(at, rows, n, 1, AT.states[0], OF)
+    u = _noise(at, number, n, 1, AT.states[0], OF)
     store_state(tl.load(level + STATE0), rows, mine, s0, u, AT.states[0], OF)
-    u = _noise(at, rows, n, 2, AT.states[1], OF)
+    u = _noise(at, number, n, 2, AT.states[1], OF)
     store_state(tl.load(level + STATE1), rows, mine, s1, u, AT.states[1], OF)
-    u = _noise(at, rows, n, 3, AT.states[2], OF)
+    u = _noise(at, number, n, 3, AT.states[2], OF)
     store_state(tl.load(level + STATE2), rows, mine, s2, u, AT.states[2], OF)
 
 
