@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,9 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
     large = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
     check_disks(replace(run, checkpoint=Checkpoints(keep=1)), [large], dataset)
     free["/"] = 2 * 10**10
-    told = r"run: checkpoints need up to \d\d\.\d GB, and 20.0 GB are free; lower checkpoint.keep, or name another"
+    told = (
+        r"run: checkpoints need up to \d\d\.\d\d GB, and 20.00 GB are free or have the run; lower checkpoint.keep, or"
+    )
     with pytest.raises(UserError, match=told):
         check_disks(run, [large], dataset)
     check_disks(run, [replace(large, tier=Tier())], dataset)
@@ -37,6 +40,27 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
         match="disk: rows of tables on an SSD, and their checkpoints, need up to .* name another folder with --ssd",
     ):
         check_disks(run, [replace(large, rows=10**5)], dataset)
+
+
+def test_what_a_run_has_counts_as_free(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the disk of `ssd`: a run that goes on needs no room twice."""
+    ssd, place = tmp_path / "disk", tmp_path / "run"
+    run = replace(small_run(prepared, place), ssd=str(ssd))
+    table, dataset = Component(name="t", rows=10**4, dim=16, tier=Tier(name="ssd")), data.open(prepared)
+    of = {"here": ssd / "run-1", "elsewhere": tmp_path / "run-1"}
+    for folder in (*of.values(), place / "checkpoints" / "step-1"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * (20 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    for which in of:
+        (place / ".ssd.json").write_text(json.dumps({"folders": [str(of[which])]}))
+        if which == "here":
+            check_disks(run, [table], dataset)
+        else:
+            with pytest.raises(
+                UserError, match=r"disk: rows .* need up to \d+\.\d\d [MG]B, and 0.00 MB are free or have"
+            ):
+                check_disks(run, [table], dataset)
 
 
 def test_checkpoints_with_all_rows_share_no_blocks(
