@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -37,7 +38,7 @@ from sparrow.embeddings.tiers import SsdStore, ssd
 from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int8, split_bf16
-from sparrow.kernels.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
 
 ROWS, DIM = 500, 12
 SMALL = Tier(name="ssd", fraction=0.128)  # two sets
@@ -53,6 +54,10 @@ RULES: dict[str, RowRule] = {
     "rowwise_adagrad": rowwise_adagrad.Config(lr=0.1),
     "adagrad": adagrad.Config(lr=0.1),
     "adam": adam.Config(lr=0.01),
+    "rowwise_adam": rowwise_adam.Config(lr=0.01),
+    "regularized": adagrad.Config(
+        lr=0.1, regularization=Regularization(weight_decay=0.01, decay="l2", clip_norm=0.5, max_norm=3.0)
+    ),
 }
 
 
@@ -119,12 +124,18 @@ def evaluated(tables: EmbeddingTables, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["fused", "deferred"])
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        (form, name)
+        for form, name in product(FORMATS, RULES)
+        if form == "fp32" or name in ("sgd", "rowwise_adagrad", "adam")
+    ],
+)
 def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mode: str) -> None:
     of, form = RULES[name], FORMATS[format]
     plain = tables_of(of=of, format=form, mode=mode)
-    tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=9_000)]
+    tiers = [SMALL, LFU, Tier(name="ssd", fraction=1.0), Tier(name="ssd", bytes=9_000), Tier(name="ssd", bytes=1)]
     made = [tables_of(tmp_path, tier, of=of, format=form, mode=mode) for tier in tiers]
     for seed in range(40):
         want = step(plain, seed)
@@ -135,7 +146,7 @@ def test_the_bits_are_those_of_memory(tmp_path: Path, format: str, name: str, mo
             assert all(torch.equal(evaluated(tables, seed), want) for tables in made)
     for tables in made:
         assert_equal(plain, tables)
-    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True]
+    assert [store.left > 20 for tables in made for store in stores_of(tables)] == [True, True, False, True, True]
 
 
 @pytest.mark.parametrize("tier", [replace(SMALL, fraction=0.25), LFU])
