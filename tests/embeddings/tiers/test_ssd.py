@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -16,9 +17,10 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparrow.core import Jagged, KeyedJagged, UserError
+from sparrow import checkpoint
+from sparrow.core import Chunk, Jagged, KeyedJagged, UserError
 from sparrow.embeddings import (
     Addressing,
     Component,
@@ -39,6 +41,7 @@ from sparrow.kernels import row_cache
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import bf16, fp16, fp32, int8, split_bf16
 from sparrow.kernels.rules import Regularization, RowRule, adagrad, adam, rowwise_adagrad, rowwise_adam, sgd
+from sparrow.trained.build import load_weights
 
 ROWS, DIM = 500, 12
 SMALL = Tier(name="ssd", fraction=0.128)  # two sets
@@ -409,7 +412,20 @@ class Machine(RuleBasedStateMachine):
     def begin(self, chance: int, policy: Any, mode: Any) -> None:
         self.patch.setattr(ssd, "Blocks", partial(Blocks, way="reference", chance=Random(chance)))
         self.make = partial(tables_of, tier=replace(SMALL, policy=policy), mode=mode, window=2)
-        self.plain, self.tables = self.make(), self.make(Path(self.folder.name))
+        self.plain, self.tables = self.make(), self.opened()
+        self.saves, self.step = Path(self.folder.name) / "checkpoints", 0
+        self.saved: dict[int, tuple[list[Chunk], Any]] = {}  # step -> the table in memory as it was
+
+    def opened(self) -> EmbeddingTables:
+        """A table in a file with a name."""
+        tables = self.make(Path(self.folder.name))
+        for store in stores_of(tables):
+            store.name_file(Path(self.folder.name) / "blocks")
+        return tables
+
+    def close(self) -> None:
+        for store in stores_of(self.tables):
+            store.close()
 
     @precondition(lambda self: len(self.ahead) < 3)
     @rule(rows=st.lists(st.integers(0, 11), max_size=4))
@@ -429,6 +445,17 @@ class Machine(RuleBasedStateMachine):
             backward(out, seed)
         self.waits += self.plain.mode == "deferred"
 
+    @rule(seed=st.integers(0, 1000), steps=st.integers(3, 8))
+    def train(self, seed: int, steps: int) -> None:
+        """Steps as of a run, so that rows leave and come back."""
+        random = Random(seed)
+        for _ in range(steps):
+            if len(self.ahead) < 3:
+                self.look_ahead(random.sample(range(12), random.randrange(1, 6)))
+            self.update()
+            self.learn(random.randrange(1000))
+        self.update()
+
     @rule()
     def update(self) -> None:
         for tables in (self.plain, self.tables):
@@ -446,17 +473,49 @@ class Machine(RuleBasedStateMachine):
         assert torch.equal(*(evaluated(tables, seed) for tables in (self.plain, self.tables)))
 
     @rule()
-    def checkpoint(self) -> None:
+    def read(self) -> None:
         assert_equal(self.plain, self.tables)
+
+    @precondition(lambda self: not self.waits)
+    @rule()
+    def checkpoint(self) -> None:
+        """As a run writes it. Blocks that only a checkpoint before the last two had are free then."""
+        self.step += 1
+        parts = {"dense": nn.ModuleList([self.tables]).state_dict()}
+        chunks = self.tables.saved()
+        checkpoint.save(self.saves, self.step, identity={}, state={}, parts=parts, chunks=chunks, keep=2)
+        for store in stores_of(self.tables):
+            store.keep_only(checkpoint.steps(self.saves), self.step)
+        self.saved[self.step] = copied(self.plain.chunks(3000)), self.plain.get_extra_state()
+
+    @precondition(lambda self: self.saved)
+    @rule(falls_back=st.booleans())
+    def kill_and_reopen(self, falls_back: bool) -> None:
+        """What was under way is lost. The last checkpoint is gone back to, or the one before if somebody deletes it."""
+        self.close()
+        if falls_back and len(checkpoint.steps(self.saves)) > 1:
+            checkpoint.remove(self.saves, checkpoint.steps(self.saves)[-1])
+        self.step = checkpoint.steps(self.saves)[-1]
+        self.plain, self.tables = self.make(), self.opened()
+        for chunk in self.saved[self.step][0]:
+            self.plain.load_chunk(chunk)
+        self.plain.set_extra_state(self.saved[self.step][1])
+        load_weights(nn.ModuleList([self.tables]), checkpoint.load(self.saves))
+        used = {str(store._blocks.file.path) for store in stores_of(self.tables)}
+        assert used == checkpoint.load(self.saves).block_files.keys(), "it does not go on with its file"
+        self.waits = 0
+        for ids in self.ahead:
+            self.tables.prefetch(ids)
 
     @precondition(lambda self: not self.waits)
     @rule(to_ssd=st.booleans())
     def reopen(self, to_ssd: bool) -> None:
         """From the chunks of the other tier."""
-        again = self.make(Path(self.folder.name))
+        again = self.opened()
         for chunk in (self.tables if to_ssd else self.plain).chunks(3000):
             again.load_chunk(chunk)
         again.set_extra_state(self.plain.get_extra_state())
+        self.close()
         self.tables = again
         for ids in self.ahead:
             again.prefetch(ids)
@@ -465,10 +524,23 @@ class Machine(RuleBasedStateMachine):
         try:
             if hasattr(self, "tables"):
                 assert_equal(self.plain, self.tables)
+                for step in checkpoint.steps(self.saves):
+                    found = fields_of(list(checkpoint.load(self.saves, step).chunks()))
+                    for name, of in fields_of(self.saved[step][0]).items():
+                        assert torch.equal(found[name], of), (step, name)
+                self.close()
         finally:
             self.patch.undo()
             self.folder.cleanup()
 
 
+def copied(chunks: Iterable[Chunk]) -> list[Chunk]:
+    return [replace(chunk, fields={name: of.clone() for name, of in chunk.fields.items()}) for chunk in chunks]
+
+
+def fields_of(chunks: list[Chunk]) -> dict[str, Tensor]:
+    return {name: torch.cat([chunk.fields[name] for chunk in chunks]) for name in chunks[0].fields}
+
+
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
