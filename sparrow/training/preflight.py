@@ -32,7 +32,7 @@ from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
-from sparrow.training.disk import check_disks
+from sparrow.training.disk import bytes_saving, check_disks
 from sparrow.training.dropout import default_shares
 from sparrow.training.reuse import speed_on_ssd
 
@@ -106,7 +106,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     gradients = sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for spec in specs for c in spec.components)
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
-    here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": weights + state}
+    saving = weights + state + max(map(bytes_saving, components), default=0)  # one table after the other
+    here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 

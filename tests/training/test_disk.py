@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from sparrow.embeddings.spec import Tier
 from sparrow.trained.run import Checkpoints
 from sparrow.training import train
 from sparrow.training.disk import check_disks
+from sparrow.training.preflight import estimate
 from tests.runs import small_run
 
 
@@ -83,3 +86,51 @@ def test_checkpoints_with_all_rows_in_the_background_are_refused(prepared: Path,
     tables = replace(run.tables, tier=Tier(name="ssd"))
     with pytest.raises(UserError, match="checkpoint.background: checkpoints with all rows of tables on an SSD are not"):
         train(replace(run, tables=tables))
+
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from sparrow.checkpoint import blocks
+from sparrow.embeddings import Component
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import Folder, SsdStore
+from sparrow.training.disk import bytes_saving
+
+def now(name):
+    return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+component = Component(name="t", rows=30_000_000, dim=4, tier=Tier(name="ssd", fraction=0.1))
+store = SsdStore(component, component.rows, 4, Folder(path=Path(sys.argv[1])))
+store.name_file(Path(sys.argv[1]))
+store.get_buffer("tag").copy_(torch.arange(len(store.get_buffer("tag"))))
+for of in store._held.values():
+    of.zero_()
+store._blocks
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
+before = now("VmRSS")
+saved = store.save(seed=0, rows=(0, component.rows), columns=(0, 4))
+blocks.write_rows(Path(sys.argv[1]) / "newer", saved)
+print((now("VmHWM") - before - 8 * saved.layout.blocks) / bytes_saving(component))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell the peak")
+def test_what_a_checkpoint_takes_of_memory(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0.5 < float(done.stdout) < 1.05
+
+
+def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_path: Path) -> None:
+    """With lfu a byte for each row of the table."""
+    run, dataset = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), data.open(prepared)
+    found = {}
+    for policy in ("lru", "lfu"):
+        tier = Tier(name="ssd", policy=policy)  # type: ignore[arg-type]
+        found[policy] = estimate(replace(run, tables=replace(run.tables, tier=tier)), dataset).host
+    memory = estimate(run, dataset).host
+    rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
+    assert found["lfu"]["tables"] - found["lru"]["tables"] == rows
+    assert found["lru"]["a checkpoint"] - memory["a checkpoint"] > 52 * 64
