@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sparrow.checkpoint.blocks import PIECE_BYTES
+from sparrow.checkpoint import pieces
+from sparrow.checkpoint.blocks import PIECE
 from sparrow.core import UserError
 from sparrow.core.memory import gb
 from sparrow.data.batches.dataset import Dataset
@@ -17,7 +18,7 @@ from sparrow.kernels.block_io import Layout
 from sparrow.trained.run import Run
 
 NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
-SAVED_ROW = 52  # bytes for each frame, as measured: tests/training/test_disk.py
+SAVED_ROW = 28  # bytes for each frame, see `SsdStore.save`
 SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 
 
@@ -63,12 +64,12 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
 def bytes_saving(component: Component) -> int:
     """Returns the bytes of memory that a checkpoint of a component takes while it is written, if it is on an SSD.
 
-    They are the numbers and places of rows in frames, while they are sorted, and pieces of the rows.
+    They are the numbers, ages and places of rows in frames, and pieces of the rows.
     """
     if not component.tier.is_on:
         return 0
     frames = sum(component.tier_frames(component.rows))
-    return SAVED_ROW * frames + 2 * min(PIECE_BYTES, frames * component.bytes_row)
+    return SAVED_ROW * frames + min(PIECE + pieces.BUFFERS * pieces.PIECE, frames * component.bytes_row)
 
 
 def folders_of(run_dir: Path) -> list[Path]:

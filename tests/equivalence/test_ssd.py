@@ -18,14 +18,17 @@ import pytest
 import torch
 
 from sparrow import checkpoint, data
+from sparrow.analysis import usage as of_usage
 from sparrow.core import Chunk, KeyedJagged, UserError
 from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
 from sparrow.embeddings.spec import Tier
-from sparrow.embeddings.tiers import SsdStore, ssd
+from sparrow.embeddings.tiers import At, SsdStore, ssd
 from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.rules import adagrad
+from sparrow.serving import export as of_export
+from sparrow.serving import rows
 from sparrow.serving.export import export
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
 from sparrow.trained.build import tables_of
@@ -265,8 +268,10 @@ def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: 
     assert one == other
 
 
-def test_what_a_run_has_learnt_is_read_by_all(wide: Path, log_of_wide: Path, tmp_path: Path) -> None:
-    """Scores, a model folder and a run that begins with it, of a run on an SSD."""
+def test_what_a_run_has_learnt_is_read_by_all(
+    wide: Path, log_of_wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, a model folder, uses of rows and a run that begins with it, of a run on an SSD, in pieces."""
     place, plain = str(tmp_path / "ssd"), str(tmp_path / "memory")
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "tables.format.name": "fp32"}
     fit(World(), str(wide), place, on_ssd)
@@ -276,7 +281,25 @@ def test_what_a_run_has_learnt_is_read_by_all(wide: Path, log_of_wide: Path, tmp
     found = restore(place)
     assert all(isinstance(r.store, SsdStore) for tables in tables_of(found.model) for r in tables.all_records())
     assert torch.equal(found.scores(batch), want)
-    export(place, tmp_path / "folder", [log_of_wide])
+    read, most = SsdStore.read, [0]
+
+    def counted(self: SsdStore, at: At) -> dict[str, torch.Tensor]:
+        fields = read(self, at)
+        if isinstance(at, slice):  # others are rows that batches look up
+            most.append(len(fields["touched"]))
+        return fields
+
+    with monkeypatch.context() as small:
+        for module, name in ((rows, "BLOCK"), (of_export, "BLOCK"), (of_usage, "PIECE")):
+            small.setattr(module, name, 1 << 8)
+        small.setattr(SsdStore, "read", counted)
+        export(place, tmp_path / "folder", [log_of_wide])
+        log = data.open(wide)
+        shares = [
+            [use.share_unlearnt for use in of_usage.usage(restore(of), log, (), lambda what, done, total: None)[0]]
+            for of in (place, plain)
+        ]
+    assert shares[0] == shares[1] and 0 < max(most) <= 1 << 8
     export(plain, tmp_path / "other", [log_of_wide])
     tables = [sorted((tmp_path / of).rglob("*.safetensors")) for of in ("folder", "other")]
     assert len(tables[0]) == len(tables[1]) > 3

@@ -104,6 +104,7 @@ component = Component(name="t", rows=30_000_000, dim=4, tier=Tier(name="ssd", fr
 store = SsdStore(component, component.rows, 4, Folder(path=Path(sys.argv[1])))
 store.name_file(Path(sys.argv[1]))
 store.get_buffer("tag").copy_(torch.arange(len(store.get_buffer("tag"))))
+store.get_buffer("tag")[:9] = -1  # so that the others are gathered
 for of in store._held.values():
     of.zero_()
 store._blocks
@@ -133,4 +134,4 @@ def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_pat
     memory = estimate(run, dataset).host
     rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
     assert found["lfu"]["tables"] - found["lru"]["tables"] == rows
-    assert found["lru"]["a checkpoint"] - memory["a checkpoint"] > 52 * 64
+    assert found["lru"]["a checkpoint"] - memory["a checkpoint"] > 28 * 64
