@@ -18,6 +18,8 @@ from sparrow.features.schema import Schema
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import Restored
 
+PIECE = 64 << 20  # bytes of rows that are in memory at a time
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableUse:
@@ -141,8 +143,8 @@ def _count(
 
 def _share_unlearnt(record: RowRecords) -> float:
     """Returns the share of the rows that no update changed, in the rows and in the frames of a cache."""
-    touched_R = record.fields["touched"].clone()
-    if isinstance(record.store, CachedStore):
-        frames = record.store.saved()
-        touched_R[frames["row"].long()] |= frames["touched"]
+    if not isinstance(record.store, CachedStore):
+        return sum(int((chunk.fields["touched"] == 0).sum()) for chunk in record.chunks(PIECE)) / max(record.rows, 1)
+    touched_R, frames = record.fields["touched"].clone(), record.store.saved()
+    touched_R[frames["row"].long()] |= frames["touched"]
     return float((touched_R == 0).double().mean())

@@ -97,3 +97,8 @@ def _cgroup_bytes() -> Iterator[int]:
         if most and now and most[0].isdigit() and int(most[0]) < 1 << 60:
             cache = dict(line.split() for line in lines(folder / "memory.stat") if len(line.split()) == 2)
             yield max(int(most[0]) - int(now[0]) + int(cache.get("inactive_file", 0)), 0)
+
+
+def gb(size: float) -> str:
+    """Returns a number of bytes in words, for messages."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"

@@ -7,7 +7,7 @@ import glob
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,18 +17,22 @@ _LOCK = "sparrow-prepare.lock"
 
 
 @contextmanager
-def workplace(out: Path) -> Iterator[tuple[Path, list[str]]]:
+def workplace(out: Path, leave: Callable[[Path], None] = lambda folder: None) -> Iterator[tuple[Path, list[str]]]:
     """Yields a hidden folder beside `out` that goes away with the block, and notes on what killed programs had left.
 
     Their folders are known by a lock that nobody holds any more, and are deleted. A folder that one had moved away from
     `out`, to put a new one in its place, is put back.
+
+    Args:
+        out: the folder.
+        leave: is given each folder in a hidden one before it is deleted, to remove what it has elsewhere.
 
     Raises:
         UserError: when no folder can be made.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        notes = _clean(out)
+        notes = _clean(out, leave)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise cannot_write(out, error) from error
@@ -37,20 +41,21 @@ def workplace(out: Path) -> Iterator[tuple[Path, list[str]]]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield work, notes
     finally:
-        _remove(work)
+        _remove(work, leave)
 
 
-def _remove(work: Path) -> None:
+def _remove(work: Path, leave: Callable[[Path], None]) -> None:
     """The lock last: what a kill leaves in the midst of it is still known by it."""
     for path in work.iterdir():
         if path.is_dir():
+            leave(path)
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != _LOCK:
             path.unlink(missing_ok=True)
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _clean(out: Path) -> list[str]:
+def _clean(out: Path, leave: Callable[[Path], None]) -> list[str]:
     notes = []
     for lock in out.parent.glob(f".{glob.escape(out.name)}.*/{_LOCK}"):
         work = lock.parent
@@ -62,7 +67,7 @@ def _clean(out: Path) -> list[str]:
             if (work / "old").exists() and not out.exists():
                 (work / "old").rename(out)
                 notes.append(f"{out}: put back where it was before its replacement was killed")
-            _remove(work)
+            _remove(work, leave)
             notes.append(f"{work}: left by a program that was killed; deleted")
     for work in out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}"):  # killed before it could make a lock
         if work.is_dir() and not any(work.iterdir()) and time.time() - work.stat().st_mtime > 60:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sparrow.embeddings import Addressing, Component, RowRecords, TableChoices
 from sparrow.embeddings.choices import Override
 from sparrow.embeddings.records import BLOCK
 from sparrow.embeddings.spec import OF_IDS, Cache
-from sparrow.embeddings.tiers import LeveledRows
+from sparrow.embeddings.tiers import At, LeveledRows, SsdStore
 from sparrow.features.encodings.vocabulary import Vocabulary
 from sparrow.features.rows import batches
 from sparrow.features.transforms import Transforms
@@ -105,7 +105,7 @@ def export(
         (made / TABLES).mkdir()
         records = [record for tables in tables_of(found.model) for record in tables.all_records()]
         for done, record in enumerate(records, 1):
-            name, new = table_file(record.component.name), LeveledRows(fields=_rows(record, run))
+            name, new = table_file(record.component.name), _rows(record)
             rows_U = None if old is None else changed_rows(old.stack.rows[name], new)
             _check_finite(found, record, new, rows_U)
             with (made / name).open("wb") as file:
@@ -232,12 +232,34 @@ def _without_rare(transforms: Transforms) -> Transforms:
     return replace(transforms, vocabularies=known)
 
 
-def _rows(record: RowRecords, run: Run) -> dict[str, torch.Tensor]:
+def _rows(record: RowRecords) -> LeveledRows:
     """Returns the fields of a component's rows that serving reads."""
-    component = record.component
+    component, store = record.component, record.store
+    if isinstance(store, SsdStore):
+        fields = {
+            name: torch.empty(of.shape(0), dtype=of.dtype)
+            for name, of in component.format.fields(component.dim).items()
+        }
+        return _OnSsd(fields=fields, store=store)
     exact = {"weight": record.weight} if component.cache.is_on else {}
     names = {*(exact or component.format.fields(component.dim)), *(OF_IDS if component.policy else ())}
-    return {name: tensor.contiguous() for name, tensor in (record.fields | exact).items() if name in names}
+    return LeveledRows(fields={name: of.contiguous() for name, of in (record.fields | exact).items() if name in names})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _OnSsd(LeveledRows):
+    """Rows that are read when they are asked for. The fields have the types and shapes, and no rows."""
+
+    store: SsdStore
+
+    @property
+    def count(self) -> int:
+        """See `LeveledRows`."""
+        return self.store.rows
+
+    def read(self, name: str, at: At) -> torch.Tensor:
+        """See `LeveledRows`."""
+        return self.store.read(at)[name]
 
 
 def _check_finite(found: Restored, record: RowRecords, rows: LeveledRows, only: torch.Tensor | None) -> None:

@@ -18,19 +18,17 @@ from sparrow.embeddings.tiers import Saved, ssd_of
 from sparrow.embeddings.tiers.ssd import SUFFIX
 from sparrow.kernels.block_io import remove
 from sparrow.trained.run import Run
+from sparrow.training.disk import NOTE, folders_of
 from sparrow.training.rundir import RunDir
-
-NOTE = ".ssd.json"
 
 
 def forget(run_dir: Path) -> None:
     """Remove the files of a run whose directory is about to be removed."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        for folder in json.loads((run_dir / NOTE).read_text(encoding="utf-8"))["folders"]:
-            for path in Path(folder).glob(f"*{SUFFIX}"):
-                remove(path)
-            with suppress(OSError):
-                Path(folder).rmdir()
+    for folder in folders_of(run_dir):
+        for path in folder.glob(f"*{SUFFIX}"):
+            remove(path)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 class BlockFiles:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from sparrow.checkpoint import pieces
+from sparrow.checkpoint.blocks import PIECE
 from sparrow.core import UserError
+from sparrow.core.memory import gb
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component
 from sparrow.kernels.block_io import Layout
 from sparrow.trained.run import Run
 
+NOTE = ".ssd.json"  # in a run's directory: where it has files of blocks
+SAVED_ROW = 28  # bytes for each frame, see `SsdStore.save`
 SPARE_BLOCKS = 1.1  # a block is written elsewhere before its old place is free
 
 
 def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> None:
     """Check that the rows of tables on an SSD find room, and their checkpoints beside the others.
 
-    Blocks that nobody learnt from are never written. Checkpoints share blocks. At worst they share none.
+    Blocks that nobody learnt from are never written. Checkpoints share blocks. At worst they share none. What the run
+    has already, if it goes on or is overwritten, counts as free.
     A checkpoint in the run directory has a map of them, and the rows in frames; of tables in memory it has all rows.
 
     Args:
@@ -42,14 +50,33 @@ def check_disks(run: Run, components: Sequence[Component], dataset: Dataset) -> 
     blocks = (1 if whole else 1 + kept) * sum(_bytes_blocks(component, used) for component in on_ssd)
     kept *= sum(_bytes_saved(component, whole) for component in components)
     remedy = "lower checkpoint.keep, or name another folder with --ssd"
-    needs = [(Path(run.ssd), blocks, "rows of tables on an SSD, and their checkpoints,", remedy)]
-    needs.append((Path(run.run_dir), kept, "checkpoints", "lower checkpoint.keep, or name another --run_dir"))
-    for place, size, what, remedy in needs:
-        free = shutil.disk_usage(_there(place)).free
+    place, ssd = Path(run.run_dir), Path(run.ssd)
+    mine = [path for folder in folders_of(place) if folder.parent == ssd.resolve() for path in folder.glob("*")]
+    needs = [(ssd, blocks, mine, "rows of tables on an SSD, and their checkpoints,", remedy)]
+    remedy = "lower checkpoint.keep, or name another --run_dir"
+    needs.append((place, kept, list(place.glob("checkpoints/*/*")), "checkpoints", remedy))
+    for place, size, has, what, remedy in needs:
+        free = shutil.disk_usage(_there(place)).free + sum(map(_allocated, has))
         if size > free:
-            raise UserError(
-                f"{place}: {what} need up to {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {remedy}"
-            )
+            raise UserError(f"{place}: {what} need up to {gb(size)}, and {gb(free)} are free or have the run; {remedy}")
+
+
+def bytes_saving(component: Component) -> int:
+    """Returns the bytes of memory that a checkpoint of a component takes while it is written, if it is on an SSD.
+
+    They are the numbers, ages and places of rows in frames, and pieces of the rows.
+    """
+    if not component.tier.is_on:
+        return 0
+    frames = sum(component.tier_frames(component.rows))
+    return SAVED_ROW * frames + min(PIECE + pieces.BUFFERS * pieces.PIECE, frames * component.bytes_row)
+
+
+def folders_of(run_dir: Path) -> list[Path]:
+    """Returns the folders in which a run has files of blocks."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return [Path(folder) for folder in json.loads((run_dir / NOTE).read_text(encoding="utf-8"))["folders"]]
+    return []
 
 
 def _bytes_blocks(component: Component, used: float) -> int:
@@ -66,6 +93,12 @@ def _bytes_saved(component: Component, whole: bool) -> int:
     layout = Layout(fields=component.fields, rows=component.rows)
     newer = sum(component.tier_frames(component.rows)) * (8 + component.bytes_row)
     return above + 8 * layout.blocks + newer + component.tier_queue(component.rows)
+
+
+def _allocated(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_blocks * 512
+    return 0
 
 
 def _there(path: Path) -> Path:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from sparrow import sharding
 from sparrow.core import Batch, UserError
 from sparrow.core.cores import cores
-from sparrow.core.memory import available_bytes, let_go, resident_bytes
+from sparrow.core.memory import available_bytes, gb, let_go, resident_bytes
 from sparrow.data.batches.dataset import Dataset
 from sparrow.embeddings import Component, LogTable, Numbering, TableChoices, TableSpec, stored_in, unallocated
 from sparrow.embeddings.tiers.folded import FoldedStore
@@ -32,7 +32,7 @@ from sparrow.sharding.tiering import USUAL
 from sparrow.trained.build import tables_of, untrained, within_memory
 from sparrow.trained.calibrate import check_valid
 from sparrow.trained.run import Run
-from sparrow.training.disk import check_disks
+from sparrow.training.disk import bytes_saving, check_disks
 from sparrow.training.dropout import default_shares
 from sparrow.training.reuse import speed_on_ssd
 
@@ -106,7 +106,8 @@ def estimate(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) -> N
     gradients = sum(2 * 4 * c.dim * min(ids[spec.name], c.rows) for spec in specs for c in spec.components)
     valid = (12 + 8 * len(dataset.schema.labels)) * dataset.rows("valid") // ranks
     loader = dataset.loader(run.data.batch_size, shuffle=bool(run.data.shuffle), ranks=ranks).bytes_ahead()
-    here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": weights + state}
+    saving = weights + state + max(map(bytes_saving, components), default=0)  # one table after the other
+    here = {"program": program + _FIRST_STEP, "loader": loader, "evaluation": valid, "a checkpoint": saving}
     largest = max(each.items(), key=lambda item: item[1], default=("", 0))
     flop = 6.0 * weights / 4 * run.data.batch_size / ranks
 
@@ -172,9 +173,9 @@ def check_fits(run: Run, dataset: Dataset, ranks: int = 1, per_host: int = 1) ->
         free = _free_device(run)
         place = f"memory of {run.device}"
         parts = needs.device
-    told = ", ".join(f"{name} {_gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
+    told = ", ".join(f"{name} {gb(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1]) if size)
     remedy = _remedy(run, needs, dataset, ranks, per_host) + _on_ssd(run, needs, dataset, ranks)
-    raise UserError(f"{place}: the run needs {_gb(host)} and {_gb(free)} are there ({told}); {remedy}")
+    raise UserError(f"{place}: the run needs {gb(host)} and {gb(free)} are there ({told}); {remedy}")
 
 
 def check_monitor(run: Run, dataset: Dataset) -> None:
@@ -309,7 +310,7 @@ def within_device(run: Run, schema: Schema) -> Iterator[None]:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         what = f"memory of {run.device}: it is full" + (f", and {asked[1]} more were asked for" if asked else "")
         remedy = f"lower --data.batch_size from {run.data.batch_size}, train on more GPUs, or {_FEWER}"
-        raise UserError(f"{what}; the largest table, {table!r}, takes {_gb(size)}: {remedy}") from None
+        raise UserError(f"{what}; the largest table, {table!r}, takes {gb(size)}: {remedy}") from None
 
 
 @contextmanager
@@ -334,7 +335,7 @@ def _remedy(run: Run, needs: Needs, dataset: Dataset, ranks: int, per_host: int)
             continue
     table, size = needs.largest
     remedies = {
-        "tables": f"its largest table, {table!r}, takes {_gb(size)}: {_FEWER}{'' if needs.device else _ON_SSD}",
+        "tables": f"its largest table, {table!r}, takes {gb(size)}: {_FEWER}{'' if needs.device else _ON_SSD}",
         DENSE: "its weights are what is large: lower several of the model's sizes",
         "evaluation": "its valid part is what is large: prepare with a smaller one",
     }
@@ -349,7 +350,7 @@ def _on_ssd(run: Run, needs: Needs, dataset: Dataset, ranks: int) -> str:
     found = speed_on_ssd(run, dataset, lambda smaller: _fits(estimate(smaller, dataset), smaller, 1))
     if found is None:
         return ""
-    told = f"{_gb(found[0])} of them in memory and at most {found[1]:,} examples/s at {USUAL:,.0f} reads/s"
+    told = f"{gb(found[0])} of them in memory and at most {found[1]:,} examples/s at {USUAL:,.0f} reads/s"
     return f"; or tables on an SSD fit, with {told}: `sparrow plan RUN --ssd DIR` divides the memory"
 
 
@@ -461,7 +462,3 @@ def _kept(run: Run, schema: Schema, batch: Batch) -> tuple[float, float, int]:
             before, rows_before = now, rows
             del loss, logits
     return each, fixed, members
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"

@@ -60,9 +60,16 @@ class RunLog:
                 self._events.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
-        """Write out what is buffered."""
-        if self._file is not None:
-            self._file.close()
+        """Write out what is buffered.
+
+        Raises:
+            UserError: when the disk is full. What `write` could not write is still there.
+        """
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
         if self._events is not None:
             self._events.close()
 

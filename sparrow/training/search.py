@@ -95,7 +95,7 @@ def search(
     told: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     stopped_by: str | None = None
-    with kept.locked(), workplace(place) as (work, _):
+    with kept.locked(), workplace(place, forget) as (work, _):
         for number, change in enumerate(tries(prepared, given)):
             hear = _Timed(listener, began + budget_s if number else math.inf)
             if time.monotonic() >= hear.end:
@@ -131,8 +131,6 @@ def search(
         write_text(made / "results.json", to_json(results, indent=1))
         forget(place)
         kept.take(made)
-        for other in work.iterdir():
-            forget(other)
     return results
 
 

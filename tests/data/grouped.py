@@ -36,22 +36,22 @@ SCHEMA = Schema(
 )  # fmt: skip
 
 
-def made(sessions: int = 60, hours: int = 3, seed: int = 0) -> pa.Table:
+def made(sessions: int = 60, hours: int = 3, seed: int = 0, ids: int = 30) -> pa.Table:
     """Requests of up to four candidates; a session shares its user, age and a history that sometimes grows."""
     random = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for session in range(sessions):
         begin = START_MS + int(random.integers(0, hours * HOUR_MS))
-        history = [int(i) for i in random.integers(0, 30, random.integers(0, 4))]
-        user, age = f"u{random.integers(20)}", float(random.integers(3))
+        history = [int(i) for i in random.integers(0, ids, random.integers(0, 4))]
+        user, age = f"u{random.integers(ids * 2 // 3)}", float(random.integers(3))
         for request in range(random.integers(1, 5)):
-            history = [*history, int(random.integers(30))] if random.random() < 0.3 else history
+            history = [*history, int(random.integers(ids))] if random.random() < 0.3 else history
             for _ in range(random.integers(1, 5)):
                 rows.append({
                     "label": int(random.integers(2)), "ts": begin + 1000 * request, "session": f"s{session}",
-                    "request": 100 * session + request, "age": age, "item": int(random.integers(30)), "user": user,
+                    "request": 100 * session + request, "age": age, "item": int(random.integers(ids)), "user": user,
                     "history": history, "stars": [0.5 + i for i in range(len(history))],
-                    "tags": [int(i) for i in random.integers(0, 30, random.integers(0, 3))],
+                    "tags": [int(i) for i in random.integers(0, ids, random.integers(0, 3))],
                 })  # fmt: skip
     rows.sort(key=lambda row: row["ts"])
     return pa.Table.from_pylist([{**row, "row": float(i)} for i, row in enumerate(rows)])

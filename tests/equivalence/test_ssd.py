@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from sparrow import checkpoint, data
+from sparrow.analysis import usage as of_usage
 from sparrow.core import Chunk, KeyedJagged, UserError
+from sparrow.data.batches.loader import Share
 from sparrow.distributed import World
 from sparrow.embeddings import Direct, EmbeddingTables, Feature, Folder, TableSpec, on_ssd, unallocated
 from sparrow.embeddings.spec import Cache, Tier
-from sparrow.embeddings.tiers import SsdStore, ssd_of
+from sparrow.embeddings.tiers import At, SsdStore, ssd, ssd_of
+from sparrow.kernels.block_io import Blocks
 from sparrow.kernels.formats import fp16
 from sparrow.kernels.rules import adagrad
+from sparrow.serving import export as of_export
+from sparrow.serving import rows
 from sparrow.serving.export import export
 from sparrow.sharding import Codecs, Layout, column_wise, data_parallel, row_wise, shard, table_wise
 from sparrow.trained.build import tables_of
 from sparrow.trained.scorer import restore
+from sparrow.training.feed import Feed
 from sparrow.training.loop import Trainer
+from tests.data.grouped import SCHEMA, made
 from tests.equivalence.pool import Pool
 from tests.runs import run_of
 
@@ -151,6 +164,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fused": {"loop.nonfinite": "off", "loop.update_mode": "fused"},
     "clipped": {"loop.clip_norm": 0.01},
     "accumulated": {"loop.accumulate": 3, "data.batch_size": 4, "loop.max_steps": 30},
+    "threads": {"threads": 2, "data.batch_size": 24},
     "int8": {"tables.format.name": "int8", "tables.format.rounding": "nearest"},
     "stochastic": {"tables.format.name": "int4", "tables.state": "bf16"},
     "quotient_remainder": {"tables.addressing.name": "quotient_remainder", "tables.addressing.collisions": 2},
@@ -162,15 +176,74 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_runs_on_one_rank(wide: Path, tmp_path: Path, case: str) -> None:
-    """At each depth; and with one evaluation less, the rows are the same."""
+    """At each depth, with each policy; and with one evaluation less, the rows are the same."""
     changes = dict(CASES[case])
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), changes)
-    for depth in (0, 1, 4):
-        on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth, "tables.tier.policy": "lru"}
+    few, wider = {"tables.tier.policy": "lru"}, {"tables.tier.policy": "lfu", "tables.tier.fraction": 0.25}
+    for depth, how in ((0, few), (1 + list(CASES).index(case) % 3, wider), (4, few)):
+        on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "loop.ahead": depth} | how
         got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | on_ssd)
-        assert got == want and left > 30
+        assert got == want and left > 10
     alone, _ = fit(World(), str(wide), str(tmp_path / "alone"), changes | on_ssd | {"loop.evaluate_every": 1000})
     assert all(alone[name] == digest for name, digest in want.items() if name.startswith("table"))
+
+
+@pytest.mark.parametrize("case", ["guarded", pytest.param("accumulated", marks=pytest.mark.slow)])
+def test_batches_that_are_not_finite(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Under the guard they are left out whole, though their rows were read ahead."""
+    made = Feed._made
+
+    def spoilt(self: Feed, share: Share) -> Share:
+        position, found = self._loader.state_dict()["batch"], made(self, share)
+        if position % 7 not in (2, 3):
+            return found
+        dense_BC = found.batch.dense_BC.clone()
+        dense_BC[: 1 + position % 5] = torch.nan
+        return dataclasses.replace(found, batch=dataclasses.replace(found.batch, dense_BC=dense_BC))
+
+    monkeypatch.setattr(Feed, "_made", spoilt)
+    changes = CASES[case]
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), changes)
+    skipped = json.loads((tmp_path / "memory" / "results.json").read_text())["skipped_steps"]
+    assert skipped > 5
+    for depth, policy, fraction in ((0, "lru", 0.2), (3, "lfu", 0.25)):
+        how = {"tables.tier.policy": policy, "tables.tier.fraction": fraction, "ssd": str(tmp_path / "disk")}
+        how |= {"loop.ahead": depth}
+        got, left = fit(World(), str(wide), str(tmp_path / f"ssd{depth}"), changes | ON_SSD | how)
+        assert got == want and left > 10
+
+
+def test_rows_of_groups_looked_up_once(tmp_path: Path) -> None:
+    pq.write_table(made(300, 6, ids=600), tmp_path / "log.parquet")
+    encodings = {name: dataclasses.replace(of, rows=900) for name, of in SCHEMA.encodings.items()}
+    schema = dataclasses.replace(SCHEMA, encodings=encodings)
+    data.prepare([tmp_path / "log.parquet"], tmp_path / "prepared", schema=schema)
+    changes: dict[str, Any] = {"data.dedup": "on", "model.history.lists": ["history", "tags"], "loop.clip_norm": 0.01}
+    fits = {}
+    for name in ("memory", "ssd", "off"):
+        how = {"memory": {}, "ssd": ON_SSD | {"ssd": str(tmp_path / "disk")}, "off": {"data.dedup": "off"}}[name]
+        fits[name] = fit(World(), str(tmp_path / "prepared"), str(tmp_path / name), changes | how)
+    assert fits["ssd"][0] == fits["memory"][0] and fits["ssd"][1] > 30
+    assert fits["off"][0] != fits["memory"][0], "rows are not looked up once"
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["threads", "reference", *(pytest.param(way, marks=pytest.mark.slow) for way in ("io_uring", "without O_DIRECT"))],
+)
+def test_ways_to_read_and_write(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
+    held: AbstractContextManager[Any] = nullcontext()
+    if way.startswith("without"):
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
+        held = pytest.warns(UserWarning, match="has no O_DIRECT")
+    else:
+        options = {"chance": Random(7)} if way == "reference" else {}
+        monkeypatch.setattr(ssd, "Blocks", partial(Blocks, way=way, **options))
+    few = ON_SSD | {"tables.tier.fraction": 0.05, "ssd": str(tmp_path / "disk")}
+    want, _ = fit(World(), str(wide), str(tmp_path / "memory"), {})
+    with held:
+        got, left = fit(World(), str(wide), str(tmp_path / "ssd"), few)
+    assert got == want and left > 100
 
 
 @pytest.mark.parametrize("of", [{"tables.format.name": "fp16"}, CACHED])
@@ -179,7 +252,7 @@ def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[st
     want, _ = fit(World(), str(wide), str(tmp_path / "memory"), of)
     tiers: list[dict[str, Any]] = [{}, on_ssd, {**on_ssd, "tables.tier.fraction": 1.0}]
     for begin in tiers:
-        for end in tiers[:2]:
+        for end in tiers[not begin : 2]:
             place = str(tmp_path / f"{tiers.index(begin)}{tiers.index(end)}")
             fit(World(), str(wide), place, of | begin | {"loop.max_steps": 17})
             for later in (23, 40):
@@ -187,23 +260,31 @@ def test_a_run_goes_on_from_another_tier(wide: Path, tmp_path: Path, of: dict[st
             assert {n: of for n, of in got.items() if "progressive" not in n} == {
                 n: of for n, of in want.items() if "progressive" not in n
             }
+    place = str(tmp_path / "to and fro")  # every bit comes back
+    for number, steps in enumerate((10, 17, 23, 30, 40)):
+        how = of | tiers[1 - number % 2] | {"loop.max_steps": steps}
+        got, _ = fit(World(), str(wide), place, how, resume=number > 0)
+    assert all(got[name] == of for name, of in want.items() if "progressive" not in name)
 
 
 @pytest.mark.multi
 @pytest.mark.parametrize("size", [4, 2])
 def test_runs_on_many_ranks(ranks: Callable[[int], Pool], wide: Path, tmp_path: Path, size: int) -> None:
-    changes = {"sharding.plan": "row_wise", "data.batch_size": 16}
+    changes = {"sharding.plan": "row_wise", "data.batch_size": 16, "loop.clip_norm": 0.01, "loop.accumulate": 2}
+    changes["loop.max_steps"] = 20
     want = ranks(size).run(fit, str(wide), str(tmp_path / "memory"), changes)
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "tables.tier.fraction": 0.2 * size / 2}
     got = ranks(size).run(fit, str(wide), str(tmp_path / "ssd"), changes | on_ssd)
     assert got[0][0] == want[0][0] and sum(left for _, left in got) > 0
-    one, _ = fit(World(), str(wide), str(tmp_path / "ssd"), {**on_ssd, "loop.max_steps": 45}, resume=True)
-    other, _ = fit(World(), str(wide), str(tmp_path / "memory"), {"loop.max_steps": 45}, resume=True)
+    one, _ = fit(World(), str(wide), str(tmp_path / "ssd"), {**on_ssd, "loop.max_steps": 25}, resume=True)
+    other, _ = fit(World(), str(wide), str(tmp_path / "memory"), {"loop.max_steps": 25}, resume=True)
     assert one == other
 
 
-def test_what_a_run_has_learnt_is_read_by_all(wide: Path, log_of_wide: Path, tmp_path: Path) -> None:
-    """Scores, a model folder and a run that begins with it, of a run on an SSD."""
+def test_what_a_run_has_learnt_is_read_by_all(
+    wide: Path, log_of_wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, a model folder, uses of rows and a run that begins with it, of a run on an SSD, in pieces."""
     place, plain = str(tmp_path / "ssd"), str(tmp_path / "memory")
     on_ssd = ON_SSD | {"ssd": str(tmp_path / "disk"), "tables.format.name": "fp32"}
     fit(World(), str(wide), place, on_ssd)
@@ -213,7 +294,25 @@ def test_what_a_run_has_learnt_is_read_by_all(wide: Path, log_of_wide: Path, tmp
     found = restore(place)
     assert all(isinstance(r.store, SsdStore) for tables in tables_of(found.model) for r in tables.all_records())
     assert torch.equal(found.scores(batch), want)
-    export(place, tmp_path / "folder", [log_of_wide])
+    read, most = SsdStore.read, [0]
+
+    def counted(self: SsdStore, at: At) -> dict[str, torch.Tensor]:
+        fields = read(self, at)
+        if isinstance(at, slice):  # others are rows that batches look up
+            most.append(len(fields["touched"]))
+        return fields
+
+    with monkeypatch.context() as small:
+        for module, name in ((rows, "BLOCK"), (of_export, "BLOCK"), (of_usage, "PIECE")):
+            small.setattr(module, name, 1 << 8)
+        small.setattr(SsdStore, "read", counted)
+        export(place, tmp_path / "folder", [log_of_wide])
+        log = data.open(wide)
+        shares = [
+            [use.share_unlearnt for use in of_usage.usage(restore(of), log, (), lambda what, done, total: None)[0]]
+            for of in (place, plain)
+        ]
+    assert shares[0] == shares[1] and 0 < max(most) <= 1 << 8
     export(plain, tmp_path / "other", [log_of_wide])
     tables = [sorted((tmp_path / of).rglob("*.safetensors")) for of in ("folder", "other")]
     assert len(tables[0]) == len(tables[1]) > 3

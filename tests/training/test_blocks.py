@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -25,6 +26,7 @@ from sparrow.checkpoint import blocks, pieces, store
 from sparrow.core import UserError
 from sparrow.embeddings.tiers import SsdStore, ssd
 from sparrow.embeddings.tiers import saved as of_saved
+from sparrow.kernels.block_io import Blocks
 from sparrow.serving.export import export
 from sparrow.trained.scorer import restore
 from sparrow.training import blocks as of_run
@@ -209,9 +211,12 @@ def other_run(place: Path, saved: checkpoint.Checkpoint) -> None:
     shutil.copy(one, two)
 
 
-def newer(place: Path, saved: checkpoint.Checkpoint) -> None:
-    path = next(saved.path / name for name in saved.files if name.startswith("newer"))
-    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+def file_of(kind: str) -> Callable[[Path, checkpoint.Checkpoint], None]:
+    def do(place: Path, saved: checkpoint.Checkpoint) -> None:
+        path = next(saved.path / name for name in saved.files if name.startswith(kind))
+        path.write_bytes(path.read_bytes()[:-1] + b"\7")
+
+    return do
 
 
 @pytest.mark.parametrize(
@@ -223,10 +228,13 @@ def newer(place: Path, saved: checkpoint.Checkpoint) -> None:
         (damage(lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\1" * (path.stat().st_size - 4096))),
          r"^table \w+, rows \d+ to \d+: .*\.blocks is damaged \(the checksum of block"),
         (other_run, r"^table \w+: .*\.blocks is of another run; bring back the one of this checkpoint"),
-        (newer, r"newer-\w+-0+-0+\.safetensors: damaged checkpoint \(its checksum differs\); delete the folder step-"),
+        (file_of("blocks"), r"blocks-\w+-0+-0+\.safetensors: damaged checkpoint \(its checksum differs\); delete the "),
+        (file_of("newer"), r"newer-\w+-0+-0+\.safetensors: damaged checkpoint \(its checksum differs\); delete the "),
     ],
 )  # fmt: skip
-def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str) -> None:
+def test_files_that_are_damaged(
+    wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]], how: Any, told: str
+) -> None:
     trainer(wide, tmp_path, loop__max_steps=25).fit()
     how(tmp_path, last(tmp_path))
     with pytest.raises(UserError, match=told) as error:
@@ -236,6 +244,11 @@ def test_files_that_are_damaged(wide: Path, tmp_path: Path, how: Any, told: str)
         restore(tmp_path / "run", which="last")
     with pytest.raises(UserError, match=told):
         trainer(wide, tmp_path, resume=True).fit()
+    if "delete the" in told:  # so it goes on from the one before
+        shutil.rmtree(last(tmp_path).path)
+        trainer(wide, tmp_path, resume=True, loop__max_steps=25).fit()
+        check(tmp_path, in_memory)
+        assert last(tmp_path).step == 25
 
 
 def test_one_that_trains_is_read_meanwhile_and_has_one_writer(wide: Path, tmp_path: Path) -> None:
@@ -371,63 +384,102 @@ def test_earlier_checkpoints_are_read(
 
 # -- kills -------------------------------------------------------------------------------------------------------------
 
+FEW = {"tables__tier__fraction": 0.05}  # frames, so that rows leave and blocks are written between checkpoints
+CALLS: dict[str, list[tuple[Any, str]]] = {
+    "eviction": [(Blocks, "put")],
+    "prefetch": [(Blocks, "fetch"), (Blocks, "wait")],
+    "sync": [(os, "fsync"), (SsdStore, "save"), (store, "_write"), (store.blocks, "write_rows"),
+             (pieces, "_write_all")],
+    "rename": [(os, "rename"), (os, "replace"), (store, "mark_best"), (SsdStore, "go_on")],
+    "prune": [(os, "unlink"), (shutil, "rmtree"), (store, "_prune"), (of_run, "remove"), (SsdStore, "keep_only")],
+}  # fmt: skip
 
-def count_down(left: int) -> None:
-    """Kill this process before or after one of the calls that change a disk, or what is kept."""
-    calls = [
-        (os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (store, "_write"),
-        (store, "_prune"), (store, "mark_best"), (of_run, "remove"), (SsdStore, "save"), (SsdStore, "keep_only"),
-        (SsdStore, "go_on"), (store.blocks, "write_rows"), (pieces, "_write_all"),
-    ]  # fmt: skip
+
+def count(kind: str, at: int = -1) -> list[int]:
+    """Count calls of a kind, two for each, and kill this process before or after one. Returns the counter."""
+    counter = [0]
 
     def counted(call: Any) -> Any:
         def counts(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 2
-            if left in (0, 1):
+            now, counter[0] = counter[0], counter[0] + 2
+            if now == at:
                 os.kill(os.getpid(), signal.SIGKILL)
             found = call(*arguments, **named)
-            if left == -1:
+            if now + 1 == at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return found
 
         return counts
 
-    for owner, name in calls:
+    for owner, name in CALLS[kind]:
         setattr(owner, name, counted(getattr(owner, name)))
+    return counter
 
 
-def killed(prepared: str, place: str, left: int) -> None:
-    """The process of `kill`: trains, from the last checkpoint if there is one, until it is killed."""
+def killed(prepared: str, place: str, kind: str, at: int) -> None:
+    """The process of `kill`: trains, from the last checkpoint if there is one, until it is killed.
+
+    kind: of calls, or "moment", which comes after so many milliseconds, whatever the threads of the disk are at.
+    """
     is_begun = checkpoint.latest(Path(place) / "run" / "checkpoints") is not None
-    if left:
-        count_down(left)
-    trainer(Path(prepared), Path(place), resume=is_begun).fit()
+    background = at % 3 == 0
+    made = trainer(Path(prepared), Path(place), resume=is_begun, checkpoint__background=background, **FEW)
+    if kind == "moment":
+        timer = threading.Timer(at / 1e3, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+    elif kind:
+        count(kind, at)
+    made.fit()
 
 
-def kill(prepared: Path, place: Path, want: dict[int, dict[str, str]], points: list[int]) -> None:
-    """Train with a kill at each of some points. After each, all checkpoints that there are must be whole."""
-    code = "import sys; from tests.training.test_blocks import killed; killed(*sys.argv[1:3], int(sys.argv[3]))"
-    for left in [*points, 0]:
-        command = [sys.executable, "-c", code, str(prepared), str(place), str(left)]
+def kill(prepared: Path, place: Path, want: dict[int, dict[str, str]], points: list[tuple[str, int]]) -> None:
+    """Train with a kill at each of some points. After each, all checkpoints that there are must be whole.
+
+    Where a run ends before its point comes, its end must be that of a run that was never killed. Another begins then.
+    """
+
+    def train(kind: str, at: int) -> bool:
+        code = "import sys; from tests.training.test_blocks import killed; killed(*sys.argv[1:4], int(sys.argv[4]))"
+        command = [sys.executable, "-c", code, str(prepared), str(place), kind, str(at)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode in ((-signal.SIGKILL, 0) if left else (0,)), ended.stderr
+        assert ended.returncode in ((-signal.SIGKILL, 0) if kind else (0,)), ended.stderr
         check(place, want)
         assert needed(place) <= files(place)
-    assert last(place).step == 60 and rows_of(last(place)) == want[60]
-    assert files(place) == needed(place)
-    results = json.loads((place / "run" / "results.json").read_text())
-    assert results["step"] == 60
-    check_sizes(place)
+        if ended.returncode:
+            return True
+        assert last(place).step == 60 and rows_of(last(place)) == want[60]
+        assert files(place) == needed(place)
+        assert json.loads((place / "run" / "results.json").read_text())["step"] == 60
+        check_sizes(place)
+        return False
+
+    for kind, at in points:
+        if not train(kind, at):
+            of_run.forget(place / "run")
+            shutil.rmtree(place / "run")
+            assert train(kind, at), f"a whole run does not come to {kind} {at}"
+    train("", 0)
 
 
 @pytest.mark.multi
 def test_kill(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
-    kill(wide, tmp_path, in_memory, [140, 95])
+    kill(wide, tmp_path, in_memory, [("sync", 170), ("eviction", 121)])
 
 
 @pytest.mark.slow
 @pytest.mark.multi
-def test_kill_at_many_points(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
-    random = Random(3)
-    kill(wide, tmp_path, in_memory, [random.randrange(1, 300) for _ in range(20)])
+def test_kill_at_a_hundred_points(wide: Path, tmp_path: Path, in_memory: dict[int, dict[str, str]]) -> None:
+    """Through evictions, reads ahead, syncs, renames and prunes, and at any moment; before and after each call."""
+    random, points = Random(3), []
+    for kind in CALLS:
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in CALLS[kind]:
+                patch.setattr(owner, name, getattr(owner, name))
+            counter = count(kind)
+            trainer(wide, tmp_path / kind, **FEW).fit()
+        assert counter[0] > 20, kind
+        points += [(kind, random.randrange(counter[0] // 3)) for _ in range(16)]
+    points += [("moment", random.randrange(1500)) for _ in range(20)]
+    random.shuffle(points)
+    kill(wide, tmp_path, in_memory, points)

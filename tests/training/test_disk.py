@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from sparrow.embeddings.spec import Tier
 from sparrow.trained.run import Checkpoints
 from sparrow.training import train
 from sparrow.training.disk import check_disks
+from sparrow.training.preflight import estimate
 from tests.runs import small_run
 
 
@@ -27,7 +31,9 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
     large = Component(name="t", rows=10**9, dim=16, tier=Tier(name="ssd"))
     check_disks(replace(run, checkpoint=Checkpoints(keep=1)), [large], dataset)
     free["/"] = 2 * 10**10
-    told = r"run: checkpoints need up to \d\d\.\d GB, and 20.0 GB are free; lower checkpoint.keep, or name another"
+    told = (
+        r"run: checkpoints need up to \d\d\.\d\d GB, and 20.00 GB are free or have the run; lower checkpoint.keep, or"
+    )
     with pytest.raises(UserError, match=told):
         check_disks(run, [large], dataset)
     check_disks(run, [replace(large, tier=Tier())], dataset)
@@ -37,6 +43,27 @@ def test_disks_must_have_room(prepared: Path, tmp_path: Path, monkeypatch: pytes
         match="disk: rows of tables on an SSD, and their checkpoints, need up to .* name another folder with --ssd",
     ):
         check_disks(run, [replace(large, rows=10**5)], dataset)
+
+
+def test_what_a_run_has_counts_as_free(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the disk of `ssd`: a run that goes on needs no room twice."""
+    ssd, place = tmp_path / "disk", tmp_path / "run"
+    run = replace(small_run(prepared, place), ssd=str(ssd))
+    table, dataset = Component(name="t", rows=10**4, dim=16, tier=Tier(name="ssd")), data.open(prepared)
+    of = {"here": ssd / "run-1", "elsewhere": tmp_path / "run-1"}
+    for folder in (*of.values(), place / "checkpoints" / "step-1"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * (20 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    for which in of:
+        (place / ".ssd.json").write_text(json.dumps({"folders": [str(of[which])]}))
+        if which == "here":
+            check_disks(run, [table], dataset)
+        else:
+            with pytest.raises(
+                UserError, match=r"disk: rows .* need up to \d+\.\d\d [MG]B, and 0.00 MB are free or have"
+            ):
+                check_disks(run, [table], dataset)
 
 
 def test_checkpoints_with_all_rows_share_no_blocks(
@@ -59,3 +86,52 @@ def test_checkpoints_with_all_rows_in_the_background_are_refused(prepared: Path,
     tables = replace(run.tables, tier=Tier(name="ssd"))
     with pytest.raises(UserError, match="checkpoint.background: checkpoints with all rows of tables on an SSD are not"):
         train(replace(run, tables=tables))
+
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from sparrow.checkpoint import blocks
+from sparrow.embeddings import Component
+from sparrow.embeddings.spec import Tier
+from sparrow.embeddings.tiers import Folder, SsdStore
+from sparrow.training.disk import bytes_saving
+
+def now(name):
+    return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+component = Component(name="t", rows=30_000_000, dim=4, tier=Tier(name="ssd", fraction=0.1))
+store = SsdStore(component, component.rows, 4, Folder(path=Path(sys.argv[1])))
+store.name_file(Path(sys.argv[1]))
+store.get_buffer("tag").copy_(torch.arange(len(store.get_buffer("tag"))))
+store.get_buffer("tag")[:9] = -1  # so that the others are gathered
+for of in store._held.values():
+    of.zero_()
+store._blocks
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
+before = now("VmRSS")
+saved = store.save(seed=0, rows=(0, component.rows), columns=(0, 4))
+blocks.write_rows(Path(sys.argv[1]) / "newer", saved)
+print((now("VmHWM") - before - 8 * saved.layout.blocks) / bytes_saving(component))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell the peak")
+def test_what_a_checkpoint_takes_of_memory(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0.5 < float(done.stdout) < 1.05
+
+
+def test_preflight_counts_checkpoints_and_counts_of_rows(prepared: Path, tmp_path: Path) -> None:
+    """With lfu a byte for each row of the table."""
+    run, dataset = replace(small_run(prepared, tmp_path / "run"), ssd=str(tmp_path / "disk")), data.open(prepared)
+    found = {}
+    for policy in ("lru", "lfu"):
+        tier = Tier(name="ssd", policy=policy)  # type: ignore[arg-type]
+        found[policy] = estimate(replace(run, tables=replace(run.tables, tier=tier)), dataset).host
+    memory = estimate(run, dataset).host
+    rows = sum(of.rows or 0 for of in dataset.schema.encodings.values())
+    assert found["lfu"]["tables"] - found["lru"]["tables"] == rows
+    assert found["lru"]["a checkpoint"] - memory["a checkpoint"] > 28 * 64

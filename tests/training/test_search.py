@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sparrow import data
+from sparrow import checkpoint, data
 from sparrow.cli import main
 from sparrow.core.errors import UserError
 from sparrow.features.schema import Split
@@ -125,3 +127,39 @@ def test_the_command(prepared_small: Path, tmp_path: Path, capsys: pytest.Captur
         assert says in capsys.readouterr().err
     assert main(["train", "recipes/demo.toml", "--budget", "60s"]) == 2
     assert "is a run file" in capsys.readouterr().err
+
+
+KILLED = """
+import os, sys
+from sparrow.training import search as module
+def hear(event, values):
+    if event == "end":
+        tries.append(1)
+    if len(tries) == int(sys.argv[3]) and event in ("evaluation", "end"):
+        os.kill(os.getpid(), 9)
+tries, given = [], {"run_dir": sys.argv[2], **eval(sys.argv[4])}
+module.search(sys.argv[1], given, 600, listener=hear)
+"""
+
+
+@pytest.mark.multi
+def test_files_on_an_ssd_of_a_search_that_was_killed_go(prepared_small: Path, tmp_path: Path) -> None:
+    """With the next search there; and those of one that an error ended go at once."""
+    place, disk = tmp_path / "run", tmp_path / "disk"
+    given = QUICK | {"model.name": "dcnv2", "model.dim": 4, "model.deep": [8], "loop.max_steps": 6} | {
+        "tables.tier.name": "ssd", "ssd": str(disk), "data.batch_size": 16, "tables.tier.fraction": 0.5,
+    }  # fmt: skip
+    arguments = [str(prepared_small), str(place), "1", repr(given)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = set(disk.rglob("*.blocks"))
+    assert left and not (place / "checkpoints").exists()
+    search(prepared_small, given | {"run_dir": str(place)}, 1e-6)
+    kept = set(disk.rglob("*.blocks"))
+    assert kept == {Path(path) for path in checkpoint.load(place / "checkpoints").block_files} and not kept & left
+    assert len(list(disk.iterdir())) == 1
+    with pytest.raises(UserError):
+        search(
+            prepared_small, given | {"run_dir": str(tmp_path / "other"), "dense.lr": 1e30, "loop.nonfinite": "stop"}, 1
+        )
+    assert set(disk.rglob("*.blocks")) == kept

@@ -112,7 +112,7 @@ class SavedStore(nn.Module):
 
     def _newest(self, low: int, high: int) -> dict[str, Tensor]:
         """Returns all fields of some of the newer rows, counted in their order."""
-        if low < self._window.start or high > self._window.stop:
+        if not self._newer or low < self._window.start or high > self._window.stop:
             self._newer.clear()
             count = max(high - low, WINDOW // self._blocks.layout.record_bytes)
             self._window = range(low, min(low + count, len(self._rows_U)))

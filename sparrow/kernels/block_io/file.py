@@ -20,6 +20,7 @@ from sparrow.kernels.block_io.layout import BlockMap, Layout
 MAGIC = b"sparrow blocks 1"
 HEAD = struct.Struct("<16sQQQQ")  # the magic, then the file's number, rows, bytes of a record, bytes of a block
 PATIENCE = 3.0  # seconds
+GOES_ON = "a run goes on from its last checkpoint with --resume"
 _warned: set[str] = set()
 
 
@@ -72,10 +73,10 @@ class File:
         """What is raised when the system refuses to read or write a block, or all (None). code: its errno."""
         rows = "" if block is None else f", {self.rows_of(block)}"
         remedy = {
-            errno.ENOSPC: "make room there; the rows wait in memory and the last kept checkpoint is whole",
-            errno.EDQUOT: "raise the quota; the rows wait in memory and the last kept checkpoint is whole",
-            errno.EFBIG: "raise the limit for files (ulimit -f); the rows wait in memory",
-        }.get(code, "check the device, then go back to the last checkpoint")
+            errno.ENOSPC: f"make room there; {GOES_ON}",
+            errno.EDQUOT: f"raise the quota; {GOES_ON}",
+            errno.EFBIG: f"raise the limit for files (ulimit -f); {GOES_ON}",
+        }.get(code, f"check the device; {GOES_ON}")
         return UserError(f"table {self.table}{rows}: cannot {doing} {self.path}: {os.strerror(code)}; {remedy}")
 
 
@@ -125,7 +126,7 @@ def _opened(path: Path, table: str, layout: Layout, number: int, is_written: boo
         remedy = "bring it back to there, or go back to a checkpoint that is whole"
         raise UserError(f"table {table}: {path} is missing; {remedy}") from None
     except OSError as error:
-        raise UserError(f"table {table}: cannot open {path}: {error.strerror}") from None
+        raise UserError(f"table {table}: cannot open {path}: {error.strerror}; check its permissions") from None
     if is_written and not _locked(fd):
         os.close(fd)
         raise UserError(f"table {table}: {path} is in use by another process; end it, or name another folder")
@@ -191,7 +192,8 @@ def check(file: File, map: BlockMap) -> None:
         head = opened.read(HEAD.size)
     magic, *found = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
     if magic != MAGIC:
-        raise UserError(f"table {file.table}: {file.path} is no file of blocks, or its head is damaged")
+        remedy = "bring back the whole file, or go back to an earlier checkpoint"
+        raise UserError(f"table {file.table}: {file.path} is no file of blocks, or its head is damaged; {remedy}")
     if found[0] != map.file:
         raise UserError(f"table {file.table}: {file.path} is of another run; bring back the one of this checkpoint")
     if found[1:] != [layout.rows, layout.record_bytes, layout.block] or len(map.places_K) != layout.blocks:
